@@ -1,0 +1,194 @@
+"""Sizes of graphs, limits on them, and how often each size occurs.
+
+Everything that decides shapes (packing, buckets, the memory budget) needs only how large the graphs
+are, never what they carry. A *size* is a graph's tuple of counts, a *capacity* the same tuple as a
+limit, and a *histogram* says how many graphs have each distinct size: ogbg-molhiv's 32,901 training
+graphs are 795 pairs. Pure numbers: no torch, no device, no state.
+
+The legend used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest graph;
+capitals are capacities (physical rows), lower case what is really there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+
+NODES_EDGES = ("nodes", "edges")
+
+
+class GraphSize(NamedTuple):
+    """How large one graph is. An undirected edge counts as two, as in PyG."""
+
+    nodes: int
+    edges: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Capacity:
+    """The physical rows of a bucket: ``N`` nodes, ``E`` edges, ``G`` graphs.
+
+    One node and one graph are a reserve for padding that real graphs never fill (jraph's rule), so
+    the rows that graphs may use are :attr:`node_limit`, :attr:`edge_limit` and :attr:`graph_limit`.
+    ``max_graph_nodes`` is ``M``, the nodes of the largest single graph that the bucket takes; dense
+    attention costs ``G * M * M``.
+
+    The three numbers must differ, because the leading size of a tensor tells whether its rows are
+    nodes, edges or graphs.
+
+    Raises:
+        ValueError: a number is too small, two of the three are equal, or ``M`` exceeds ``N - 1``.
+    """
+
+    nodes: int
+    edges: int
+    graphs: int
+    max_graph_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.edges < 0 or self.graphs < 2:
+            raise ValueError(
+                f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "
+                "since one node and one graph are kept for padding"
+            )
+        if len({self.nodes, self.edges, self.graphs}) < 3:
+            raise ValueError(
+                f"{self}: the numbers of nodes, edges and graphs must differ, because the leading "
+                "size of a tensor tells which of them its rows are; raise one of them by 1, "
+                "or use Capacity.distinct(...)"
+            )
+        if not self.max_graph_nodes:
+            object.__setattr__(self, "max_graph_nodes", max(1, self.nodes - 1))
+        if self.max_graph_nodes > max(1, self.nodes - 1):
+            raise ValueError(
+                f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside the "
+                f"padding node; raise nodes to {self.max_graph_nodes + 1}"
+            )
+
+    @classmethod
+    def distinct(cls, nodes: int, edges: int, graphs: int, max_graph_nodes: int = 0) -> Capacity:
+        """A capacity of at least these rows, raised by at most two where numbers coincide."""
+        if edges == nodes:
+            edges += 1
+        while graphs in (nodes, edges):
+            graphs += 1
+        return cls(nodes, edges, graphs, max_graph_nodes)
+
+    @property
+    def node_limit(self) -> int:
+        """Nodes that real graphs may use."""
+        return self.nodes - 1
+
+    @property
+    def edge_limit(self) -> int:
+        """Edges that real graphs may use."""
+        return self.edges
+
+    @property
+    def graph_limit(self) -> int:
+        """Graphs that may be real."""
+        return self.graphs - 1
+
+    def holds(self, size: GraphSize) -> bool:
+        """Whether a single graph of this size fits."""
+        return (
+            size.nodes <= min(self.node_limit, self.max_graph_nodes)
+            and size.edges <= self.edge_limit
+        )
+
+    def __str__(self) -> str:
+        return f"(nodes={self.nodes}, edges={self.edges}, graphs={self.graphs})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizeHistogram:
+    """Distinct sizes and how many graphs have each, in lexicographic order.
+
+    Attributes:
+        sizes: ``[T, C]`` int64, one distinct size a row.
+        counts: ``[T]`` int64, how many graphs have it, each at least 1.
+        components: the ``C`` names of the columns; the first two are nodes and edges.
+    """
+
+    sizes: IntArray
+    counts: IntArray
+    components: tuple[str, ...] = NODES_EDGES
+
+    def __post_init__(self) -> None:
+        if self.sizes.ndim != 2 or self.sizes.shape[1] != len(self.components):
+            raise ValueError(
+                f"sizes has shape {self.sizes.shape}, expected [T, {len(self.components)}] "
+                f"for the components {', '.join(self.components)}"
+            )
+        if self.counts.shape != self.sizes.shape[:1]:
+            raise ValueError(f"{len(self.counts)} counts for {len(self.sizes)} sizes")
+        if len(self.counts) and (self.counts.min() < 1 or self.sizes.min() < 0):
+            raise ValueError("counts must be at least 1 and sizes at least 0")
+
+    @classmethod
+    def from_sizes(
+        cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES
+    ) -> SizeHistogram:
+        """Counts the distinct rows of ``sizes`` ``[n, C]``."""
+        rows = np.ascontiguousarray(sizes, dtype=np.int64)
+        distinct, counts = np.unique(rows, axis=0, return_counts=True)
+        return cls(distinct, counts.astype(np.int64), tuple(components))
+
+    @classmethod
+    def from_csv(cls, path: str | Path) -> SizeHistogram:
+        """Reads ``num_nodes,num_edges[,...],count`` with one header line.
+
+        Raises:
+            ValueError: no ``count`` column, or a value that is not a whole number.
+        """
+        header = Path(path).open().readline().strip().split(",")
+        if len(header) < 2 or header[-1] != "count":
+            raise ValueError(
+                f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
+            )
+        table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+        components = tuple(name.removeprefix("num_") for name in header[:-1])
+        order = np.lexsort(table[:, -2::-1].T)
+        table = table[order]
+        return cls(
+            np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1]), components
+        )
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes what :meth:`from_csv` reads."""
+        header = ",".join([f"num_{name}" for name in self.components] + ["count"])
+        table = np.column_stack([self.sizes, self.counts])
+        np.savetxt(path, table, fmt="%d", delimiter=",", header=header, comments="")
+
+    @property
+    def num_graphs(self) -> int:
+        """All graphs counted."""
+        return int(self.counts.sum())
+
+    @property
+    def totals(self) -> IntArray:
+        """``[C]`` int64: each component summed over all graphs."""
+        return self.counts @ self.sizes
+
+    @property
+    def maxima(self) -> IntArray:
+        """``[C]`` int64: the largest value of each component, zeros where there are no graphs."""
+        if not len(self.counts):
+            return np.zeros(len(self.components), dtype=np.int64)
+        return self.sizes.max(axis=0)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with any size or count (SHA-256)."""
+        hashed = hashlib.sha256(",".join(self.components).encode())
+        hashed.update(np.ascontiguousarray(self.sizes).tobytes())
+        hashed.update(np.ascontiguousarray(self.counts).tobytes())
+        return hashed.hexdigest()[:16]
