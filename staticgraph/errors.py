@@ -1,0 +1,30 @@
+"""The errors of this library that a program may want to catch by type.
+
+Each says what was asked, what was found, which item it was, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class GraphTooLarge(ValueError):
+    """A graph fits no bucket of the plan."""
+
+
+class PlanMismatch(ValueError):
+    """A plan was made for other data than it is used with."""
+
+
+class BadGraph(ValueError):
+    """A graph of the data set cannot be stored: the message names it, what was found, the remedy."""
+
+
+class StoreCorrupt(ValueError):
+    """The folder of a store is incomplete, of another version, or not what was written."""
+
+
+class SlotsExhausted(RuntimeError):
+    """Every slot of a loader is held by a batch that is still alive."""
+
+
+class NotStatic(RuntimeError):
+    """A step cannot run in fixed shapes; the message names the operation or the guard."""
