@@ -1,0 +1,225 @@
+"""PyG ``Data`` objects -> the flat columns of a store.
+
+Which level an attribute belongs to is not written anywhere in a ``Data``: PyG guesses from its
+length, graph by graph. Here it is decided once over the whole data set, so that a graph with as many
+edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
+another dtype or another width in one graph is an error that names the graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Level, Schema
+from staticgraph.store import Array, GraphStore
+
+# Attributes that PyG keeps for itself, or that say what the offsets say already.
+IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
+# Showing progress for less than this is flicker.
+PROGRESS_FROM = 5000
+
+
+def from_pyg(
+    dataset: Any,
+    *,
+    schema: Schema | None = None,
+    exclude: Iterable[str] = (),
+    check_finite: bool | tuple[str, ...] = False,
+    name: str | None = None,
+    progress: bool = True,
+) -> GraphStore:
+    """Stores any PyG data set, or any sequence of ``Data``.
+
+    Args:
+        dataset: ``Data`` objects; a transform of the data set is applied once, now.
+        schema: the fields to expect, as for new graphs given to a trained model; without it they
+            are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
+        exclude: attributes to leave out.
+        check_finite: refuse NaN and infinity in every floating field but ``y``, or in those named.
+        name: what messages call the data set; its class by default.
+        progress: show a bar for data sets that take more than a moment.
+
+    Raises:
+        BadGraph: an empty data set; a graph without a field that others have, or with another dtype
+            or width; an attribute whose length is neither nodes, edges nor a constant; an edge
+            outside its graph. The message names the graph and the remedy.
+    """
+    name = name or type(dataset).__name__
+    excluded = IGNORED | set(exclude)
+    if len(dataset) == 0:
+        raise BadGraph(f"{name} is empty: a store needs at least one graph")
+    reader = _Reader(name, excluded, schema)
+    for number in tqdm(
+        range(len(dataset)),
+        desc=f"reading {name}",
+        unit=" graphs",
+        disable=not progress or len(dataset) < PROGRESS_FROM,
+        leave=False,
+    ):
+        reader.add(number, dataset[number])
+    return reader.store(check_finite)
+
+
+class _Reader:
+    """Collects the tensors of every graph, then decides levels and concatenates."""
+
+    def __init__(self, name: str, excluded: set[str] | frozenset[str], schema: Schema | None):
+        self.name = name
+        self.excluded = excluded
+        self.schema = schema
+        self.nodes: list[int] = []
+        self.edges: list[int] = []
+        self.edge_index: list[Tensor] = []
+        self.values: dict[str, list[Tensor]] = {}
+
+    def add(self, number: int, data: Any) -> None:
+        if isinstance(data, tuple) or not hasattr(data, "to_dict"):
+            raise BadGraph(
+                f"item {number} of {self.name} is a {type(data).__name__}; "
+                "expected torch_geometric.data.Data"
+            )
+        values = data.to_dict()
+        edge_index = values.get("edge_index")
+        if edge_index is None:
+            edge_index = torch.empty(2, 0, dtype=torch.int64)
+        if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.is_floating_point():
+            raise BadGraph(
+                f"graph {number} has an edge_index of shape {list(edge_index.shape)} and dtype "
+                f"{edge_index.dtype}; expected int64 [2, edges]"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+            nodes = data.num_nodes
+        self.nodes.append(int(nodes or 0))
+        self.edges.append(edge_index.size(1))
+        self.edge_index.append(edge_index.detach().cpu())
+        found = {}
+        for key, value in values.items():
+            if key not in self.excluded and (tensor := _as_tensor(value)) is not None:
+                found[key] = tensor
+        self._collect(number, found)
+
+    def _collect(self, number: int, found: dict[str, Tensor]) -> None:
+        if self.schema is not None:
+            expected = [item.name for item in self.schema]
+        else:
+            expected = list(self.values) if number else list(found)
+        for key in expected:
+            if key not in found:
+                if self.schema is not None and key == "y":
+                    found[key] = self._no_label(number)
+                else:
+                    raise BadGraph(
+                        f"graph {number} has no {key!r}, which "
+                        f"{'the plan expects' if self.schema else 'graph 0 has'}; add it to "
+                        f"every graph, or pass exclude=[{key!r}]"
+                    )
+            self.values.setdefault(key, []).append(found[key])
+        extra = set(found) - set(expected)
+        if extra and self.schema is None:
+            raise BadGraph(
+                f"graph {number} has {sorted(extra)}, which graph 0 lacks; add it to every graph, "
+                f"or pass exclude={sorted(extra)}"
+            )
+
+    def _no_label(self, number: int) -> Tensor:
+        assert self.schema is not None
+        item = self.schema["y"]
+        counts = {"node": self.nodes[number], "edge": self.edges[number], "graph": item.rows}
+        return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
+
+    def store(self, check_finite: bool | tuple[str, ...]) -> GraphStore:
+        fields: dict[str, tuple[Level, Array]] = {}
+        rows: dict[str, int] = {}
+        for key, tensors in self.values.items():
+            if tensors[0].dim() == 0:
+                tensors = [tensor.reshape(1) for tensor in tensors]
+            level, count = self._level(key, tensors)
+            self._check_rows(key, tensors)
+            if level == "graph":
+                rows[key] = count
+            fields[key] = (level, _numpy(key, torch.cat(tensors)))
+        edge_index = _numpy("edge_index", torch.cat(self.edge_index, dim=1))
+        store = GraphStore.from_arrays(
+            np.asarray(self.nodes, dtype=np.int64),
+            np.asarray(self.edges, dtype=np.int64),
+            edge_index[0],
+            edge_index[1],
+            fields,
+            rows=rows,
+            name=self.name,
+            check_finite=check_finite,
+        )
+        if self.schema is not None:
+            self._check_schema(store)
+        return store
+
+    def _level(self, key: str, tensors: Sequence[Tensor]) -> tuple[Level, int]:
+        """The level of an attribute over the whole data set, and its rows a graph."""
+        if self.schema is not None:
+            return self.schema[key].level, self.schema[key].rows
+        lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+        is_node = np.array_equal(lengths, self.nodes)
+        is_edge = np.array_equal(lengths, self.edges)
+        constant = bool((lengths == lengths[0]).all())
+        if is_edge and (not is_node or "edge" in key):
+            return "edge", 1
+        if is_node and not (constant and key == "y" and lengths[0] == 1):
+            return "node", 1
+        if constant and lengths[0] > 0:
+            return "graph", int(lengths[0])
+        odd = int(((lengths != self.nodes) & (lengths != self.edges)).argmax())
+        raise BadGraph(
+            f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} nodes "
+            f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
+            f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}]"
+        )
+
+    def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:
+        first = tensors[0]
+        for number, tensor in enumerate(tensors):
+            if tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
+                raise BadGraph(
+                    f"{key!r} is {tensor.dtype} with rows of shape {list(tensor.shape[1:])} in "
+                    f"graph {number}, but {first.dtype} with rows of shape "
+                    f"{list(first.shape[1:])} in graph 0: make them alike in every graph"
+                )
+
+    def _check_schema(self, store: GraphStore) -> None:
+        assert self.schema is not None
+        for item in self.schema:
+            found = store.schema[item.name]
+            if (found.dtype, found.shape) != (item.dtype, item.shape):
+                raise BadGraph(
+                    f"graph 0 has {item.name!r} as {found.describe()}; the plan was made for "
+                    f"{item.describe()}: convert the new graphs as the training data was"
+                )
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """A tensor for numbers, arrays and tensors; None for what a batch cannot carry (strings)."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise BadGraph(
+                "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
+            )
+        return value.detach().cpu()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(value)
+    if isinstance(value, bool | int | float):
+        return torch.tensor([value])
+    return None
+
+
+def _numpy(key: str, tensor: Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        raise BadGraph(f"{key!r} is bfloat16, which a store cannot keep; give it as float32")
+    return tensor.contiguous().numpy()

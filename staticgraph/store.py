@@ -1,0 +1,412 @@
+"""A data set of many graphs as flat columns, ready to be copied into batches.
+
+Problem: a list of PyG ``Data`` objects costs tens of microseconds a graph to batch, because each of
+its tensors is a Python object of its own. Idea: one array per attribute over all graphs, with
+offsets that say where each graph begins; a batch is then a handful of block copies. Columns are kept
+in the smallest dtype that holds their values exactly (atom features that PyG keeps in int64 fit a
+byte) and widened while a batch is filled. Edges are sorted by destination, graph by graph, with row
+pointers and the permutation that sorts them by source, so that sums over neighbours need no atomics.
+
+Invariant: ``store[i]`` is the graph that went in, edges in their first order, dtypes as they were.
+What it does not do: it never changes; to add graphs, build another. On disk a store is one folder of
+``.npy`` files, memory-mapped when loaded, and a manifest with version and checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Field, Level, Schema
+from staticgraph.sizes import GraphSize, IntArray, SizeHistogram
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphStore:
+    """Graphs as columns. Build one with :meth:`from_pyg`, :meth:`from_arrays` or :meth:`load`.
+
+    Attributes:
+        schema: the fields and the dtypes a model sees.
+        node_offsets: ``[n + 1]`` int64, where each graph's nodes begin in the node columns.
+        edge_offsets: ``[n + 1]`` int64, likewise for edges.
+        edge_src: ``[sum e]``, source of each edge, counted within its graph (compact dtype).
+        edge_dst: ``[sum e]``, destination, ascending within each graph.
+        row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
+        transpose: ``[sum e]``, per graph the permutation that sorts its edges by source (stable).
+        edge_origin: ``[sum e]``, where each edge stood before sorting; empty if they were sorted.
+        columns: one array a field, ``[rows of its level, *shape]``, in a compact dtype.
+        splits: named lists of graph numbers, such as ``train``, where the data set has them.
+        name: what error messages and tables call it.
+    """
+
+    schema: Schema
+    node_offsets: IntArray
+    edge_offsets: IntArray
+    edge_src: Array
+    edge_dst: Array
+    row_ptr: Array
+    transpose: Array
+    edge_origin: Array
+    columns: Mapping[str, Array]
+    splits: Mapping[str, IntArray] = field(default_factory=dict)
+    name: str = "data"
+
+    # ------------------------------------------------------------------ building
+
+    @classmethod
+    def from_pyg(cls, dataset: Any, **options: Any) -> GraphStore:
+        """Stores a PyG data set or a list of ``Data``; see :func:`staticgraph.flatten.from_pyg`."""
+        from staticgraph.flatten import from_pyg
+
+        return from_pyg(dataset, **options)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        num_nodes: Array,
+        num_edges: Array,
+        edge_src: Array,
+        edge_dst: Array,
+        fields: Mapping[str, tuple[Level, Array]],
+        *,
+        rows: Mapping[str, int] | None = None,
+        splits: Mapping[str, Array] | None = None,
+        name: str = "data",
+        check_finite: bool | tuple[str, ...] = False,
+    ) -> GraphStore:
+        """Builds a store from flat arrays over all graphs.
+
+        Args:
+            num_nodes: ``[n]`` nodes of each graph.
+            num_edges: ``[n]`` directed edges of each graph (an undirected one counts twice).
+            edge_src: ``[sum e]`` source of each edge, numbered within its graph, in any order.
+            edge_dst: ``[sum e]`` destination of each edge, likewise.
+            fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is
+                what a model will see, however compactly it is kept.
+            rows: rows a graph of graph-level attributes that have more than one.
+            splits: named lists of graph numbers.
+            name: what error messages call the data set.
+            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
+                named.
+
+        Raises:
+            BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
+                a value that is not finite where that is checked; the message names the graph.
+        """
+        node_offsets, edge_offsets = _offsets(num_nodes), _offsets(num_edges)
+        if len(node_offsets) < 2:
+            raise BadGraph(f"{name} holds no graph; a store needs at least one")
+        src, dst = np.asarray(edge_src), np.asarray(edge_dst)
+        if not len(src) == len(dst) == edge_offsets[-1]:
+            raise BadGraph(
+                f"{name}: {len(src)} sources and {len(dst)} destinations for "
+                f"{edge_offsets[-1]} edges"
+            )
+        _check_endpoints(src, dst, node_offsets, edge_offsets)
+        schema, columns = _columns(fields, rows or {}, node_offsets, edge_offsets)
+        _check_finite(schema, columns, node_offsets, edge_offsets, check_finite)
+        order = _sort_by_destination(src, dst, node_offsets, edge_offsets)
+        if order is not None:
+            src, dst = src[order], dst[order]
+            columns = {
+                key: column[order] if schema[key].level == "edge" else column
+                for key, column in columns.items()
+            }
+        local = np.empty(0, np.uint8) if order is None else _local(order, edge_offsets)
+        row_ptr, transpose = _row_pointers(src, dst, node_offsets, edge_offsets)
+        return cls(
+            schema=schema,
+            node_offsets=node_offsets,
+            edge_offsets=edge_offsets,
+            edge_src=compact(src),
+            edge_dst=compact(dst),
+            row_ptr=row_ptr if edge_offsets[-1] > np.iinfo(np.int32).max else row_ptr.astype("i4"),
+            transpose=compact(transpose),
+            edge_origin=compact(local),
+            columns={key: compact(column) for key, column in columns.items()},
+            splits=_checked_splits(splits or {}, len(node_offsets) - 1, name),
+            name=name,
+        )
+
+    # ------------------------------------------------------------------ on disk
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the store as a folder; see :mod:`staticgraph.store_files`."""
+        from staticgraph.store_files import save
+
+        save(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool | None = None) -> GraphStore:
+        """Opens a folder, memory-mapped; see :func:`staticgraph.store_files.load`."""
+        from staticgraph.store_files import load
+
+        return load(folder, verify=verify)
+
+    # ------------------------------------------------------------------ reading
+
+    def __len__(self) -> int:
+        return len(self.node_offsets) - 1
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """``[n, 2]`` int64: nodes and edges of each graph, without touching a feature."""
+        return np.stack([np.diff(self.node_offsets), np.diff(self.edge_offsets)], axis=1)
+
+    @cached_property
+    def histogram(self) -> SizeHistogram:
+        """How many graphs have each size."""
+        return SizeHistogram.from_sizes(self.sizes)
+
+    def size(self, graph: int) -> GraphSize:
+        """Nodes and edges of one graph."""
+        return GraphSize(*map(int, self.sizes[graph]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns and indices."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+    def arrays(self) -> dict[str, Array]:
+        """Every array by the name of its file."""
+        structure = {
+            key: getattr(self, key)
+            for key in (
+                "node_offsets",
+                "edge_offsets",
+                "edge_src",
+                "edge_dst",
+                "row_ptr",
+                "transpose",
+                "edge_origin",
+            )
+        }
+        columns = {f"column.{key}": value for key, value in self.columns.items()}
+        splits = {f"split.{key}": value for key, value in self.splits.items()}
+        return structure | columns | splits
+
+    def with_splits(self, **splits: Array) -> GraphStore:
+        """The same store with these named lists of graph numbers."""
+        return replace(self, splits=_checked_splits(splits, len(self), self.name))
+
+    def cardinality(self, name: str) -> tuple[int, ...]:
+        """One more than the largest value in each column of an integer field: the rows that an
+        embedding table needs, ``(119, 4, ...)`` for OGB's atom features."""
+        column = self.columns[name].reshape(len(self.columns[name]), -1)
+        if not len(column):
+            return (1,) * column.shape[1]
+        return tuple(int(value) + 1 for value in column.max(axis=0))
+
+    def __getitem__(self, graph: int) -> Data:
+        """One graph as it came, as a PyG ``Data``: edges in their first order.
+
+        Raises:
+            IndexError: there is no graph of that number.
+        """
+        import torch
+        from torch_geometric.data import Data
+
+        if not -len(self) <= graph < len(self):
+            raise IndexError(f"graph {graph} of {len(self)}")
+        graph %= len(self)
+        edges = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+        values: dict[str, Any] = {}
+        first = np.argsort(self.edge_origin[edges]) if len(self.edge_origin) else None
+        pair = np.stack([self.edge_src[edges], self.edge_dst[edges]]).astype(np.int64)
+        values["edge_index"] = torch.from_numpy(pair if first is None else pair[:, first])
+        for item in self.schema:
+            value = self.columns[item.name][self.rows_of(item, graph)].astype(item.dtype)
+            if item.level == "edge" and first is not None:
+                value = value[first]
+            values[item.name] = torch.from_numpy(np.ascontiguousarray(value))
+        return Data(num_nodes=self.size(graph).nodes, **values)
+
+    def __iter__(self) -> Iterator[Data]:
+        return (self[graph] for graph in range(len(self)))
+
+    def rows_of(self, item: Field, graph: int) -> slice:
+        """The rows of a field's column that belong to one graph."""
+        if item.level == "graph":
+            return slice(graph * item.rows, (graph + 1) * item.rows)
+        offsets = self.node_offsets if item.level == "node" else self.edge_offsets
+        return slice(int(offsets[graph]), int(offsets[graph + 1]))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{item.name}: {item.describe()}" for item in self.schema)
+        return (
+            f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
+            f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
+        )
+
+
+def compact(column: Array) -> Array:
+    """The same values in the smallest dtype that holds them exactly.
+
+    Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
+    as they are unless every value is a whole number from 0 to 255 (one-hot features), which a byte
+    holds. Booleans stay.
+    """
+    if column.dtype == np.bool_ or not column.size:
+        return column
+    if column.dtype.kind in "iu":
+        low, high = int(column.min()), int(column.max())
+        for dtype in (np.uint8, np.int16, np.uint16, np.int32, np.int64):
+            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+                return column.astype(dtype)
+        return column
+    with np.errstate(invalid="ignore"):
+        narrow = column.astype(np.uint8)
+    return narrow if np.array_equal(narrow, column) else column
+
+
+def _offsets(counts: Array) -> IntArray:
+    return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
+
+
+def _graph_at(offsets: IntArray, row: int) -> int:
+    """Which graph a row of a column belongs to."""
+    return int(np.searchsorted(offsets, row, side="right")) - 1
+
+
+def _check_endpoints(
+    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
+) -> None:
+    nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
+    wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
+    if wrong.any():
+        edge = int(wrong.argmax())
+        graph = _graph_at(edge_offsets, edge)
+        raise BadGraph(
+            f"graph {graph} has {nodes[edge]} nodes, but its edge "
+            f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers go from "
+            f"0 to {nodes[edge] - 1}; mend edge_index or set num_nodes"
+        )
+
+
+def _columns(
+    fields: Mapping[str, tuple[Level, Array]],
+    rows: Mapping[str, int],
+    node_offsets: IntArray,
+    edge_offsets: IntArray,
+) -> tuple[Schema, dict[str, Array]]:
+    lengths = {"node": node_offsets[-1], "edge": edge_offsets[-1], "graph": len(node_offsets) - 1}
+    described, columns = [], {}
+    for name, (level, values) in fields.items():
+        column = np.asarray(values)
+        if column.dtype.kind not in "biuf":
+            raise BadGraph(f"field {name!r} has dtype {column.dtype}; use numbers or booleans")
+        expected = lengths[level] * rows.get(name, 1)
+        if column.ndim == 0 or len(column) != expected:
+            raise BadGraph(
+                f"field {name!r} has shape {column.shape}; a {level}-level field of this data set "
+                f"has {expected} rows"
+            )
+        nan = column.dtype.kind == "f" and bool(np.isnan(column).any())
+        described.append(
+            Field(name, level, column.shape[1:], column.dtype.name, rows.get(name, 1), nan)
+        )
+        columns[name] = column
+    return Schema(tuple(described)), columns
+
+
+def _check_finite(
+    schema: Schema,
+    columns: Mapping[str, Array],
+    node_offsets: IntArray,
+    edge_offsets: IntArray,
+    which: bool | tuple[str, ...],
+) -> None:
+    if which is False:
+        return
+    names = which if isinstance(which, tuple) else [i.name for i in schema if i.name != "y"]
+    for item in (schema[name] for name in names):
+        column = columns[item.name]
+        if column.dtype.kind != "f" or np.isfinite(column).all():
+            continue
+        row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
+        offsets = {"node": node_offsets, "edge": edge_offsets}.get(item.level)
+        graph = row // item.rows if offsets is None else _graph_at(offsets, row)
+        inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
+        raise BadGraph(
+            f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "
+            f"finite: mend or drop the graph, or leave {item.name!r} out of check_finite"
+        )
+
+
+def _checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
+    checked = {}
+    for key, ids in splits.items():
+        checked[key] = np.asarray(ids, dtype=np.int64)
+        if len(ids) and not (checked[key].min() >= 0 and checked[key].max() < n):
+            raise BadGraph(
+                f"split {key!r} of {name} names graph "
+                f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "
+                f"there are {n}"
+            )
+    return checked
+
+
+@numba.njit(cache=True, nogil=True)
+def _counting_sort(
+    keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
+) -> bool:
+    """Stable order of each graph's edges by ``keys`` (local nodes); row pointers into ``ptr``.
+    Returns whether the edges were in that order already. Linear in nodes and edges."""
+    was_sorted = True
+    for graph in range(len(node_offsets) - 1):
+        first_node, first_edge = node_offsets[graph], edge_offsets[graph]
+        nodes, edges = node_offsets[graph + 1] - first_node, edge_offsets[graph + 1] - first_edge
+        counts = np.zeros(nodes + 1, dtype=np.int64)
+        for e in range(edges):
+            counts[keys[first_edge + e] + 1] += 1
+            if e and keys[first_edge + e] < keys[first_edge + e - 1]:
+                was_sorted = False
+        for v in range(nodes):
+            counts[v + 1] += counts[v]
+            ptr[first_node + v] = first_edge + counts[v]
+        for e in range(edges):
+            key = keys[first_edge + e]
+            order[first_edge + counts[key]] = first_edge + e
+            counts[key] += 1
+    ptr[-1] = edge_offsets[-1]
+    return was_sorted
+
+
+def _sort_by_destination(
+    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
+) -> IntArray | None:
+    """Positions of the edges in destination order, or None where they stand so already."""
+    order = np.empty(len(dst), dtype=np.int64)
+    ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
+    keys = np.ascontiguousarray(dst, dtype=np.int64)
+    return None if _counting_sort(keys, node_offsets, edge_offsets, order, ptr) else order
+
+
+def _row_pointers(
+    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Row pointers by destination, and per graph the permutation that sorts edges by source."""
+    order = np.empty(len(dst), dtype=np.int64)
+    row_ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
+    _counting_sort(np.ascontiguousarray(dst, np.int64), node_offsets, edge_offsets, order, row_ptr)
+    ignored = np.empty_like(row_ptr)
+    _counting_sort(np.ascontiguousarray(src, np.int64), node_offsets, edge_offsets, order, ignored)
+    return row_ptr, _local(order, edge_offsets)
+
+
+def _local(order: IntArray, edge_offsets: IntArray) -> IntArray:
+    """Positions among all edges, made positions within each graph."""
+    return order - np.repeat(edge_offsets[:-1], np.diff(edge_offsets))
