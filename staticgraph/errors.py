@@ -15,11 +15,19 @@ class PlanMismatch(ValueError):
 
 
 class BadGraph(ValueError):
-    """A graph of the data set cannot be stored: the message names it, what was found, the remedy."""
+    """A graph of the data set cannot be stored; the message names it and the remedy."""
 
 
 class StoreCorrupt(ValueError):
     """The folder of a store is incomplete, of another version, or not what was written."""
+
+
+class UnknownDataset(ValueError):
+    """A data set specification names nothing that this library can read."""
+
+
+class DatasetUnavailable(RuntimeError):
+    """A data set cannot be had here: no network, or a package that is not installed."""
 
 
 class SlotsExhausted(RuntimeError):

@@ -1,8 +1,8 @@
 """PyG ``Data`` objects -> the flat columns of a store.
 
 Which level an attribute belongs to is not written anywhere in a ``Data``: PyG guesses from its
-length, graph by graph. Here it is decided once over the whole data set, so that a graph with as many
-edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
+length, graph by graph. Here it is decided once over the whole data set, so that a graph with as
+many edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
 another dtype or another width in one graph is an error that names the graph.
 """
 
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level, Schema
+from staticgraph.sizes import IntArray
 from staticgraph.store import Array, GraphStore
 
 # Attributes that PyG keeps for itself, or that say what the offsets say already.
@@ -81,7 +82,8 @@ class _Reader:
         self.values: dict[str, list[Tensor]] = {}
 
     def add(self, number: int, data: Any) -> None:
-        if isinstance(data, tuple) or not hasattr(data, "to_dict"):
+        hetero = hasattr(data, "node_types")
+        if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
             raise BadGraph(
                 f"item {number} of {self.name} is a {type(data).__name__}; "
                 "expected torch_geometric.data.Data"
@@ -140,8 +142,6 @@ class _Reader:
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
         for key, tensors in self.values.items():
-            if tensors[0].dim() == 0:
-                tensors = [tensor.reshape(1) for tensor in tensors]
             level, count = self._level(key, tensors)
             self._check_rows(key, tensors)
             if level == "graph":
@@ -164,15 +164,18 @@ class _Reader:
 
     def _level(self, key: str, tensors: Sequence[Tensor]) -> tuple[Level, int]:
         """The level of an attribute over the whole data set, and its rows a graph."""
-        if self.schema is not None:
-            return self.schema[key].level, self.schema[key].rows
         lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+        if self.schema is not None:
+            self._check_lengths(key, lengths)
+            return self.schema[key].level, self.schema[key].rows
         is_node = np.array_equal(lengths, self.nodes)
         is_edge = np.array_equal(lengths, self.edges)
         constant = bool((lengths == lengths[0]).all())
+        if key == "y" and constant and lengths[0] == 1:
+            return "graph", 1  # even where every graph has one node, or one edge
         if is_edge and (not is_node or "edge" in key):
             return "edge", 1
-        if is_node and not (constant and key == "y" and lengths[0] == 1):
+        if is_node:
             return "node", 1
         if constant and lengths[0] > 0:
             return "graph", int(lengths[0])
@@ -182,6 +185,20 @@ class _Reader:
             f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
             f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}]"
         )
+
+    def _check_lengths(self, key: str, lengths: IntArray) -> None:
+        """Refuses a graph with another number of rows than the schema's level asks for."""
+        assert self.schema is not None
+        item = self.schema[key]
+        counts = {"node": self.nodes, "edge": self.edges, "graph": [item.rows] * len(lengths)}
+        expected = np.asarray(counts[item.level], dtype=np.int64)
+        if (lengths != expected).any():
+            odd = int((lengths != expected).argmax())
+            raise BadGraph(
+                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} "
+                f"nodes and {self.edges[odd]} edges; the plan was made for {item.describe()}, "
+                f"which is {expected[odd]} rows: convert the new graphs as the training data was"
+            )
 
     def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:
         first = tensors[0]
@@ -211,9 +228,9 @@ def _as_tensor(value: Any) -> Tensor | None:
             raise BadGraph(
                 "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
             )
-        return value.detach().cpu()
+        return torch.atleast_1d(value.detach().cpu())
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(value)
+        return torch.atleast_1d(torch.from_numpy(value))
     if isinstance(value, bool | int | float):
         return torch.tensor([value])
     return None

@@ -67,7 +67,8 @@ class Field:
     def describe(self) -> str:
         """``float32 [9] a node``, for error messages and tables."""
         dims = ", ".join(map(str, (self.rows, *self.shape) if self.rows > 1 else self.shape))
-        return f"{self.dtype} [{dims}] a {self.level}"
+        article = "an" if self.level == "edge" else "a"
+        return f"{self.dtype} [{dims}] {article} {self.level}"
 
 
 @dataclass(frozen=True, slots=True)

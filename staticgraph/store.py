@@ -2,14 +2,15 @@
 
 Problem: a list of PyG ``Data`` objects costs tens of microseconds a graph to batch, because each of
 its tensors is a Python object of its own. Idea: one array per attribute over all graphs, with
-offsets that say where each graph begins; a batch is then a handful of block copies. Columns are kept
-in the smallest dtype that holds their values exactly (atom features that PyG keeps in int64 fit a
-byte) and widened while a batch is filled. Edges are sorted by destination, graph by graph, with row
-pointers and the permutation that sorts them by source, so that sums over neighbours need no atomics.
+offsets that say where each graph begins; a batch is then a handful of block copies. Columns are
+kept in the smallest dtype that holds their values exactly (atom features that PyG keeps in int64
+fit a byte) and widened while a batch is filled. Edges are sorted by destination, graph by graph,
+with row pointers and the permutation that sorts them by source, so that sums over neighbours need
+no atomics.
 
 Invariant: ``store[i]`` is the graph that went in, edges in their first order, dtypes as they were.
-What it does not do: it never changes; to add graphs, build another. On disk a store is one folder of
-``.npy`` files, memory-mapped when loaded, and a manifest with version and checksums.
+What it does not do: it never changes; to add graphs, build another. On disk a store is one folder
+of ``.npy`` files, memory-mapped when loaded, and a manifest with version and checksums.
 """
 
 from __future__ import annotations
@@ -20,18 +21,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from staticgraph.columns import (
+    Array,
+    check_endpoints,
+    checked_columns,
+    checked_offsets,
+    checked_splits,
+    compact,
+    local_positions,
+    require_finite,
+    row_pointers,
+    sort_by_destination,
+)
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Level, Schema
 from staticgraph.sizes import GraphSize, IntArray, SizeHistogram
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,28 +114,29 @@ class GraphStore:
         Raises:
             BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
                 a value that is not finite where that is checked; the message names the graph.
+            ValueError: a field has a name that every batch uses itself.
         """
-        node_offsets, edge_offsets = _offsets(num_nodes), _offsets(num_edges)
-        if len(node_offsets) < 2:
-            raise BadGraph(f"{name} holds no graph; a store needs at least one")
+        node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
+        if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
+            raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
         if not len(src) == len(dst) == edge_offsets[-1]:
             raise BadGraph(
                 f"{name}: {len(src)} sources and {len(dst)} destinations for "
                 f"{edge_offsets[-1]} edges"
             )
-        _check_endpoints(src, dst, node_offsets, edge_offsets)
-        schema, columns = _columns(fields, rows or {}, node_offsets, edge_offsets)
-        _check_finite(schema, columns, node_offsets, edge_offsets, check_finite)
-        order = _sort_by_destination(src, dst, node_offsets, edge_offsets)
+        check_endpoints(src, dst, node_offsets, edge_offsets)
+        schema, columns = checked_columns(fields, rows or {}, node_offsets, edge_offsets)
+        require_finite(schema, columns, node_offsets, edge_offsets, check_finite)
+        order = sort_by_destination(src, dst, node_offsets, edge_offsets)
         if order is not None:
             src, dst = src[order], dst[order]
             columns = {
                 key: column[order] if schema[key].level == "edge" else column
                 for key, column in columns.items()
             }
-        local = np.empty(0, np.uint8) if order is None else _local(order, edge_offsets)
-        row_ptr, transpose = _row_pointers(src, dst, node_offsets, edge_offsets)
+        local = np.empty(0, np.uint8) if order is None else local_positions(order, edge_offsets)
+        row_ptr, transpose = row_pointers(src, dst, node_offsets, edge_offsets)
         return cls(
             schema=schema,
             node_offsets=node_offsets,
@@ -137,7 +147,7 @@ class GraphStore:
             transpose=compact(transpose),
             edge_origin=compact(local),
             columns={key: compact(column) for key, column in columns.items()},
-            splits=_checked_splits(splits or {}, len(node_offsets) - 1, name),
+            splits=checked_splits(splits or {}, len(node_offsets) - 1, name),
             name=name,
         )
 
@@ -200,7 +210,7 @@ class GraphStore:
 
     def with_splits(self, **splits: Array) -> GraphStore:
         """The same store with these named lists of graph numbers."""
-        return replace(self, splits=_checked_splits(splits, len(self), self.name))
+        return replace(self, splits=checked_splits(splits, len(self), self.name))
 
     def cardinality(self, name: str) -> tuple[int, ...]:
         """One more than the largest value in each column of an integer field: the rows that an
@@ -250,163 +260,3 @@ class GraphStore:
             f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
             f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )
-
-
-def compact(column: Array) -> Array:
-    """The same values in the smallest dtype that holds them exactly.
-
-    Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
-    as they are unless every value is a whole number from 0 to 255 (one-hot features), which a byte
-    holds. Booleans stay.
-    """
-    if column.dtype == np.bool_ or not column.size:
-        return column
-    if column.dtype.kind in "iu":
-        low, high = int(column.min()), int(column.max())
-        for dtype in (np.uint8, np.int16, np.uint16, np.int32, np.int64):
-            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-                return column.astype(dtype)
-        return column
-    with np.errstate(invalid="ignore"):
-        narrow = column.astype(np.uint8)
-    return narrow if np.array_equal(narrow, column) else column
-
-
-def _offsets(counts: Array) -> IntArray:
-    return np.concatenate([[0], np.cumsum(np.asarray(counts, dtype=np.int64))]).astype(np.int64)
-
-
-def _graph_at(offsets: IntArray, row: int) -> int:
-    """Which graph a row of a column belongs to."""
-    return int(np.searchsorted(offsets, row, side="right")) - 1
-
-
-def _check_endpoints(
-    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
-) -> None:
-    nodes = np.repeat(np.diff(node_offsets), np.diff(edge_offsets))
-    wrong = (src < 0) | (dst < 0) | (src >= nodes) | (dst >= nodes)
-    if wrong.any():
-        edge = int(wrong.argmax())
-        graph = _graph_at(edge_offsets, edge)
-        raise BadGraph(
-            f"graph {graph} has {nodes[edge]} nodes, but its edge "
-            f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers go from "
-            f"0 to {nodes[edge] - 1}; mend edge_index or set num_nodes"
-        )
-
-
-def _columns(
-    fields: Mapping[str, tuple[Level, Array]],
-    rows: Mapping[str, int],
-    node_offsets: IntArray,
-    edge_offsets: IntArray,
-) -> tuple[Schema, dict[str, Array]]:
-    lengths = {"node": node_offsets[-1], "edge": edge_offsets[-1], "graph": len(node_offsets) - 1}
-    described, columns = [], {}
-    for name, (level, values) in fields.items():
-        column = np.asarray(values)
-        if column.dtype.kind not in "biuf":
-            raise BadGraph(f"field {name!r} has dtype {column.dtype}; use numbers or booleans")
-        expected = lengths[level] * rows.get(name, 1)
-        if column.ndim == 0 or len(column) != expected:
-            raise BadGraph(
-                f"field {name!r} has shape {column.shape}; a {level}-level field of this data set "
-                f"has {expected} rows"
-            )
-        nan = column.dtype.kind == "f" and bool(np.isnan(column).any())
-        described.append(
-            Field(name, level, column.shape[1:], column.dtype.name, rows.get(name, 1), nan)
-        )
-        columns[name] = column
-    return Schema(tuple(described)), columns
-
-
-def _check_finite(
-    schema: Schema,
-    columns: Mapping[str, Array],
-    node_offsets: IntArray,
-    edge_offsets: IntArray,
-    which: bool | tuple[str, ...],
-) -> None:
-    if which is False:
-        return
-    names = which if isinstance(which, tuple) else [i.name for i in schema if i.name != "y"]
-    for item in (schema[name] for name in names):
-        column = columns[item.name]
-        if column.dtype.kind != "f" or np.isfinite(column).all():
-            continue
-        row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
-        offsets = {"node": node_offsets, "edge": edge_offsets}.get(item.level)
-        graph = row // item.rows if offsets is None else _graph_at(offsets, row)
-        inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
-        raise BadGraph(
-            f"graph {graph} has {item.name}[{inside}] = {column[row].tolist()}, which is not "
-            f"finite: mend or drop the graph, or leave {item.name!r} out of check_finite"
-        )
-
-
-def _checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
-    checked = {}
-    for key, ids in splits.items():
-        checked[key] = np.asarray(ids, dtype=np.int64)
-        if len(ids) and not (checked[key].min() >= 0 and checked[key].max() < n):
-            raise BadGraph(
-                f"split {key!r} of {name} names graph "
-                f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "
-                f"there are {n}"
-            )
-    return checked
-
-
-@numba.njit(cache=True, nogil=True)
-def _counting_sort(
-    keys: IntArray, node_offsets: IntArray, edge_offsets: IntArray, order: IntArray, ptr: IntArray
-) -> bool:
-    """Stable order of each graph's edges by ``keys`` (local nodes); row pointers into ``ptr``.
-    Returns whether the edges were in that order already. Linear in nodes and edges."""
-    was_sorted = True
-    for graph in range(len(node_offsets) - 1):
-        first_node, first_edge = node_offsets[graph], edge_offsets[graph]
-        nodes, edges = node_offsets[graph + 1] - first_node, edge_offsets[graph + 1] - first_edge
-        counts = np.zeros(nodes + 1, dtype=np.int64)
-        for e in range(edges):
-            counts[keys[first_edge + e] + 1] += 1
-            if e and keys[first_edge + e] < keys[first_edge + e - 1]:
-                was_sorted = False
-        for v in range(nodes):
-            counts[v + 1] += counts[v]
-            ptr[first_node + v] = first_edge + counts[v]
-        for e in range(edges):
-            key = keys[first_edge + e]
-            order[first_edge + counts[key]] = first_edge + e
-            counts[key] += 1
-    ptr[-1] = edge_offsets[-1]
-    return was_sorted
-
-
-def _sort_by_destination(
-    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
-) -> IntArray | None:
-    """Positions of the edges in destination order, or None where they stand so already."""
-    order = np.empty(len(dst), dtype=np.int64)
-    ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
-    keys = np.ascontiguousarray(dst, dtype=np.int64)
-    return None if _counting_sort(keys, node_offsets, edge_offsets, order, ptr) else order
-
-
-def _row_pointers(
-    src: Array, dst: Array, node_offsets: IntArray, edge_offsets: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Row pointers by destination, and per graph the permutation that sorts edges by source."""
-    order = np.empty(len(dst), dtype=np.int64)
-    row_ptr = np.empty(node_offsets[-1] + 1, dtype=np.int64)
-    _counting_sort(np.ascontiguousarray(dst, np.int64), node_offsets, edge_offsets, order, row_ptr)
-    ignored = np.empty_like(row_ptr)
-    _counting_sort(np.ascontiguousarray(src, np.int64), node_offsets, edge_offsets, order, ignored)
-    return row_ptr, _local(order, edge_offsets)
-
-
-def _local(order: IntArray, edge_offsets: IntArray) -> IntArray:
-    """Positions among all edges, made positions within each graph."""
-    return order - np.repeat(edge_offsets[:-1], np.diff(edge_offsets))

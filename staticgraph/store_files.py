@@ -1,8 +1,8 @@
 """A store as a folder: one ``.npy`` file an array, and a manifest that says what belongs to it.
 
 The manifest carries the format's version and, for every file, its length and CRC-32, so that a
-folder that was cut short or changed is refused by name instead of training on other data. A store is
-written beside its place and moved there whole: a reader never sees half of one.
+folder that was cut short or changed is refused by name instead of training on other data. A store
+is written beside its place and moved there whole: a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,12 @@ def _manifest(root: Path) -> dict[str, Any]:
     path = root / MANIFEST
     if not path.exists():
         raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
-    manifest = json.loads(path.read_text())
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
+    if not isinstance(manifest, dict):
+        raise StoreCorrupt(f"{path} is not a manifest; build the store again")
     if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
         raise StoreCorrupt(
             f"{path} says {manifest.get('format')} version {manifest.get('version')}; this "

@@ -1,0 +1,117 @@
+"""Data sets by name or by path: one word in, a :class:`GraphStore` with splits out.
+
+``open("tu:PROTEINS")``, ``open("molecules.csv")`` and ``open("store/")`` all give the same thing,
+so that a command line, a benchmark and a notebook need one line. What is understood stands in
+:data:`SPECS`, which the error for anything else prints. A data set with published splits keeps
+them; any other gets a seeded random split, 80/10/10.
+
+What it does not do: choose features. Molecules get OGB's integer features, TU sets their node
+labels, everything else what its ``Data`` carries; for other choices build the list of ``Data``
+yourself and call ``GraphStore.from_pyg``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from staticgraph.errors import UnknownDataset
+from staticgraph.sizes import IntArray
+from staticgraph.store import GraphStore
+from staticgraph.store_files import MANIFEST
+
+SPECS = (
+    ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),
+    ("molnet:NAME", "a MoleculeNet set, such as molnet:ESOL (through PyG; the extra 'smiles')"),
+    ("ogb:NAME", "an OGB graph property set, such as ogb:ogbg-molhiv (the extra 'ogb')"),
+    ("FOLDER", "a store that GraphStore.save wrote"),
+    ("FILE.npz", "molecules or a TU set in the layouts of docs/datasets.md"),
+    ("FILE.pt", "a list of torch_geometric.data.Data, written by torch.save"),
+    ("FILE.csv", "a table with a SMILES column (the extra 'smiles')"),
+)
+# Where downloads go unless `root` says otherwise.
+CACHE = Path("~/.cache/staticgraph")
+# The share of a random split that goes to validation, and the same to test.
+HELD_OUT = 0.1
+
+
+def open(
+    spec: str | Path,
+    *,
+    root: str | Path | None = None,
+    target: str | Sequence[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> GraphStore:
+    """Opens a data set, with the splits ``train``, ``val`` and ``test``.
+
+    Args:
+        spec: one of :data:`SPECS`.
+        root: folder for downloads.
+        target: the column or columns of a CSV to predict; by default every numeric one.
+        seed: of the random split, where the data set brings none.
+        progress: show a bar where it takes more than a moment.
+
+    Raises:
+        UnknownDataset: the specification is none of :data:`SPECS`, or no set of that name exists;
+            the message lists what is understood.
+        FileNotFoundError: it is a path, and nothing is there.
+        DatasetUnavailable: no network, or a package that is missing.
+        BadGraph: the data cannot be stored.
+    """
+    text = str(spec)
+    scheme, colon, name = text.partition(":")
+    folder = Path(root or CACHE).expanduser()
+    if colon and scheme in ("tu", "molnet", "ogb") and name:
+        from staticgraph.datasets import pyg
+
+        store = getattr(pyg, f"open_{scheme}")(name, folder, progress)
+    else:
+        store = _open_path(Path(text).expanduser(), text, target, progress)
+    if "train" in store.splits:
+        return store
+    return store.with_splits(**random_split(len(store), seed))
+
+
+def _open_path(
+    path: Path, spec: str, target: str | Sequence[str] | None, progress: bool
+) -> GraphStore:
+    if path.is_dir():
+        if not (path / MANIFEST).exists():
+            raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")
+        return GraphStore.load(path)
+    if path.suffix not in (".npz", ".pt", ".csv"):
+        raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
+    if not path.exists():
+        raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
+    if path.suffix == ".npz":
+        from staticgraph.datasets.npz import open_npz
+
+        return open_npz(path)
+    if path.suffix == ".pt":
+        from staticgraph.datasets.pyg import open_pt
+
+        return open_pt(path, progress)
+    from staticgraph.datasets.smiles import open_csv
+
+    return open_csv(path, target, progress)
+
+
+def understood() -> str:
+    """The specifications that :func:`open` understands, one a line."""
+    width = max(len(form) for form, _ in SPECS)
+    lines = (f"  {form:<{width}}  {meaning}" for form, meaning in SPECS)
+    return "\n".join(["Understood are:", *lines])
+
+
+def random_split(graphs: int, seed: int) -> dict[str, IntArray]:
+    """Graph numbers of a random 80/10/10 split, each list ascending; the same for the same seed."""
+    order = np.random.default_rng(seed).permutation(graphs)
+    held = int(graphs * HELD_OUT)
+    return {
+        "train": np.sort(order[2 * held :]),
+        "val": np.sort(order[:held]),
+        "test": np.sort(order[held : 2 * held]),
+    }

@@ -1,0 +1,127 @@
+"""Data sets that PyG and OGB download, and lists of ``Data`` in a file.
+
+The downloads are theirs; here they are given one form (splits, a name, labels whose dtype tells the
+task) and one error for a machine without a network or without the package.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from staticgraph.errors import BadGraph, DatasetUnavailable, UnknownDataset
+from staticgraph.schema import Field, Schema
+from staticgraph.store import Array, GraphStore
+
+
+def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
+    """A TUDataset: ``x`` float32, the one-hot node label or ones; ``y`` int64 ``[1]``."""
+    from torch_geometric.datasets import TUDataset
+
+    with _downloading(f"tu:{name}", root):
+        dataset = TUDataset(str(root / "tu"), name)
+    store = GraphStore.from_pyg(dataset, name=name, progress=progress)
+    if "x" in store.schema:
+        return store
+    ones = np.ones((int(store.node_offsets[-1]), 1), dtype=np.uint8)
+    return _with_column(store, Field("x", "node", (1,), "float32"), ones)
+
+
+def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
+    """A MoleculeNet set as PyG featurises it: ``y`` float32 ``[1, T]``, NaN where unlabelled."""
+    from torch_geometric.datasets import MoleculeNet
+
+    if name.lower() not in MoleculeNet.names:
+        raise UnknownDataset(
+            f"molnet:{name}: MoleculeNet has {', '.join(sorted(MoleculeNet.names))}"
+        )
+    with _downloading(f"molnet:{name}", root, extra="smiles"):
+        dataset = MoleculeNet(str(root / "molnet"), name)
+    return GraphStore.from_pyg(dataset, name=name, progress=progress, exclude=["smiles"])
+
+
+def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
+    """An OGB graph property set with its published split.
+
+    Labels of binary tasks come as float32 ``[1, T]`` with NaN for "none", those of several classes
+    as int64 ``[1]``, so that the dtype tells the task.
+    """
+    with _downloading(f"ogb:{name}", root, extra="ogb"):
+        from ogb.graphproppred import PygGraphPropPredDataset  # pyright: ignore[reportMissingImports]
+
+        try:
+            dataset = PygGraphPropPredDataset(name, root=str(root / "ogb"))
+        except ValueError as error:  # OGB's own words for a name that it does not know
+            raise UnknownDataset(f"ogb:{name}: {error}") from None
+    store = GraphStore.from_pyg(dataset, name=name, progress=progress)
+    ids = dataset.get_idx_split()
+    splits = {"train": ids["train"], "val": ids["valid"], "test": ids["test"]}
+    return _with_task_dtype(store, dataset.task_type).with_splits(
+        **{key: np.asarray(value) for key, value in splits.items()}
+    )
+
+
+def open_pt(path: Path, progress: bool) -> GraphStore:
+    """A list of ``Data`` that ``torch.save`` wrote; nothing but tensors and ``Data`` is unpickled.
+
+    Raises:
+        BadGraph: the file holds something else.
+    """
+    import torch_geometric.data  # noqa: F401  registers Data with torch.load's safe list
+
+    try:
+        graphs = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "unreadable"
+        raise BadGraph(
+            f"{path} is not a list of Data saved by torch.save ({reason}); load it yourself and "
+            "pass the graphs to GraphStore.from_pyg"
+        ) from None
+    if not isinstance(graphs, list):
+        raise BadGraph(
+            f"{path} holds a {type(graphs).__name__}; expected a list of "
+            "torch_geometric.data.Data, as torch.save(list(dataset), path) writes it"
+        )
+    return GraphStore.from_pyg(graphs, name=path.stem, progress=progress)
+
+
+@contextmanager
+def _downloading(spec: str, root: Path, extra: str | None = None) -> Iterator[None]:
+    """Turns a missing package and a failed download into one kind of error, with the remedy."""
+    try:
+        yield
+    except ImportError as error:
+        remedy = f"pip install 'staticgraph[{extra}]'" if extra else "install it"
+        raise DatasetUnavailable(
+            f"{spec} needs the package {error.name!r}, which is not installed: {remedy}"
+        ) from error
+    except OSError as error:
+        raise DatasetUnavailable(
+            f"{spec} is not under {root} and could not be downloaded ({error}): check the name "
+            f"and the network, or copy the folder from a machine that has it"
+        ) from error
+
+
+def _with_column(store: GraphStore, field: Field, column: Array) -> GraphStore:
+    """The same store with one field added or replaced."""
+    others = [item for item in store.schema if item.name != field.name]
+    return replace(
+        store,
+        schema=Schema((*others, field)),
+        columns={**store.columns, field.name: column},
+    )
+
+
+def _with_task_dtype(store: GraphStore, task: str) -> GraphStore:
+    if "y" not in store.schema or "regression" in task:
+        return store
+    y, column = store.schema["y"], store.columns["y"]
+    if "multiclass" in task:
+        return _with_column(store, replace(y, shape=(), dtype="int64"), column.reshape(-1))
+    return _with_column(store, replace(y, dtype="float32"), column)
