@@ -151,6 +151,23 @@ class GraphStore:
             name=name,
         )
 
+    @classmethod
+    def zeros(cls, schema: Schema) -> GraphStore:
+        """A store of one graph, one node, no edge and zeros in every field."""
+        length = {"node": 1, "edge": 0, "graph": 1}
+        fields: dict[str, tuple[Level, Array]] = {
+            item.name: (
+                item.level,
+                np.zeros((length[item.level] * item.rows, *item.shape), item.dtype),
+            )
+            for item in schema
+        }
+        none = np.empty(0, np.int64)
+        rows = {item.name: item.rows for item in schema}
+        return cls.from_arrays(
+            np.ones(1, np.int64), np.zeros(1, np.int64), none, none, fields, rows=rows
+        )
+
     # ------------------------------------------------------------------ on disk
 
     def save(self, folder: str | Path) -> None:

@@ -1,0 +1,274 @@
+"""A batch of fixed shape: PyG's attribute names, and masks that say which rows are real.
+
+A model that reads ``data.x``, ``data.edge_index`` and ``data.batch`` reads them here as well; what
+differs from a PyG ``Batch`` is that every tensor has the bucket's physical size, real rows first.
+The loader makes these and the runner consumes them; neither knows of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.collate import RealCounts, fill
+from staticgraph.schema import Level
+from staticgraph.sizes import Capacity
+from staticgraph.slots import Lease, SlotLayout
+from staticgraph.store import GraphStore
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
+_SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
+
+
+class StaticBatch:
+    """Tensors of one bucket's shapes. Made by a :class:`StaticLoader`, or with :meth:`of`.
+
+    Attributes (``N, E, G`` are the bucket's physical sizes):
+        x, edge_attr, y, ...: the fields of the data set, ``[N, ...]``, ``[E, ...]``, ``[G, ...]``.
+        edge_index: ``[2, E]`` int64; batch: ``[N]`` int64; ptr: ``[G + 1]`` int64.
+        node_mask, edge_mask, graph_mask: ``[N]``, ``[E]``, ``[G]`` bool, True on real rows.
+        graph_ids: ``[G]`` int64, positions in the store, -1 on padding graphs.
+        num_nodes, num_edges, num_graphs, batch_size: ``N, E, G, G`` as Python numbers.
+        num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
+        bucket: the number of the bucket; capacity: its sizes.
+        real: the real counts as host numbers, or None inside a compiled step.
+
+    A batch of a loader lends its memory: once it is dropped, the memory carries a later batch.
+    Keep tensors with :meth:`clone`.
+    """
+
+    __slots__ = ("_lease", "_tensors", "bucket", "layout", "real")
+
+    def __init__(
+        self,
+        layout: SlotLayout,
+        tensors: Mapping[str, Tensor],
+        real: RealCounts | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.layout = layout
+        self.bucket = layout.bucket
+        self.real = real
+        self._tensors = tensors
+        self._lease = lease
+
+    @classmethod
+    def of(
+        cls,
+        store: GraphStore,
+        ids: Iterable[int],
+        capacity: Capacity | tuple[int, ...],
+        bucket: int = 0,
+    ) -> StaticBatch:
+        """Pads some graphs of a store into memory of its own, on the CPU.
+
+        Raises:
+            GraphTooLarge: together they exceed the capacity.
+        """
+        capacity = capacity if isinstance(capacity, Capacity) else Capacity(*capacity)
+        layout = SlotLayout(bucket, capacity, store.schema)
+        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        real = fill(store, np.fromiter(ids, np.int64), layout, arrays)
+        return cls(layout, tensors, real)
+
+    @classmethod
+    def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
+        """A batch of padding alone, with real counts left out: what a compiled step is warmed up
+        with before any data is read."""
+        store = GraphStore.zeros(layout.schema)
+        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        fill(store, np.empty(0, np.int64), layout, arrays)
+        return cls(layout, {name: t.to(device) for name, t in tensors.items()})
+
+    @property
+    def capacity(self) -> Capacity:
+        """The bucket's physical sizes."""
+        return self.layout.capacity
+
+    @property
+    def num_nodes(self) -> int:
+        """``N``, padding included."""
+        return self.layout.capacity.nodes
+
+    @property
+    def num_edges(self) -> int:
+        """``E``, padding included."""
+        return self.layout.capacity.edges
+
+    @property
+    def num_graphs(self) -> int:
+        """``G``, padding included: what pooling must be told."""
+        return self.layout.capacity.graphs
+
+    @property
+    def batch_size(self) -> int:
+        """``G``, as :attr:`num_graphs`."""
+        return self.layout.capacity.graphs
+
+    @property
+    def num_real_nodes(self) -> Tensor:
+        """Real nodes, 0-dim int64 on the device."""
+        return self._tensors["counts"][0]
+
+    @property
+    def num_real_edges(self) -> Tensor:
+        """Real edges, 0-dim int64 on the device."""
+        return self._tensors["counts"][1]
+
+    @property
+    def num_real_graphs(self) -> Tensor:
+        """Real graphs, 0-dim int64 on the device."""
+        return self._tensors["counts"][2]
+
+    @property
+    def num_node_features(self) -> int:
+        """Columns of ``x``, 0 without one, as in PyG."""
+        x = self._tensors.get("x")
+        return 0 if x is None else 1 if x.dim() == 1 else x.size(-1)
+
+    num_features = num_node_features
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._tensors["batch"].device
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise AttributeError(
+                f"the batch has no {name!r}; it has {', '.join(self.keys())}"
+            ) from None
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def keys(self) -> list[str]:
+        """The names of the tensors."""
+        return [name for name in self._tensors if name != "counts"]
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, ``counts`` included, in the layout's order."""
+        return self._tensors
+
+    def argument(self, name: str) -> Any:
+        """What a model's parameter of this name gets; None if the batch has nothing for it."""
+        if name in self._tensors or name in _COUNTED or name in _SIZES:
+            return getattr(self, name)
+        return None
+
+    def level_of(self, value: Tensor) -> Level:
+        """Whether the rows of a tensor are nodes, edges or graphs, told by its leading size.
+
+        Raises:
+            ValueError: the leading size is none of the three.
+        """
+        rows = value.shape[0] if value.dim() else -1
+        capacity = self.layout.capacity
+        if rows == capacity.graphs:
+            return "graph"
+        if rows == capacity.nodes:
+            return "node"
+        if rows == capacity.edges:
+            return "edge"
+        raise ValueError(
+            f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
+            f"size of {capacity.graphs} (graphs), {capacity.nodes} (nodes) or {capacity.edges} "
+            "(edges)"
+        )
+
+    def mask_of(self, value: Tensor) -> Tensor:
+        """The mask that fits a tensor's rows; see :meth:`level_of`."""
+        return self._tensors[f"{self.level_of(value)}_mask"]
+
+    def replace(self, **tensors: Tensor) -> StaticBatch:
+        """The same batch with some tensors exchanged."""
+        return StaticBatch(self.layout, {**self._tensors, **tensors}, self.real, self._lease)
+
+    def clone(self) -> StaticBatch:
+        """A copy in memory of its own."""
+        return self._moved(self.device, copy=True)
+
+    def to(self, device: str | torch.device) -> StaticBatch:
+        """The batch on another device; itself where it is there already."""
+        target = torch.device(device)
+        same = target.type == self.device.type and target.index in (None, self.device.index)
+        return self if same else self._moved(target, copy=False)
+
+    def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
+        tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
+        return StaticBatch(self.layout, tensors, self.real)
+
+    def unpad(self, value: Tensor) -> list[Tensor]:
+        """Cuts a padded tensor into one piece a real graph, padding left out.
+
+        Args:
+            value: ``[G, ...]``, ``[N, ...]`` or ``[E, ...]``.
+
+        Returns:
+            One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
+            rows as the store sorted them (by destination).
+        """
+        level = self.level_of(value)
+        graphs = self._real().graphs
+        if level == "graph":
+            return list(value[:graphs].unbind())
+        ptr = self._tensors["ptr"][: graphs + 1].cpu()
+        if level == "edge":
+            edges = self._real().edges
+            owner = self._tensors["batch"][self._tensors["edge_index"][1, :edges]].cpu()
+            return list(value[:edges].split(torch.bincount(owner, minlength=graphs).tolist()))
+        return list(value[: self._real().nodes].split(ptr.diff().tolist()))
+
+    def to_data_list(self) -> list[Data]:
+        """The real graphs as PyG ``Data``, edges sorted by destination."""
+        from torch_geometric.data import Data
+
+        schema = self.layout.schema
+        pieces = {field.name: self._pieces(field.name, field.rows) for field in schema}
+        edges = self.unpad(self._tensors["edge_index"].t().contiguous())
+        ptr = self._tensors["ptr"].tolist()
+        return [
+            Data(
+                edge_index=edges[g].t().contiguous() - ptr[g],
+                num_nodes=ptr[g + 1] - ptr[g],
+                **{name: values[g] for name, values in pieces.items()},
+            )
+            for g in range(self._real().graphs)
+        ]
+
+    def _pieces(self, name: str, rows: int) -> list[Tensor]:
+        value = self._tensors[name]
+        if self.layout.schema[name].level == "graph":
+            return list(value[: self._real().graphs * rows].split(rows))
+        return self.unpad(value)
+
+    def _real(self) -> RealCounts:
+        if self.real is None:
+            raise RuntimeError(
+                "a compiled step does not know the real counts; use the masks"
+            )
+        return self.real
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self._tensors[name]) for name in self.keys())
+
+    def __repr__(self) -> str:
+        real = "" if self.real is None else f", real={tuple(self.real)}"
+        shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
+        return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"

@@ -1,0 +1,230 @@
+"""Store and plan -> a stream of batches of fixed shape, on the device.
+
+The batcher decides which graphs go together; here they are copied into slots, by worker threads if
+asked (the copy holds no interpreter lock), and from pinned memory to the device on a side stream.
+Order, content and resume depend on the seed and the position alone, never on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from staticgraph.batch import StaticBatch
+from staticgraph.batching import Batcher, BatchIds
+from staticgraph.buckets import BucketPlan
+from staticgraph.collate import RealCounts, fill
+from staticgraph.errors import PlanMismatch
+from staticgraph.sizes import Capacity
+from staticgraph.slots import Lease, Slot, SlotLayout, SlotPool
+from staticgraph.store import GraphStore
+
+# A batch in use, one being copied, one being handed over, and one to spare.
+DEFAULT_SLOTS = 4
+
+
+class StaticLoader:
+    """Iterates over one epoch of batches; the next iteration is the next epoch.
+
+    Args:
+        store: the graphs.
+        plan: the buckets, or a plain list of capacities.
+        indices: which graphs of the store, all by default.
+        exact: every batch but the last has exactly ``plan.batch_size`` graphs (training); False
+            packs as many as fit (evaluation). By default exact where the plan has a batch size.
+        shuffle: another order every epoch, drawn from ``seed`` and the epoch's number.
+        seed: of the order.
+        device: where the batches are wanted.
+        num_workers: threads that fill slots ahead; 0 fills on demand.
+        slots: batches that may be alive at once.
+        rank, world_size: this process's share of a distributed job.
+        **batching: further options of :class:`staticgraph.batching.Batcher`, such as ``oversize``.
+
+    Raises:
+        PlanMismatch: the plan was made for other data.
+        GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
+        SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        *,
+        indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
+        exact: bool | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        num_workers: int = 0,
+        slots: int = DEFAULT_SLOTS,
+        rank: int = 0,
+        world_size: int = 1,
+        **batching: Any,
+    ) -> None:
+        self.store = store
+        self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        self.device = torch.device(device)
+        self.num_workers = num_workers
+        _check_plan(self.plan, store)
+        self.layouts = [
+            SlotLayout(bucket, capacity, store.schema)
+            for bucket, capacity in enumerate(self.plan.capacities)
+        ]
+        self._batcher = Batcher(
+            store.sizes,
+            self.plan,
+            indices=None if indices is None else np.asarray(indices, dtype=np.int64),
+            exact=self.plan.batch_size is not None if exact is None else exact,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            **batching,
+        )
+        ahead = num_workers + 1 if num_workers else 0
+        on_cuda = self.device.type == "cuda"
+        self._staging = SlotPool(self.layouts, 2 + ahead, pinned=True) if on_cuda else None
+        self._pool = SlotPool(self.layouts, slots if on_cuda else slots + ahead, device=self.device)
+        self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
+        self._epoch = 0
+        self._position = 0
+        self._resumed = False
+
+    @property
+    def batcher(self) -> Batcher:
+        """What decides which graphs go together, and counts what it had to do."""
+        return self._batcher
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated, or comes next."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches of the present epoch."""
+        return len(self._batcher.epoch(self._epoch))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Starts the next iteration at the beginning of this epoch."""
+        self._epoch, self._position, self._resumed = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the batches handed out count as done."""
+        return {"epoch": self._epoch, "position": self._position, "plan": self.plan.digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues, with the next iteration, after the last batch that was handed out.
+
+        Raises:
+            PlanMismatch: the state comes from a loader over another plan.
+        """
+        if state.get("plan") != self.plan.digest:
+            raise PlanMismatch(
+                f"the saved position belongs to a plan for data {state.get('plan')}, this loader's "
+                f"is for {self.plan.digest}: resume with the data and the plan of the first run"
+            )
+        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._resumed = True
+
+    def __iter__(self) -> Iterator[StaticBatch]:
+        if self._position and not self._resumed:  # the last iteration was broken off
+            self.set_epoch(self._epoch + 1)
+        self._resumed = False
+        batches = self._batcher.epoch(self._epoch)[self._position :]
+        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
+        for ids, slot, real in filled:
+            batch = self._hand_over(ids.bucket, slot, real)
+            del slot  # the batch alone holds it
+            self._position += 1
+            yield batch
+            del batch
+        self.set_epoch(self._epoch + 1)
+
+    # ------------------------------------------------------------------ filling
+
+    @property
+    def _source(self) -> SlotPool:
+        """The pool whose slots are filled by the CPU."""
+        return self._staging or self._pool
+
+    def _fill(self, ids: BatchIds, slot: Slot) -> RealCounts:
+        if slot.released is not None:
+            slot.released.synchronize()  # the copy out of this pinned slot must be over
+        return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
+
+    def _fill_each(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
+        for ids in batches:
+            slot = self._source.lend()
+            try:
+                real = self._fill(ids, slot)
+            except BaseException:
+                self._source.take_back(slot)
+                raise
+            yield ids, slot, real
+
+    def _fill_ahead(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
+        waiting = iter(batches)
+        pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
+        with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
+            try:
+                for _ in batches:
+                    while len(pending) <= self.num_workers and (not pending or self._source.free):
+                        ids = next(waiting, None)
+                        if ids is None:
+                            break
+                        slot = self._source.lend()
+                        pending.append((ids, slot, workers.submit(self._fill, ids, slot)))
+                    ids, slot, future = pending[0]
+                    real = future.result()
+                    pending.popleft()
+                    yield ids, slot, real
+                    del slot
+            finally:
+                for _, slot, future in pending:
+                    future.cancel()
+                    self._source.take_back(slot)
+
+    # ------------------------------------------------------------------ handing over
+
+    def _hand_over(self, bucket: int, slot: Slot, real: RealCounts) -> StaticBatch:
+        layout = self.layouts[bucket]
+        if self._staging is None:
+            return StaticBatch(layout, slot.tensors(bucket), real, Lease(self._pool, slot))
+        target = self._to_device(layout, slot)
+        return StaticBatch(layout, target.tensors(bucket), real, Lease(self._pool, target))
+
+    def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
+        """One asynchronous copy, ordered by events on both sides."""
+        assert self._staging is not None
+        assert self._copy_stream is not None
+        target = self._pool.lend()
+        if target.released is not None:
+            self._copy_stream.wait_event(target.released)
+        with torch.cuda.stream(self._copy_stream):
+            target.buffer[: layout.nbytes].copy_(slot.buffer[: layout.nbytes], non_blocking=True)
+            self._staging.take_back(slot)
+            slot.released = slot.released or torch.cuda.Event()
+            slot.released.record(self._copy_stream)
+        torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+        return target
+
+
+def _check_plan(plan: BucketPlan, store: GraphStore) -> None:
+    if plan.digest is not None:
+        plan.check(store.histogram)
+    if plan.schema is None:
+        return
+    planned = {(f.name, f.level, f.shape, f.dtype, f.rows) for f in plan.schema}
+    found = {(f.name, f.level, f.shape, f.dtype, f.rows) for f in store.schema}
+    if planned != found:
+        differing = sorted({name for name, *_ in planned ^ found})
+        raise PlanMismatch(
+            f"the plan was made for data whose {', '.join(differing)} differ from those of "
+            f"{store.name}: make a plan for it with plan_buckets(store, ...)"
+        )

@@ -1,0 +1,59 @@
+"""The mean of a loss over real rows, and over labelled targets.
+
+``loss(out, batch)`` gives one value a row; the padded rows, and targets that are NaN (OGB's way of
+saying "no label"), must take no part, neither in the mean nor in a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.batch import StaticBatch
+
+TARGET = "y"
+
+
+def without_missing(batch: StaticBatch) -> StaticBatch:
+    """The batch with zeros for NaN targets, so that their loss is finite and its gradient too."""
+    if not _may_miss(batch):
+        return batch
+    return batch.replace(**{TARGET: torch.nan_to_num(batch[TARGET], nan=0.0)})
+
+
+def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
+    """The mean of a loss over the real rows of a batch.
+
+    Args:
+        values: ``[G, ...]``, ``[N, ...]`` or ``[E, ...]``: one value a row, or several. Where
+            targets may be missing it has the target's shape, and missing entries are left out.
+        batch: with its targets as they came, NaN included.
+
+    Returns:
+        A 0-dim tensor; 0 where nothing is real.
+
+    Raises:
+        ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
+            of which some are missing.
+    """
+    if values.dim() == 0:
+        raise ValueError(
+            "the loss is a scalar, so padded rows are already averaged in: return one value a row, "
+            "such as F.mse_loss(out, batch.y, reduction='none')"
+        )
+    mask = batch.mask_of(values).view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
+    if _may_miss(batch):
+        target = batch[TARGET]
+        if target.numel() != values.numel():
+            raise ValueError(
+                f"some targets are missing (NaN), so the loss must have the shape of y, "
+                f"{list(target.shape)}, for them to be left out; it has {list(values.shape)}"
+            )
+        mask = mask & ~torch.isnan(target).view(values.shape)
+    count = mask.sum().clamp(min=1)
+    return torch.where(mask, values, 0).sum() / count
+
+
+def _may_miss(batch: StaticBatch) -> bool:
+    schema = batch.layout.schema
+    return TARGET in schema and schema[TARGET].has_nan

@@ -1,0 +1,50 @@
+"""Outputs of padded batches, put back graph by graph into the order of the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.batch import StaticBatch
+from staticgraph.schema import Level
+from staticgraph.store import GraphStore
+
+
+class Predictions:
+    """Collects one output a graph of a store.
+
+    Raises (from :meth:`add`):
+        TypeError: an output that is not one tensor.
+        ValueError: rows that are neither graphs, nodes nor edges.
+    """
+
+    def __init__(self, store: GraphStore) -> None:
+        self._store = store
+        self._pieces: list[Tensor | None] = [None] * len(store)
+        self._level: Level | None = None
+
+    def add(self, batch: StaticBatch, out: object) -> None:
+        """Takes the output of one batch, over its physical rows."""
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                f"predict() unpads one tensor, the model returned a {type(out).__name__}: wrap "
+                "the model with forward=lambda model, batch: ..., or unpad with batch.unpad(...)"
+            )
+        self._level = batch.level_of(out)
+        ids = batch.graph_ids[: batch.real.graphs if batch.real else None].tolist()
+        for graph, piece in zip(ids, batch.unpad(out.detach().cpu().clone()), strict=True):
+            self._pieces[graph] = self._edges_as_given(graph, piece)
+
+    def _edges_as_given(self, graph: int, piece: Tensor) -> Tensor:
+        """Undoes the store's sorting of edges by destination."""
+        if self._level != "edge" or not len(self._store.edge_origin):
+            return piece
+        first, last = self._store.edge_offsets[graph : graph + 2]
+        origin = torch.from_numpy(self._store.edge_origin[first:last].astype("int64"))
+        return torch.empty_like(piece).index_copy_(0, origin, piece)
+
+    def in_order(self) -> Tensor | list[Tensor]:
+        """``[n, ...]`` for an output a graph, else a list of ``n`` tensors."""
+        pieces = [piece for piece in self._pieces if piece is not None]
+        assert len(pieces) == len(self._store)
+        return torch.stack(pieces) if self._level == "graph" else pieces

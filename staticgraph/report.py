@@ -1,0 +1,128 @@
+"""What a runner did: plain numbers, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+
+from staticgraph.table import table
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReport:
+    """One bucket. Efficiencies are real rows over physical rows, times in milliseconds; None where
+    nothing was measured."""
+
+    bucket: int
+    nodes: int
+    edges: int
+    graphs: int
+    batches: int
+    real_graphs: int
+    node_efficiency: float | None
+    edge_efficiency: float | None
+    graph_efficiency: float | None
+    compiles: int
+    late_compiles: int
+    graph_breaks: int
+    recordings: int
+    compile_s: float
+    step_ms: float | None
+    step_ms_p90: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All buckets of a runner, and every choice and fallback with its reason."""
+
+    model: str
+    device: str
+    mode: str
+    mode_reason: str
+    autocast: str | None
+    buckets: tuple[BucketReport, ...]
+    fallbacks: tuple[str, ...]
+    versions: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """What :meth:`save` wrote."""
+        values = json.loads(Path(path).read_text())
+        buckets = tuple(BucketReport(**bucket) for bucket in values.pop("buckets"))
+        return cls(**{**values, "buckets": buckets, "fallbacks": tuple(values["fallbacks"])})
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                b.bucket,
+                f"{b.nodes:,}",
+                f"{b.edges:,}",
+                f"{b.graphs:,}",
+                f"{b.batches:,}",
+                _percent(b.node_efficiency),
+                _percent(b.edge_efficiency),
+                _percent(b.graph_efficiency),
+                f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else ""),
+                b.graph_breaks,
+                b.recordings,
+                "-" if b.step_ms is None else f"{b.step_ms:.2f}",
+                "-" if b.step_ms_p90 is None else f"{b.step_ms_p90:.2f}",
+            )
+            for b in self.buckets
+        ]
+        headers = (
+            "bucket",
+            "nodes",
+            "edges",
+            "graphs",
+            "batches",
+            "node eff",
+            "edge eff",
+            "graph eff",
+            "compiles",
+            "breaks",
+            "recordings",
+            "step ms",
+            "p90",
+        )
+        precision = f", autocast {self.autocast}" if self.autocast else ""
+        lines = [
+            f"{self.model} on {self.device}, mode {self.mode} ({self.mode_reason}){precision}",
+            table(headers, rows),
+        ]
+        lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
+        return "\n".join(lines)
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({torch.get_num_threads()} threads)"
+
+
+def versions() -> dict[str, str]:
+    """Versions that a figure depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_geometric": torch_geometric.__version__,
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"

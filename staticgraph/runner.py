@@ -1,0 +1,357 @@
+"""StaticGraphRunner: a PyG model, one step per bucket, each compiled once.
+
+The problem: a batch of graphs has another shape every time, so every step launches its kernels anew
+and every shape compiles anew. Here batches come in the few shapes of a plan; for each the runner
+makes one function (forward and loss, or forward alone), compiles it before the first step, and from
+then on only calls it. What cannot be static is an error that names it, never a silent fallback.
+
+Outside torch.compile nothing else changes: the same model, parameters, optimizer and autograd.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from staticgraph.arguments import Forward, forward_of
+from staticgraph.batch import StaticBatch
+from staticgraph.buckets import BucketPlan
+from staticgraph.compiled import CompiledFunction
+from staticgraph.loader import StaticLoader
+from staticgraph.losses import masked_mean, without_missing
+from staticgraph.modes import resolve
+from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.nn.convert import context_of
+from staticgraph.predictions import Predictions
+from staticgraph.report import Report, device_name, versions
+from staticgraph.schema import Schema
+from staticgraph.sizes import Capacity
+from staticgraph.slots import SlotLayout
+from staticgraph.statistics import BucketStatistics
+from staticgraph.store import GraphStore
+from staticgraph.training_state import untouched
+
+Loss = Callable[[Any, StaticBatch], Tensor]
+
+# torch's graph trees run a function once to warm up, once to record, and replay from then on.
+RECORDING_RUNS = 3
+
+
+class Key(NamedTuple):
+    """What a compiled function belongs to."""
+
+    bucket: int
+    phase: str
+    training: bool
+    grad: bool
+
+    def __str__(self) -> str:
+        return (
+            f"bucket {self.bucket} {self.phase} {'train' if self.training else 'eval'}"
+            f"{'' if self.grad else ' no_grad'}"
+        )
+
+
+class EvalResult(NamedTuple):
+    """What :meth:`StaticGraphRunner.eval_step` gives: the padded output and the mean loss."""
+
+    out: Any
+    loss: Tensor | None
+
+
+class StaticGraphRunner:
+    """Runs a model over the batches of a plan.
+
+    Args:
+        model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
+        plan: the buckets, or a plain list of capacities.
+        mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
+            ``max-autotune-no-cudagraphs``, or ``auto``: ``reduce-overhead`` on CUDA, ``eager`` on
+            the CPU.
+        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
+            over the real rows.
+        optimizer: over the model's parameters.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
+        allow_cpu: let the modes that record CUDA graphs run on a CPU, where they record nothing.
+
+    Raises:
+        ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        mode: str = "auto",
+        *,
+        loss: Loss | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        forward: Forward | None = None,
+        autocast: torch.dtype | None = None,
+        allow_cpu: bool = False,
+    ) -> None:
+        self.model = model
+        self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        self.loss = loss
+        self.optimizer = optimizer
+        self.autocast = autocast
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.mode = resolve(mode, self.device.type, allow_cpu)
+        self._forward = forward or forward_of(model)
+        self._context = context_of(model)
+        self._static_calls = StaticCalls(model, self._context)
+        self._compiled: dict[Key, CompiledFunction] = {}
+        self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
+        self._schema: Schema | None = self.plan.schema
+        self._warmed_up = False
+        self._fallbacks: list[str] = []
+
+    # ------------------------------------------------------------------ running
+
+    def __call__(self, batch: StaticBatch) -> Any:
+        """The forward in the model's present mode, with autograd as torch has it.
+
+        Returns:
+            The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
+        """
+        return self._run("forward", batch)
+
+    def step(self, batch: StaticBatch) -> Tensor:
+        """One training step: gradients to zero, forward, loss, backward, optimizer.
+
+        Puts the model into training mode if it is not.
+
+        Returns:
+            The mean loss over the real rows, 0-dim, detached, on the device.
+
+        Raises:
+            ValueError: no loss or no optimizer was given, or the loss is a scalar.
+            NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
+        """
+        if self.loss is None or self.optimizer is None:
+            raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
+        if not self.model.training:
+            self.model.train()
+        statistics = self._statistics[batch.bucket]
+        with statistics.timed():
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self._run("step", batch)
+            loss.backward()
+            self.optimizer.step()
+        return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def eval_step(self, batch: StaticBatch) -> EvalResult:
+        """Output and mean loss in evaluation mode, without gradients.
+
+        Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
+        """
+        with self._evaluating():
+            out = self._run("forward", batch)
+            loss = None if self.loss is None else self._mean_loss(out, batch)
+        return EvalResult(out, loss)
+
+    def predict(self, graphs: Any) -> Any:
+        """Outputs for new graphs, in the order given, padding left out.
+
+        Args:
+            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`.
+
+        Returns:
+            For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
+            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+
+        Raises:
+            GraphTooLarge: a graph fits no bucket.
+            BadGraph: a graph lacks a field, or has one of another dtype or width.
+        """
+        if isinstance(graphs, GraphStore):
+            store = graphs
+        elif len(graphs) == 0:
+            return []
+        else:
+            store = GraphStore.from_pyg(graphs, schema=self._schema)
+        any_data = replace(self.plan, digest=None)
+        loader = StaticLoader(store, any_data, exact=False, device=self.device)
+        predictions = Predictions(store)
+        with self._evaluating():
+            for batch in loader:
+                predictions.add(batch, self._run("forward", batch))
+        return predictions.in_order()
+
+    # ------------------------------------------------------------------ warming up
+
+    def warmup(
+        self,
+        example: StaticBatch | GraphStore | None = None,
+        phases: Iterable[str] | None = None,
+        progress: bool = True,
+    ) -> StaticGraphRunner:
+        """Compiles, and records, every bucket now. Parameters, buffers, gradients and random state
+        are as before afterwards.
+
+        Args:
+            example: a batch or a store, where the plan does not know the fields of the data (a
+                plain list of capacities).
+            phases: of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
+                ``"forward"`` (calling the runner while the model trains); by default the first two,
+                or the second alone without a loss and an optimizer.
+            progress: show a bar.
+
+        Raises:
+            ValueError: the fields of the data are not known.
+            NotStatic: the model cannot be compiled in fixed shapes.
+        """
+        if example is not None:
+            layout = getattr(example, "layout", None)
+            self._schema = layout.schema if layout is not None else example.schema
+        if not self.mode.compiled:
+            self._warmed_up = True
+            return self
+        if self._schema is None:
+            raise ValueError(
+                "the plan is a plain list of capacities, which does not say what fields a graph "
+                "has: pass warmup(example=store) or a batch, or use plan_buckets(store, ...)"
+            )
+        if phases is None:
+            trains = self.loss is not None and self.optimizer is not None
+            phases = ("step", "eval") if trains else ("eval",)
+        # Largest first: later, smaller recordings fit into the memory of earlier ones.
+        keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
+        with (
+            untouched(self.model),
+            tqdm(keys, desc="warming up", unit=" key", disable=not progress, leave=False) as bar,
+        ):
+            for bucket, phase in bar:
+                bar.set_postfix_str(f"bucket {bucket} {phase}")
+                self._warm(bucket, phase, self._schema)
+        self._warmed_up = True
+        return self
+
+    def _warm(self, bucket: int, phase: str, schema: Schema) -> None:
+        layout = SlotLayout(bucket, self.plan.capacities[bucket], schema)
+        batch = StaticBatch.blank(layout, self.device)
+        for _ in range(RECORDING_RUNS if self.mode.recording else 1):
+            if phase == "step":
+                self.model.train()
+                self._run("step", batch, counted=False).backward()
+            elif phase == "forward":
+                self.model.train()
+                self._run("forward", batch, counted=False)
+            elif phase == "eval":
+                with self._evaluating():
+                    self._run("forward", batch, counted=False)
+            else:
+                raise ValueError(f"phase {phase!r}; choose of 'step', 'eval', 'forward'")
+
+    # ------------------------------------------------------------------ reporting
+
+    def report(self) -> Report:
+        """What ran so far, bucket by bucket."""
+        keys = [
+            [(k, f.counts) for k, f in self._compiled.items() if k.bucket == bucket]
+            for bucket in range(len(self.plan.capacities))
+        ]
+        skipped = [
+            f"{key}: torch declined to record {counts.skipped} graphs; "
+            "TORCH_LOGS=cudagraphs names the reason"
+            for bucket in keys
+            for key, counts in bucket
+            if counts.skipped
+        ]
+        return Report(
+            model=type(self.model).__name__,
+            device=device_name(self.device),
+            mode=self.mode.name,
+            mode_reason=self.mode.reason,
+            autocast=None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+            buckets=tuple(
+                statistics.report(bucket, [counts for _, counts in keys[bucket]])
+                for bucket, statistics in enumerate(self._statistics)
+            ),
+            fallbacks=(*self._fallbacks, *skipped),
+            versions=versions(),
+        )
+
+    # ------------------------------------------------------------------ inside
+
+    def _run(self, phase: str, batch: StaticBatch, counted: bool = True) -> Any:
+        if batch.bucket >= len(self._statistics) or (
+            batch.capacity != self.plan.capacities[batch.bucket]
+        ):
+            raise ValueError(
+                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
+                "this runner's plan: give the loader and the runner the same plan"
+            )
+        if counted and batch.real is not None:
+            self._statistics[batch.bucket].count(batch.real, phase)
+        with self._static_calls:
+            try:
+                if not self.mode.compiled:
+                    return self._compute(phase, batch)
+                key = Key(batch.bucket, phase, self.model.training, torch.is_grad_enabled())
+                return self._compiled_for(key, batch)(*batch.tensors().values())
+            finally:
+                self._context.leave()
+
+    def _compute(self, phase: str, batch: StaticBatch) -> Any:
+        """Forward, or forward and mean loss, of one batch; what is compiled."""
+        self._context.enter(batch)
+        precision = (
+            nullcontext()
+            if self.autocast is None
+            else torch.autocast(self.device.type, dtype=self.autocast)
+        )
+        with precision:
+            out = self._forward(self.model, batch)
+            result = out if phase == "forward" else self._mean_loss(out, batch)
+        self._context.leave()
+        return result
+
+    def _mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
+        assert self.loss is not None
+        return masked_mean(self.loss(out, without_missing(batch)), batch)
+
+    def _compiled_for(self, key: Key, batch: StaticBatch) -> CompiledFunction:
+        if key not in self._compiled:
+            if self._warmed_up:
+                self._statistics[key.bucket].late_compiles += 1
+                warnings.warn(
+                    f"{key} was not warmed up and compiles now; name its phase in "
+                    "warmup(phases=...)",
+                    stacklevel=4,
+                )
+            self._compiled[key] = self._compile(key, batch)
+        return self._compiled[key]
+
+    def _compile(self, key: Key, batch: StaticBatch) -> CompiledFunction:
+        layout, names, compute, phase = (
+            batch.layout,
+            tuple(batch.tensors()),
+            self._compute,
+            key.phase,
+        )
+
+        def run(*tensors: Tensor) -> Any:
+            return compute(phase, StaticBatch(layout, dict(zip(names, tensors, strict=True))))
+
+        return CompiledFunction(run, self.mode, self.device, str(key))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients; every module's flag is put back."""
+        trained = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module in trained:
+                module.training = True

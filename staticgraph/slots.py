@@ -1,0 +1,182 @@
+"""Fixed memory for batches: one buffer, cut into the arrays of a bucket, lent and taken back.
+
+Every array of a batch is a view of one contiguous buffer, so that a batch crosses to a device in
+one copy and its addresses never change. A pool owns a fixed number of slots; the batch that holds
+one gives it back when it is dropped. A consumer that keeps batches runs out of slots and is told
+so, instead of memory growing in silence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import SlotsExhausted
+from staticgraph.schema import Schema
+from staticgraph.sizes import Capacity
+from staticgraph.store import Array
+
+# Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
+ALIGNMENT = 256
+
+
+class Entry(NamedTuple):
+    """One array of a slot: ``nbytes`` at ``offset``."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array, without alignment."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class SlotLayout:
+    """Which arrays a batch of one bucket has, and where they stand in its slot.
+
+    Every batch has ``edge_index [2, E]``, ``batch [N]``, ``ptr [G + 1]``, ``graph_ids [G]``,
+    ``counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
+    ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
+    """
+
+    bucket: int
+    capacity: Capacity
+    schema: Schema
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The arrays in order."""
+        nodes, edges, graphs = self.capacity.nodes, self.capacity.edges, self.capacity.graphs
+        wanted: list[tuple[str, str, tuple[int, ...]]] = [
+            ("edge_index", "int64", (2, edges)),
+            ("batch", "int64", (nodes,)),
+            ("ptr", "int64", (graphs + 1,)),
+            ("graph_ids", "int64", (graphs,)),
+            ("counts", "int64", (3,)),
+            ("node_mask", "bool", (nodes,)),
+            ("edge_mask", "bool", (edges,)),
+            ("graph_mask", "bool", (graphs,)),
+        ]
+        rows = {"node": nodes, "edge": edges, "graph": graphs}
+        for field in self.schema:
+            wanted.append((field.name, field.dtype, (rows[field.level] * field.rows, *field.shape)))
+        entries, offset = [], 0
+        for name, dtype, shape in wanted:
+            entry = Entry(name, np.dtype(dtype), shape, offset)
+            entries.append(entry)
+            offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
+        return tuple(entries)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of a slot of this layout."""
+        last = self.entries[-1]
+        return last.offset + -(-last.nbytes // ALIGNMENT) * ALIGNMENT
+
+    def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Views of a uint8 buffer of at least :attr:`nbytes`."""
+        return {
+            entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
+            .view(getattr(torch, entry.dtype.name))
+            .view(entry.shape)
+            for entry in self.entries
+        }
+
+
+class Slot:
+    """One buffer with its views, for every bucket of a plan."""
+
+    __slots__ = ("_layouts", "_views", "buffer", "released")
+
+    def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
+        nbytes = max(layout.nbytes for layout in layouts)
+        self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.released: torch.cuda.Event | None = None
+        self._layouts = layouts
+        self._views: dict[int, tuple[dict[str, Tensor], dict[str, Array]]] = {}
+
+    def tensors(self, bucket: int) -> dict[str, Tensor]:
+        """The arrays of a bucket as tensors; always the same objects."""
+        return self._of(bucket)[0]
+
+    def arrays(self, bucket: int) -> dict[str, Array]:
+        """The same memory as NumPy arrays (host slots only)."""
+        return self._of(bucket)[1]
+
+    def _of(self, bucket: int) -> tuple[dict[str, Tensor], dict[str, Array]]:
+        if bucket not in self._views:
+            tensors = self._layouts[bucket].tensors(self.buffer)
+            on_host = self.buffer.device.type == "cpu"
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
+            self._views[bucket] = (tensors, arrays)
+        return self._views[bucket]
+
+
+class SlotPool:
+    """A fixed number of slots, lent oldest first.
+
+    Raises (from :meth:`lend`):
+        SlotsExhausted: all are lent.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[SlotLayout],
+        count: int,
+        device: str | torch.device = "cpu",
+        pinned: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.count = count
+        self._free = deque(Slot(layouts, self.device, pinned) for _ in range(count))
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots that are free now."""
+        return sum(slot.buffer.numel() for slot in self._free)
+
+    def lend(self) -> Slot:
+        """A slot that nobody holds."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            raise SlotsExhausted(
+                f"all {self.count} slots are held by batches that are still alive: use a batch "
+                "and drop it, keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
+            ) from None
+
+    def take_back(self, slot: Slot) -> None:
+        """Returns a slot; on a device, its next fill waits for the work queued until now."""
+        if self.device.type == "cuda":
+            slot.released = slot.released or torch.cuda.Event()
+            slot.released.record(torch.cuda.current_stream(self.device))
+        self._free.append(slot)
+
+
+class Lease:
+    """Held by a batch; gives the slot back when the batch is dropped."""
+
+    __slots__ = ("pool", "slot")
+
+    def __init__(self, pool: SlotPool, slot: Slot) -> None:
+        self.pool = pool
+        self.slot = slot
+
+    def __del__(self) -> None:
+        self.pool.take_back(self.slot)
