@@ -6,7 +6,6 @@ task) and one error for a machine without a network or without the package.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,7 +55,8 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
         from ogb.graphproppred import PygGraphPropPredDataset  # pyright: ignore[reportMissingImports]
 
         try:
-            dataset = PygGraphPropPredDataset(name, root=str(root / "ogb"))
+            with _data_is_safe():
+                dataset = PygGraphPropPredDataset(name, root=str(root / "ogb"))
         except ValueError as error:  # OGB's own words for a name that it does not know
             raise UnknownDataset(f"ogb:{name}: {error}") from None
     store = GraphStore.from_pyg(dataset, name=name, progress=progress)
@@ -73,22 +73,30 @@ def open_pt(path: Path, progress: bool) -> GraphStore:
     Raises:
         BadGraph: the file holds something else.
     """
-    import torch_geometric.data  # noqa: F401  registers Data with torch.load's safe list
-
     try:
-        graphs = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "unreadable"
+        with _data_is_safe():
+            graphs = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
         raise BadGraph(
-            f"{path} is not a list of Data saved by torch.save ({reason}); load it yourself and "
-            "pass the graphs to GraphStore.from_pyg"
-        ) from None
+            f"{path} is not a list of Data saved by torch.save, or holds other objects as well; "
+            "load it yourself and pass the graphs to GraphStore.from_pyg"
+        ) from error
     if not isinstance(graphs, list):
         raise BadGraph(
             f"{path} holds a {type(graphs).__name__}; expected a list of "
             "torch_geometric.data.Data, as torch.save(list(dataset), path) writes it"
         )
     return GraphStore.from_pyg(graphs, name=path.stem, progress=progress)
+
+
+def _data_is_safe() -> torch.serialization.safe_globals:
+    """Lets ``torch.load`` read ``Data``: PyG 2.8 registers the class, but not what it consists of.
+    OGB 1.3.6 calls ``torch.load`` as it was before torch 2.6, so it needs this, too."""
+    from torch_geometric.data import Data
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import GlobalStorage
+
+    return torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
 
 
 @contextmanager

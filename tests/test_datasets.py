@@ -1,0 +1,353 @@
+"""Data sets by name or path: layouts against loops, downloads against stand-ins, errors read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.datasets
+from torch_geometric.data import Data
+
+from staticgraph import datasets
+from staticgraph.errors import BadGraph, DatasetUnavailable, UnknownDataset
+
+DATA = Path(__file__).parents[1] / "examples" / "data"
+
+
+def raw(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / f"{name}.npz") as archive:
+        return {key: archive[key] for key in archive.files}
+
+
+# ---------------------------------------------------------------------- .npz
+
+
+@pytest.mark.parametrize("name", ["hiv", "esol"])
+def test_molecules_are_what_a_loop_over_bonds_gives(name):
+    store, arrays = datasets.open(DATA / f"{name}.npz"), raw(name)
+    nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
+    bonds = np.concatenate([[0], np.cumsum(arrays["num_bonds"].astype(int))])
+    assert len(store) == len(arrays["num_nodes"])
+    for g in [0, 1, 77, len(store) - 1]:
+        edges, kinds = [], []
+        for b in range(bonds[g], bonds[g + 1]):
+            one, other = map(int, arrays["bonds"][:, b])
+            edges += [(one, other), (other, one)]
+            kinds += [arrays["bond_feat"][:, b].tolist()] * 2
+        data = store[g]
+        assert data.edge_index.t().tolist() == [list(pair) for pair in edges]
+        assert data.edge_attr.tolist() == kinds
+        assert data.x.tolist() == arrays["atom_feat"][:, nodes[g] : nodes[g + 1]].T.tolist()
+        assert data.y.tolist() == [[arrays["label"][g]]]
+        assert (data.x.dtype, data.edge_attr.dtype) == (torch.int64, torch.int64)
+        assert data.y.dtype == torch.float32
+
+
+def test_published_splits_are_kept():
+    store = datasets.open(DATA / "hiv.npz")
+    sizes = {name: len(ids) for name, ids in store.splits.items()}
+    assert sizes == {"train": 32901, "val": 4113, "test": 4113}
+    assert store.name == "hiv"
+    np.testing.assert_array_equal(store.splits["val"], np.flatnonzero(raw("hiv")["split"] == 1))
+
+
+@pytest.mark.parametrize("name", ["MUTAG", "PROTEINS", "NCI1"])
+def test_tu_sets_are_what_a_loop_gives(name):
+    store, arrays = datasets.open(DATA / f"{name}.npz"), raw(name)
+    nodes = np.concatenate([[0], np.cumsum(arrays["num_nodes"].astype(int))])
+    edges = np.concatenate([[0], np.cumsum(arrays["num_edges_undirected"].astype(int))])
+    for g in [0, 5, len(store) - 1]:
+        data = store[g]
+        pairs = arrays["edges"][:, edges[g] : edges[g + 1]].T.tolist()
+        assert data.edge_index.t().tolist() == [p for a, b in pairs for p in ([a, b], [b, a])]
+        tags = arrays["node_tag"][nodes[g] : nodes[g + 1]]
+        assert data.x.argmax(1).tolist() == tags.tolist()
+        assert data.x.sum(1).tolist() == [1.0] * len(tags)
+        assert data.x.dtype == torch.float32
+        assert (data.y.dtype, data.y.tolist()) == (torch.int64, [int(arrays["label"][g])])
+
+
+def test_tu_without_node_labels_gets_ones_and_classes_count_from_zero(tmp_path):
+    np.savez(
+        tmp_path / "t.npz",
+        num_nodes=[2, 1],
+        num_edges_undirected=[1, 0],
+        edges=[[0], [1]],
+        label=[1, -1],
+    )
+    store = datasets.open(tmp_path / "t.npz")
+    assert [data.x.tolist() for data in store] == [[[1.0], [1.0]], [[1.0]]]
+    assert [data.y.item() for data in store] == [1, 0]
+
+
+def test_labels_of_several_tasks(tmp_path):
+    arrays = raw("esol") | {"label": np.full((1128, 3), np.nan, np.float32)}
+    np.savez(tmp_path / "m.npz", **arrays)
+    field = datasets.open(tmp_path / "m.npz").schema["y"]
+    assert (field.shape, field.has_nan) == ((3,), True)
+
+
+# ---------------------------------------------------------------------- splits
+
+
+def test_random_splits_are_seeded_and_lose_nothing():
+    one, same, other = (datasets.open(DATA / "esol.npz", seed=seed).splits for seed in (0, 0, 1))
+    assert {name: len(ids) for name, ids in one.items()} == {"train": 904, "val": 112, "test": 112}
+    for name, ids in one.items():
+        np.testing.assert_array_equal(ids, same[name])
+        assert not np.array_equal(ids, other[name])
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(one.values()))), np.arange(1128))
+
+
+@pytest.mark.parametrize("graphs", [1, 5, 9, 10, 11])
+def test_a_small_set_trains_on_something(graphs):
+    split = datasets.random_split(graphs, 0)
+    assert len(split["train"]) >= 1
+    assert sum(map(len, split.values())) == graphs
+
+
+# ---------------------------------------------------------------------- stores and lists
+
+
+def test_a_folder_keeps_its_splits(tmp_path):
+    store = datasets.open(DATA / "esol.npz", seed=7)
+    store.save(tmp_path / "s")
+    again = datasets.open(tmp_path / "s", seed=8)
+    np.testing.assert_array_equal(again.splits["test"], store.splits["test"])
+
+
+def test_a_list_of_data_in_a_file(tmp_path):
+    graphs = [Data(x=torch.rand(n, 3), y=torch.rand(1, 2), num_nodes=n) for n in range(1, 12)]
+    torch.save(graphs, tmp_path / "g.pt")
+    store = datasets.open(tmp_path / "g.pt")
+    assert store.name == "g"
+    assert torch.equal(store[4].x, graphs[4].x)
+    assert len(store.splits["val"]) == 1
+
+
+class NotData:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"a": 1}, "holds a dict; expected a list of torch_geometric.data.Data"),
+        ([NotData()], "or holds other objects as well"),
+        ([], "g is empty"),
+        ([torch.ones(3)], "item 0 of g is a Tensor; expected torch_geometric.data.Data"),
+    ],
+)
+def test_a_file_of_something_else(tmp_path, content, message):
+    torch.save(content, tmp_path / "g.pt")
+    with pytest.raises(BadGraph, match=message):
+        datasets.open(tmp_path / "g.pt")
+
+
+def test_a_file_that_is_no_torch_file(tmp_path):
+    (tmp_path / "g.pt").write_bytes(b"hello")
+    with pytest.raises(BadGraph, match=r"g\.pt is not a list of Data saved by torch\.save"):
+        datasets.open(tmp_path / "g.pt")
+
+
+# ---------------------------------------------------------------------- unknown
+
+
+@pytest.mark.parametrize("spec", ["hiv", "tu:", "zinc:full", "data.h5", "examples"])
+def test_an_unknown_spec_lists_what_is_understood(spec, monkeypatch):
+    monkeypatch.chdir(DATA.parents[1])
+    with pytest.raises(UnknownDataset) as caught:
+        datasets.open(spec)
+    for form, _ in datasets.SPECS:
+        assert form in str(caught.value)
+    assert spec in str(caught.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"nowhere/mine\.npz: there is no such file"):
+        datasets.open("nowhere/mine.npz")
+
+
+def test_an_npz_of_another_layout_says_what_it_holds(tmp_path):
+    np.savez(tmp_path / "a.npz", features=[1], num_nodes=[1])
+    with pytest.raises(
+        UnknownDataset, match=r"holds features, num_nodes; expected molecules \(num"
+    ):
+        datasets.open(tmp_path / "a.npz")
+    np.savez(tmp_path / "p.npz", label=np.array([{}], dtype=object))
+    with pytest.raises(UnknownDataset, match=r"is not an \.npz of plain arrays"):
+        datasets.open(tmp_path / "p.npz")
+    (tmp_path / "b.npz").write_text("hello")
+    with pytest.raises(UnknownDataset, match=r"is not an \.npz of plain arrays"):
+        datasets.open(tmp_path / "b.npz")
+
+
+# ---------------------------------------------------------------------- downloads
+
+
+def graphs_with(**fields) -> list[Data]:
+    return [
+        Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2, **fields) for _ in range(20)
+    ]
+
+
+def test_tu_through_pyg(monkeypatch, tmp_path):
+    seen = {}
+
+    def stand_in(root, name):
+        seen.update(root=root, name=name)
+        return graphs_with(y=torch.tensor([1]))
+
+    monkeypatch.setattr(torch_geometric.datasets, "TUDataset", stand_in)
+    store = datasets.open("tu:IMDB-BINARY", root=tmp_path)
+    assert seen == {"root": str(tmp_path / "tu"), "name": "IMDB-BINARY"}
+    assert store.name == "IMDB-BINARY"
+    assert store[3].x.tolist() == [[1.0], [1.0]], "no node labels: ones"
+    assert store[3].y.tolist() == [1]
+    assert len(store.splits["train"]) == 16
+
+
+def test_molnet_through_pyg(monkeypatch, tmp_path):
+    class StandIn(list):
+        names = torch_geometric.datasets.MoleculeNet.names
+
+        def __init__(self, root, name):
+            assert root == str(tmp_path / "molnet")
+            super().__init__(graphs_with(x=torch.ones(2, 9).long(), y=torch.ones(1, 1)))
+
+    monkeypatch.setattr(torch_geometric.datasets, "MoleculeNet", StandIn)
+    assert datasets.open("molnet:ESOL", root=tmp_path).name == "ESOL"
+    with pytest.raises(UnknownDataset, match=r"molnet:nope: MoleculeNet has bace, bbbp, "):
+        datasets.open("molnet:nope", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "dtype", "values"),
+    [
+        ("binary classification", torch.tensor([[1]]), "float32", [[1.0]]),
+        ("multiclass classification", torch.tensor([[4]]), "int64", [4]),
+        ("regression", torch.tensor([[0.5]]), "float32", [[0.5]]),
+    ],
+)
+def test_ogb_keeps_its_split_and_the_dtype_tells_the_task(monkeypatch, task, y, dtype, values):
+    class StandIn(list):
+        task_type = task
+
+        def __init__(self, name, root):
+            if name == "ogbg-nope":
+                raise ValueError(f"Invalid dataset name {name}.")
+            super().__init__(graphs_with(x=torch.ones(2, 9).long(), y=y))
+
+        def get_idx_split(self):
+            ids = torch.arange(20)
+            return {"train": ids[:5], "valid": ids[5:7], "test": ids[7:]}
+
+    package = ModuleType("ogb")
+    module = ModuleType("ogb.graphproppred")
+    module.PygGraphPropPredDataset = StandIn
+    monkeypatch.setitem(sys.modules, "ogb", package)
+    monkeypatch.setitem(sys.modules, "ogb.graphproppred", module)
+    store = datasets.open("ogb:ogbg-molhiv")
+    assert {name: len(ids) for name, ids in store.splits.items()} == {
+        "train": 5, "val": 2, "test": 13,
+    }  # fmt: skip
+    assert (store.schema["y"].dtype, store[0].y.tolist()) == (dtype, values)
+    with pytest.raises(UnknownDataset, match="ogb:ogbg-nope: Invalid dataset name"):
+        datasets.open("ogb:ogbg-nope")
+
+
+def test_offline_says_what_to_do(monkeypatch, tmp_path):
+    def offline(*_, **__):
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(torch_geometric.datasets, "TUDataset", offline)
+    with pytest.raises(DatasetUnavailable, match=r"tu:PROTEINS is not under .* check the name and"):
+        datasets.open("tu:PROTEINS", root=tmp_path)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
+    with pytest.raises(DatasetUnavailable, match=r"pip install 'staticgraph\[ogb\]'"):
+        datasets.open("ogb:ogbg-molhiv")
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    (tmp_path / "m.csv").write_text("smiles,y\nC,1\n")
+    with pytest.raises(DatasetUnavailable, match=r"pip install 'staticgraph\[smiles\]'"):
+        datasets.open(tmp_path / "m.csv")
+
+
+# ---------------------------------------------------------------------- SMILES
+
+
+@pytest.fixture
+def chem():
+    return pytest.importorskip("rdkit.Chem", reason="the extra 'smiles' is not installed")
+
+
+def test_features_are_ogbs(chem):
+    """The example in the comments of OGB's ``ogb/utils/features.py``."""
+    from staticgraph.datasets.smiles import atom_features, bond_features
+
+    molecule = chem.MolFromSmiles("Cl[C@H](/C=C/C)Br")
+    assert atom_features(molecule.GetAtomWithIdx(1)) == (5, 2, 4, 5, 1, 0, 2, 0, 0)
+    assert bond_features(molecule.GetBondWithIdx(2)) == (1, 2, 0)
+    # An atom without a number, and a metal with a charge beyond the list: the last places.
+    assert atom_features(chem.MolFromSmiles("*").GetAtomWithIdx(0))[0] == 118
+    assert atom_features(chem.MolFromSmiles("[W+6]").GetAtomWithIdx(0))[3] == 11
+
+
+def test_a_table_of_smiles(chem, tmp_path):
+    (tmp_path / "m.csv").write_text(
+        "mol_id,SMILES,logp,toxic,split\n"
+        "a,C,1.5,0,train\n"
+        "b,CO,,1,valid\n"
+        "c,c1ccccc1,2.5,,test\n"
+    )  # fmt: skip
+    store = datasets.open(tmp_path / "m.csv")
+    assert [data.num_nodes for data in store] == [1, 2, 6]
+    assert [data.num_edges for data in store] == [0, 2, 12]
+    np.testing.assert_array_equal(
+        store.columns["y"], np.array([[1.5, 0], [np.nan, 1], [2.5, np.nan]], np.float32)
+    )
+    assert store[1].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert store[1].x[:, 0].tolist() == [5, 7], "carbon and oxygen"
+    assert store[2].edge_attr.unique(dim=0).tolist() == [[3, 0, 1]], "aromatic and conjugated"
+    assert {name: ids.tolist() for name, ids in store.splits.items()} == {
+        "train": [0], "val": [1], "test": [2],
+    }  # fmt: skip
+    assert datasets.open(tmp_path / "m.csv", target="toxic").schema["y"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("table", "target", "message"),
+    [
+        ("smiles,y\n", None, "has no rows below its header"),
+        ("mol,y\nC,1\n", None, "has the columns mol, y; one must be called smiles"),
+        ("smiles,name\nC,a\n", None, "has no numeric column to predict besides its SMILES"),
+        ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; mend it"),
+        ("smiles,y\nC,1\n", "z", "has no column 'z'; it has smiles, y"),
+        ("smiles,y\nC,1\nC,high\n", "y", "line 3: y is 'high', not a number"),
+        ("smiles,y,split\nC,1,dev\n", None, "split is 'dev'; use train, val or test"),
+    ],
+)
+def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
+    (tmp_path / "m.csv").write_text(table)
+    with pytest.raises(BadGraph) as caught:
+        datasets.open(tmp_path / "m.csv", target=target)
+    assert message in str(caught.value)
+
+
+def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatch):
+    (tmp_path / "m.csv").write_text("smiles,y\n" + "C,1\n" * 30)
+    datasets.open(tmp_path / "m.csv")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("staticgraph.datasets.smiles.PROGRESS_FROM", 10)
+    datasets.open(tmp_path / "m.csv")
+    assert "reading m" in capsys.readouterr().err
+    datasets.open(tmp_path / "m.csv", progress=False)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,284 @@
+"""PyG Data -> store: nothing is changed, levels are told apart, odd graphs are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data, HeteroData
+
+from staticgraph import datasets
+from staticgraph.errors import BadGraph
+from staticgraph.flatten import from_pyg
+from staticgraph.store import GraphStore
+
+ESOL = Path(__file__).parents[1] / "examples" / "data" / "esol.npz"
+
+
+def shuffled(data: Data, rng: torch.Generator) -> Data:
+    """The same molecule with its edges in another order, and an attribute of every level."""
+    order = torch.randperm(data.num_edges, generator=rng)
+    return Data(
+        x=data.x,
+        edge_index=data.edge_index[:, order],
+        edge_attr=data.edge_attr[order],
+        y=data.y,
+        pos=torch.randn(data.num_nodes, 3, generator=rng),
+        weight=torch.rand(data.num_edges, generator=rng).double(),
+        in_ring=data.x[:, 8] > 0,
+        descriptor=torch.randn(3, 2, generator=rng),
+        num_nodes=data.num_nodes,
+    )
+
+
+@pytest.fixture(scope="module")
+def molecules() -> list[Data]:
+    """Real molecules (the smallest, edgeless ones too) with shuffled edges, and an empty graph."""
+    store = datasets.open(ESOL)
+    rng = torch.Generator().manual_seed(0)
+    few = [*range(40), *np.flatnonzero(store.sizes[:, 1] == 0).tolist()]
+    graphs = [shuffled(store[i], rng) for i in few]
+    empty = graphs[0].clone()
+    for key in ("x", "edge_attr", "pos", "weight", "in_ring"):
+        empty[key] = empty[key][:0]
+    empty.edge_index, empty.num_nodes = empty.edge_index[:, :0], 0
+    return [*graphs, empty]
+
+
+def assert_equal(found: Data, expected: Data) -> None:
+    assert found.num_nodes == expected.num_nodes
+    assert set(found.keys()) | {"num_nodes"} == set(expected.keys()) | {"num_nodes"}
+    for key, value in expected.to_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert found[key].dtype == value.dtype, key
+            assert torch.equal(found[key], value), key
+
+
+def test_every_graph_comes_back(molecules):
+    assert any(data.num_edges == 0 and data.num_nodes for data in molecules)
+    store = GraphStore.from_pyg(molecules)
+    levels = {field.name: (field.level, field.rows) for field in store.schema}
+    assert levels == {
+        "x": ("node", 1),
+        "edge_attr": ("edge", 1),
+        "y": ("graph", 1),
+        "pos": ("node", 1),
+        "weight": ("edge", 1),
+        "in_ring": ("node", 1),
+        "descriptor": ("graph", 3),
+    }
+    for found, expected in zip(store, molecules, strict=True):
+        assert_equal(found, expected)
+
+
+def test_a_batch_of_what_comes_back_is_pygs_batch(molecules):
+    batch = Batch.from_data_list(list(GraphStore.from_pyg(molecules)))
+    expected = Batch.from_data_list(molecules)
+    for key in ("x", "edge_index", "edge_attr", "y", "batch", "ptr", "descriptor"):
+        assert torch.equal(batch[key], expected[key]), key
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.float32, torch.float64,
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1, max_size=6),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (1,), (3,), (2, 2)]),
+    st.integers(0, 1000),
+)
+def test_any_dtype_and_width_comes_back(sizes, dtype, shape, seed):
+    rng = torch.Generator().manual_seed(seed)
+    graphs = []
+    for nodes, edges in sizes:
+        edges = edges if nodes else 0
+        ends = torch.randint(0, max(nodes, 1), (2, edges), generator=rng)
+        value = (torch.randn(nodes, *shape, generator=rng) * 100).to(dtype)
+        graphs.append(Data(x=value, edge_index=ends, y=torch.rand(1), num_nodes=nodes))
+    for found, expected in zip(GraphStore.from_pyg(graphs), graphs, strict=True):
+        assert_equal(found, expected)
+
+
+# ---------------------------------------------------------------------- levels
+
+RING = torch.tensor([[0, 1, 2], [1, 2, 0]])  # as many edges as nodes
+
+
+@pytest.mark.parametrize(
+    ("graphs", "name", "level"),
+    [
+        # One graph tells edges from nodes for the whole data set.
+        ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3),
+          Data(edge_index=RING, a=torch.ones(4), num_nodes=4)], "a", "node"),
+        ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3),
+          Data(edge_index=RING, a=torch.ones(3), num_nodes=4)], "a", "edge"),
+        # Both fit everywhere: the name decides, as in PyG.
+        ([Data(edge_index=RING, edge_a=torch.ones(3), num_nodes=3)], "edge_a", "edge"),
+        ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3)], "a", "node"),
+        # A target of one row is the graph's, even where every graph has one node or one edge.
+        ([Data(y=torch.ones(1), num_nodes=1)] * 2, "y", "graph"),
+        ([Data(edge_index=torch.tensor([[0], [1]]), y=torch.ones(1), num_nodes=2)], "y", "graph"),
+        ([Data(y=torch.ones(3), num_nodes=3), Data(y=torch.ones(2), num_nodes=2)], "y", "node"),
+        ([Data(u=torch.ones(2, 5), num_nodes=3), Data(u=torch.ones(2, 5), num_nodes=1)],
+         "u", "graph"),
+    ],
+)  # fmt: skip
+def test_levels(graphs, name, level):
+    field = GraphStore.from_pyg(graphs).schema[name]
+    assert field.level == level
+    assert field.rows == (2 if name == "u" else 1)
+
+
+def test_scalars_and_numbers_become_rows():
+    graphs = [
+        Data(y=torch.tensor(1.5), t=3, num_nodes=2),
+        Data(y=torch.tensor([2.5]), t=4, num_nodes=1),
+    ]
+    store = GraphStore.from_pyg(graphs)
+    assert [data.y.tolist() for data in store] == [[1.5], [2.5]]
+    assert [data.t.tolist() for data in store] == [[3], [4]]
+
+
+def test_strings_and_excluded_attributes_are_left_out():
+    graphs = [Data(x=torch.ones(2, 1), smiles="CC", junk=torch.ones(i + 4)) for i in range(2)]
+    store = GraphStore.from_pyg(graphs, exclude=["junk"])
+    assert [field.name for field in store.schema] == ["x"]
+
+
+def test_a_data_sets_transform_is_applied():
+    class Doubled(list):
+        def __getitem__(self, index):
+            data = super().__getitem__(index).clone()
+            data.x = data.x * 2
+            return data
+
+    store = GraphStore.from_pyg(Doubled([Data(x=torch.ones(2, 1))]))
+    assert store.name == "Doubled"
+    assert store[0].x.tolist() == [[2], [2]]
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def graph(nodes: int = 3, **fields) -> Data:
+    values = {"x": torch.ones(nodes, 2), "edge_index": RING, "num_nodes": nodes} | fields
+    return Data(**{key: value for key, value in values.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("graphs", "message"),
+    [
+        ([], "list is empty: a store needs at least one graph"),
+        ([graph(), (1, 2)], "item 1 of list is a tuple; expected torch_geometric.data.Data"),
+        ([HeteroData()], "item 0 of list is a HeteroData; expected"),
+        (
+            [graph(), graph(x=None)],
+            "graph 1 has no 'x', which graph 0 has; add it to every graph, or pass exclude=['x']",
+        ),
+        (
+            [graph(), graph(z=torch.ones(3))],
+            "graph 1 has ['z'], which graph 0 lacks; add it to every graph, or pass exclude=['z']",
+        ),
+        (
+            [graph(), graph(), graph(x=torch.ones(3, 2).double())],
+            "'x' is torch.float64 with rows of shape [2] in graph 2, but torch.float32 with rows "
+            "of shape [2] in graph 0: make them alike in every graph",
+        ),
+        (
+            [graph(), graph(x=torch.ones(3, 5))],
+            "'x' is torch.float32 with rows of shape [5] in graph 1, but torch.float32 with rows",
+        ),
+        (
+            [graph(), graph(x=torch.ones(7, 2))],
+            "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges, and 3 in graph 0: a field "
+            "belongs to nodes, to edges, or has the same number of rows in every graph; pass "
+            "exclude=['x']",
+        ),
+        ([graph(), graph(2)], "graph 1 has 2 nodes, but its edge 1 joins 1 -> 2: node numbers"),
+        ([graph(edge_index=RING - 1)], "graph 0 has 3 nodes, but its edge 0 joins -1 -> 0"),
+        ([graph(edge_index=RING.t()[:, :1])], "graph 0 has an edge_index of shape [3, 1] and"),
+        ([graph(edge_index=RING.float())], "dtype torch.float32; expected int64 [2, edges]"),
+        ([graph(x=torch.ones(3, 2).bfloat16())], "'x' is bfloat16, which a store cannot keep"),
+        ([graph(x=torch.ones(3, 2).to_sparse())], "sparse adjacency matrices are not supported"),
+        ([graph(z=torch.ones(3) * 1j)], "field 'z' has dtype complex64; use numbers or booleans"),
+    ],
+)
+def test_odd_graphs_are_named(graphs, message):
+    with pytest.raises(BadGraph) as caught:
+        from_pyg(graphs)
+    assert message in str(caught.value)
+
+
+def test_reserved_names_are_refused_with_the_remedy():
+    graphs = [graph(bucket=torch.ones(1))]
+    with pytest.raises(ValueError, match=r"'bucket': every batch .* leave it out with exclude="):
+        from_pyg(graphs)
+    assert "bucket" not in from_pyg(graphs, exclude=["bucket"]).schema
+
+
+def test_positions_are_checked_where_asked_and_nan_targets_never():
+    bad = graph(pos=torch.tensor([[0.0] * 3, [0, torch.nan, 0], [0] * 3]), y=torch.tensor([[0.0]]))
+    good = graph(pos=torch.zeros(3, 3), y=torch.tensor([[torch.nan]]))
+    from_pyg([good, bad])
+    from_pyg([good, good], check_finite=True)
+    with pytest.raises(BadGraph, match=r"graph 1 has pos\[1\] = \[0.0, nan, 0.0\], which is not"):
+        from_pyg([good, bad], check_finite=("pos",))
+
+
+# ---------------------------------------------------------------------- new graphs, known schema
+
+
+@pytest.fixture(scope="module")
+def schema(molecules):
+    return GraphStore.from_pyg(molecules, exclude=["weight", "descriptor"]).schema
+
+
+def test_new_graphs_follow_the_schema_and_need_no_target(molecules, schema):
+    graphs = [data.clone() for data in molecules[:3]]
+    for data in graphs:
+        del data.y, data.weight
+    store = from_pyg(graphs, schema=schema)
+    assert {field.name for field in store.schema} == {field.name for field in schema}
+    assert store.columns["y"].tolist() == [[0.0]] * 3
+    assert torch.equal(store[2].x, graphs[2].x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.__delattr__("pos"), "graph 1 has no 'pos', which the plan expects"),
+        (lambda d: d.update({"x": d.x[:-1], "num_nodes": d.num_nodes}), "'x' has 31 rows in"),
+        (lambda d: d.update({"x": d.x.float()}), "'x' is torch.float32 with rows of shape [9]"),
+    ],
+)
+def test_new_graphs_that_differ_are_named(molecules, schema, change, message):
+    graphs = [data.clone() for data in (molecules[1], molecules[0])]
+    change(graphs[1])
+    with pytest.raises(BadGraph) as caught:
+        from_pyg(graphs, schema=schema)
+    assert message in str(caught.value)
+
+
+def test_new_graphs_of_another_dtype_throughout(molecules, schema):
+    graphs = [data.clone() for data in molecules[:2]]
+    for data in graphs:
+        data.x = data.x.float()
+    with pytest.raises(BadGraph, match=r"'x' as float32 \[9\] a node; the plan was made for int64"):
+        from_pyg(graphs, schema=schema)
+
+
+def test_rows_that_only_add_up_are_refused(molecules, schema):
+    """A row too few here and one too many there would shift every graph between them."""
+    graphs = [data.clone() for data in molecules[:2]]
+    graphs[0].update({"x": graphs[0].x[:-1], "num_nodes": graphs[0].num_nodes})
+    graphs[1].x = torch.cat([graphs[1].x, graphs[1].x[:1]])
+    with pytest.raises(BadGraph, match=r"'x' has 31 rows in graph 0, which has 32 nodes"):
+        from_pyg(graphs, schema=schema)

@@ -1,0 +1,342 @@
+"""GraphStore: what goes in comes out, order is right, files are checked, errors name the graph."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph import datasets
+from staticgraph.columns import compact
+from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.schema import Schema
+from staticgraph.store import GraphStore
+
+DATA = Path(__file__).parents[1] / "examples" / "data"
+NONE = np.empty(0, np.int64)
+
+
+@pytest.fixture(scope="module")
+def esol() -> GraphStore:
+    return datasets.open(DATA / "esol.npz")
+
+
+@st.composite
+def flat_graphs(draw):
+    """Node counts, edge counts and local endpoints of a few graphs, empty ones among them."""
+    sizes = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=8))
+    nodes = np.array([n for n, _ in sizes])
+    edges = np.array([e if n else 0 for n, e in sizes])
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    ends = [rng.integers(0, n, (2, e)) for n, e in zip(nodes, edges, strict=True) if e]
+    src, dst = np.concatenate(ends, axis=1) if ends else np.empty((2, 0), np.int64)
+    return nodes, edges, src, dst
+
+
+def build(nodes, edges, src, dst, **fields) -> GraphStore:
+    return GraphStore.from_arrays(np.array(nodes), np.array(edges), src, dst, fields)
+
+
+# ---------------------------------------------------------------------- structure
+
+
+@settings(max_examples=150, deadline=None)
+@given(flat_graphs())
+def test_edges_are_sorted_with_row_pointers_and_transpose(graphs):
+    nodes, edges, src, dst = graphs
+    number = np.arange(len(src))
+    store = build(nodes, edges, src, dst, edge_number=("edge", number))
+    row_ptr_oracle = []
+    for g in range(len(nodes)):
+        span = slice(store.edge_offsets[g], store.edge_offsets[g + 1])
+        order = np.argsort(dst[span], kind="stable")
+        np.testing.assert_array_equal(store.edge_dst[span], dst[span][order])
+        np.testing.assert_array_equal(store.edge_src[span], src[span][order])
+        np.testing.assert_array_equal(store.columns["edge_number"][span], number[span][order])
+        by_source = np.argsort(src[span][order], kind="stable")
+        np.testing.assert_array_equal(store.transpose[span], by_source)
+        first = np.searchsorted(dst[span][order], np.arange(nodes[g]), side="left")
+        row_ptr_oracle.append(store.edge_offsets[g] + first)
+    expected = np.append(np.concatenate(row_ptr_oracle), len(src))
+    np.testing.assert_array_equal(store.row_ptr, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(flat_graphs())
+def test_a_graph_comes_out_as_it_went_in(graphs):
+    nodes, edges, src, dst = graphs
+    weight = np.random.default_rng(0).normal(size=(len(src), 2)).astype(np.float32)
+    charge = np.arange(nodes.sum()) - 3
+    store = build(nodes, edges, src, dst, w=("edge", weight), q=("node", charge))
+    at_node, at_edge = 0, 0
+    for g, data in enumerate(store):
+        span = slice(at_edge, at_edge + edges[g])
+        assert data.num_nodes == nodes[g]
+        np.testing.assert_array_equal(data.edge_index.numpy(), np.stack([src[span], dst[span]]))
+        np.testing.assert_array_equal(data.w.numpy(), weight[span])
+        np.testing.assert_array_equal(data.q.numpy(), charge[at_node : at_node + nodes[g]])
+        at_node, at_edge = at_node + nodes[g], at_edge + edges[g]
+
+
+def test_sizes_and_histogram_of_real_molecules(esol):
+    with np.load(DATA / "esol.npz") as raw:
+        sizes = np.stack([raw["num_nodes"].astype(int), 2 * raw["num_bonds"].astype(int)], axis=1)
+    np.testing.assert_array_equal(esol.sizes, sizes)
+    assert esol.size(5) == tuple(sizes[5])
+    assert esol.histogram.num_graphs == len(esol) == 1128
+    np.testing.assert_array_equal(esol.histogram.maxima, sizes.max(axis=0))
+
+
+def test_index_like_a_list(esol):
+    assert esol[-1].num_nodes == esol[len(esol) - 1].num_nodes
+    for beyond in (len(esol), -len(esol) - 1):
+        with pytest.raises(IndexError, match=f"graph {beyond} of 1128"):
+            esol[beyond]
+
+
+def test_cardinality_is_what_an_embedding_needs(esol):
+    with np.load(DATA / "esol.npz") as raw:
+        expected = tuple(int(row.max()) + 1 for row in raw["atom_feat"])
+    assert esol.cardinality("x") == expected
+
+
+# ---------------------------------------------------------------------- compact columns
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([0, 255], "uint8"),
+        ([-1, 255], "int16"),
+        ([0, 65535], "uint16"),
+        ([-40000, 1], "int32"),
+        ([0, 2**40], "int64"),
+    ],
+)
+def test_integers_take_the_smallest_dtype(values, kept):
+    column = np.array(values, dtype=np.int64)
+    assert compact(column).dtype == kept
+    np.testing.assert_array_equal(compact(column), column)
+
+
+@pytest.mark.parametrize("odd", [0.5, -1.0, 256.0, np.nan, np.inf, -0.0])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_floats_stay_unless_a_byte_holds_them_exactly(odd, dtype):
+    assert compact(np.array([0, 1, 255], dtype)).dtype == np.uint8
+    column = np.array([0, 1, odd], dtype)
+    assert compact(column).dtype == dtype
+    assert compact(column).tobytes() == column.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"],
+)
+@pytest.mark.parametrize("level", ["node", "edge", "graph"])
+def test_every_dtype_and_level_round_trips(dtype, level, tmp_path):
+    nodes, edges = np.array([2, 0, 1]), np.array([3, 0, 1])
+    rows = {"node": 3, "edge": 4, "graph": 3}[level]
+    values = np.random.default_rng(1).integers(0, 2, (rows, 2, 2)).astype(dtype)
+    store = build(nodes, edges, [1, 0, 1, 0], [1, 1, 0, 0], f=(level, values))
+    store.save(tmp_path / "s")
+    for same in (store, GraphStore.load(tmp_path / "s")):
+        out = np.concatenate([data.f.numpy() for data in same])
+        assert out.dtype == dtype
+        np.testing.assert_array_equal(out, values)
+
+
+def test_a_store_does_not_change_with_the_arrays_it_came_from():
+    x = np.array([0.5, 1.5])
+    store = build([2], [0], NONE, NONE, x=("node", x))
+    x[:] = 7
+    assert store[0].x.tolist() == [0.5, 1.5]
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [], NONE, NONE, {}), "data holds no graph; a store needs at least one"),
+        (([2], [1, 1], NONE, NONE, {}), "node counts of 1 graphs, edge counts of 2"),
+        (([2, -1], [0, 0], NONE, NONE, {}), "graph 1 of data has -1 nodes and 0 edges"),
+        (([2], [1], [0, 1], [0], {}), "2 sources and 1 destinations for 1 edges"),
+        (([2], [1], [0.0], [1.0], {}), "edges are float64 and float64; use whole numbers"),
+        (
+            ([2, 3], [1, 2], [0, 0, 3], [1, 1, 0], {}),
+            "graph 1 has 3 nodes, but its edge 1 joins 3 -> 0: node numbers must be from 0 and "
+            "below 3; mend edge_index or set num_nodes",
+        ),
+        (([2, 0], [0, 1], [-1], [0], {}), "graph 1 has 0 nodes, but its edge 0 joins -1 -> 0"),
+        (
+            ([2], [0], NONE, NONE, {"x": ("node", np.zeros((3, 4)))}),
+            "field 'x' has shape (3, 4); a node-level field of this data set has 2 rows",
+        ),
+        (
+            ([2], [0], NONE, NONE, {"x": ("node", np.array(["a", "b"]))}),
+            "field 'x' has dtype <U1; use numbers or booleans",
+        ),
+    ],
+)
+def test_bad_arrays_are_named(arguments, message):
+    nodes, edges, src, dst, fields = arguments
+    with pytest.raises(BadGraph) as caught:
+        GraphStore.from_arrays(
+            np.array(nodes, int), np.array(edges, int), np.array(src), np.array(dst), fields
+        )
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("level", "row", "where"),
+    [("node", 3, "graph 2 has f[1]"), ("edge", 2, "graph 2 has f[0]"), ("graph", 5, "graph 2")],
+)
+def test_not_finite_is_found_where_asked(level, row, where):
+    rows = {"node": 4, "edge": 4, "graph": 6}[level]
+    values = np.zeros((rows, 2), np.float32)
+    values[row, 1] = np.inf
+    arguments = ([2, 0, 2], [2, 0, 2], np.array([0, 1, 0, 1]), np.array([0, 1, 0, 1]))
+    options = {"rows": {"f": 2}} if level == "graph" else {}
+    GraphStore.from_arrays(*map(np.array, arguments), {"f": (level, values)}, **options)
+    for which in (True, ("f",)):
+        with pytest.raises(BadGraph) as caught:
+            GraphStore.from_arrays(
+                *map(np.array, arguments), {"f": (level, values)}, check_finite=which, **options
+            )
+        assert where in str(caught.value)
+        assert "[0.0, inf], which is not finite: mend or drop the graph" in str(caught.value)
+
+
+def test_nan_labels_are_allowed_and_marked():
+    y = np.array([[np.nan], [1]], np.float32)
+    store = GraphStore.from_arrays(
+        np.array([1, 1]), np.array([0, 0]), NONE, NONE, {"y": ("graph", y)}, check_finite=True
+    )
+    assert store.schema["y"].has_nan
+
+
+@pytest.mark.parametrize("name", ["batch", "edge_index", "graph_mask", "num_nodes"])
+def test_reserved_names_are_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}': every batch has an attribute of this name"):
+        GraphStore.from_arrays(
+            np.array([1]), np.array([0]), NONE, NONE, {name: ("node", np.zeros(1))}
+        )
+
+
+def test_splits_must_name_graphs(esol):
+    with pytest.raises(BadGraph, match="split 'val' of esol names graph 1128; there are 1128"):
+        esol.with_splits(val=np.array([0, 1128]))
+    with pytest.raises(BadGraph, match="names graph -1"):
+        esol.with_splits(val=np.array([-1]))
+
+
+def test_schema_describes_itself(esol):
+    described = [field.describe() for field in esol.schema]
+    assert described == ["int64 [9] a node", "int64 [3] an edge", "float32 [1] a graph"]
+    assert Schema.from_dict(json.loads(json.dumps(esol.schema.to_dict()))) == esol.schema
+    with pytest.raises(KeyError, match="no field 'z'; there are x, edge_attr, y"):
+        esol.schema["z"]
+    assert "esol: 1,128 graphs" in repr(esol)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def saved(esol, tmp_path) -> Path:
+    esol.save(tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_load_gives_what_was_saved_without_copying(esol, saved):
+    loaded = GraphStore.load(saved)
+    assert loaded.schema == esol.schema
+    assert loaded.name == "esol"
+    assert set(loaded.arrays()) == set(esol.arrays())
+    for name, array in loaded.arrays().items():
+        np.testing.assert_array_equal(array, esol.arrays()[name])
+        assert array.dtype == esol.arrays()[name].dtype
+        assert isinstance(array, np.memmap)
+        assert not array.flags.writeable
+    assert not list(saved.parent.glob(".store-*")), "no scratch folder stays behind"
+
+
+def test_edgeless_and_empty_graphs_survive_the_disk(tmp_path):
+    store = GraphStore.from_arrays(
+        np.array([0, 1, 0]), np.array([0, 0, 0]), NONE, NONE, {"x": ("node", np.ones((1, 2)))}
+    )
+    store.save(tmp_path / "s")
+    loaded = GraphStore.load(tmp_path / "s")
+    assert [data.num_nodes for data in loaded] == [0, 1, 0]
+    assert [list(data.x.shape) for data in loaded] == [[0, 2], [1, 2], [0, 2]]
+
+
+def test_every_file_is_checked_for_length_and_content(saved):
+    for path in sorted(saved.glob("*.npy")):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(StoreCorrupt, match=f"{path.name} has {len(whole) - 1} bytes, the man"):
+            GraphStore.load(saved, verify=False)
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(StoreCorrupt, match=f"{path.name} is not what was written"):
+            GraphStore.load(saved)
+        path.unlink()
+        with pytest.raises(StoreCorrupt, match=f"{path.name} has no bytes"):
+            GraphStore.load(saved)
+        path.write_bytes(whole)
+    GraphStore.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99; this library"),
+        (lambda text: text.replace("staticgraph.store", "other"), "says other version 1"),
+        (lambda text: text[: len(text) // 2], "is not readable"),
+        (lambda text: "[]", "is not a manifest"),
+    ],
+)
+def test_another_or_broken_manifest_is_refused(saved, edit, message):
+    manifest = saved / "manifest.json"
+    manifest.write_text(edit(manifest.read_text()))
+    with pytest.raises(StoreCorrupt, match=message) as caught:
+        GraphStore.load(saved)
+    assert "build the store again" in str(caught.value)
+
+
+def test_saving_replaces_a_store_and_nothing_else(esol, saved, tmp_path):
+    opened = GraphStore.load(saved)
+    opened.with_splits(train=np.array([3])).save(saved)
+    assert GraphStore.load(saved).splits["train"].tolist() == [3]
+    other = tmp_path / "precious"
+    other.mkdir()
+    (other / "thesis.txt").write_text("all my work")
+    with pytest.raises(FileExistsError, match="precious exists and is not a store"):
+        esol.save(other)
+    assert (other / "thesis.txt").exists()
+
+
+def test_a_write_that_fails_leaves_the_old_store(esol, saved, monkeypatch):
+    def full_disk(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        esol.save(saved)
+    monkeypatch.undo()
+    assert len(GraphStore.load(saved)) == len(esol)
+    assert [path.name for path in saved.parent.iterdir()] == ["store"]
+
+
+def test_no_store_is_not_a_corrupt_one(tmp_path, saved):
+    with pytest.raises(FileNotFoundError, match=r"is not a store: it has no manifest\.json"):
+        GraphStore.load(tmp_path)
+    shutil.rmtree(saved)
+    with pytest.raises(FileNotFoundError):
+        GraphStore.load(saved)
