@@ -19,6 +19,7 @@ from torch import Tensor
 from staticgraph.cuda_graph import recorded_graphs, skipped_recordings
 from staticgraph.errors import NotStatic
 from staticgraph.modes import Mode
+from staticgraph.obstacles import obstacles
 
 
 @dataclass(slots=True)
@@ -51,6 +52,24 @@ class CompileCounts:
         self.skipped += now[3] - before[3]
 
 
+class _StaticInductor:
+    """Inductor in one of torch's modes, for graphs whose every shape is a number."""
+
+    def __init__(self, mode: str, name: str) -> None:
+        self._inductor = torch._TorchCompileInductorWrapper(mode, None, False)
+        self._name = name
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if found := obstacles(graph):
+            raise NotStatic(
+                f"{self._name} has shapes or numbers that depend on data:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
+                "torch.where instead of a mask index, or use mode='eager'"
+            )
+        return self._inductor(graph, inputs)
+
+
 class CompiledFunction:
     """A function of tensors, compiled at its first call and never again.
 
@@ -77,10 +96,7 @@ class CompiledFunction:
             function.__closure__,
         )
         self._call = torch.compile(
-            own,
-            fullgraph=True,
-            dynamic=False,
-            mode=None if mode.name == "default" else mode.name,
+            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode.name, name)
         )
         self._device = device
         self._name = name
@@ -98,6 +114,9 @@ class CompiledFunction:
         try:
             result = self._call(*tensors)
         except torch._dynamo.exc.TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", None)
+            if isinstance(cause, NotStatic):
+                raise cause from None
             raise NotStatic(
                 f"{self._name} cannot be compiled in fixed shapes:\n{error}\n"
                 "Give the operation a static form, or use mode='eager'"

@@ -1,0 +1,36 @@
+"""What several tests share: real molecules, one thread, and the reason for skipping without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import staticgraph as sg
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
+
+# Two cores are often busy; OpenMP threads that wait for a busy core slow tiny kernels a hundredfold.
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device; none is visible to torch")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def hiv() -> sg.GraphStore:
+    """41,127 molecules of MoleculeNet HIV with OGB's integer features and scaffold split."""
+    return sg.datasets.open(EXAMPLES / "hiv.npz")
+
+
+@pytest.fixture(scope="session")
+def esol() -> sg.GraphStore:
+    """1,128 molecules with solubility, among them single atoms without a bond."""
+    return sg.datasets.open(EXAMPLES / "esol.npz")
