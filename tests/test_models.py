@@ -1,0 +1,135 @@
+"""The model zoo: plain PyG models, of the right shape, reading every feature, static or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+
+import staticgraph as sg
+from staticgraph import models
+
+DATA = Path(__file__).parents[1] / "examples" / "data"
+
+
+@pytest.fixture(scope="module")
+def esol() -> sg.GraphStore:
+    return sg.datasets.open(DATA / "esol.npz")
+
+
+@pytest.fixture(scope="module")
+def mutag() -> sg.GraphStore:
+    return sg.datasets.open(DATA / "MUTAG.npz")
+
+
+def call(model: torch.nn.Module, graphs: list[Data]) -> torch.Tensor:
+    batch = Batch.from_data_list(graphs)
+    edge_attr = getattr(batch, "edge_attr", None)
+    return model(batch.x, batch.edge_index, edge_attr, batch.batch, len(graphs))
+
+
+@pytest.mark.parametrize("pool", ["mean", "add"])
+@pytest.mark.parametrize("name", models.NAMES)
+def test_a_batch_gives_what_each_graph_gives_alone(name, pool, esol):
+    torch.manual_seed(0)
+    model = models.build(name, esol, hidden=16, layers=2, num_outputs=3, pool=pool).double().eval()
+    graphs = [esol[i] for i in (0, 1, int(esol.sizes[:, 0].argmin()), 7)]
+    together = call(model, graphs)
+    assert together.shape == (4, 3)
+    alone = torch.cat([model(g.x, g.edge_index, g.edge_attr) for g in graphs])
+    assert torch.allclose(together, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_every_parameter_learns(name, esol):
+    torch.manual_seed(0)
+    model = models.build(name, esol, hidden=16, layers=2)
+    call(model, [esol[i] for i in range(8)]).square().sum().backward()
+    without = {key for key, value in model.named_parameters() if value.grad is None}
+    assert not without, f"{name}: {without} take no part in the output"
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_static_batches_give_the_same(name, esol):
+    """Padded through the runner, against the same weights unpadded: outputs and gradients."""
+    torch.manual_seed(0)
+    model = models.build(name, esol, hidden=16, layers=2).double()
+    ids = [3, 1, 4, 1059]
+    expected = call(model, [esol[i] for i in ids])
+    expected.square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    runner = sg.StaticGraphRunner(model, [(200, 400, 7)], loss=lambda out, _: out.square())
+    model.train()
+    batch = sg.StaticBatch.of(esol, ids, (200, 400, 7))
+    out = runner(batch)[batch.graph_mask]
+    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
+    out.square().mean().backward()
+    largest = max(g.abs().max() for g in gradients)
+    for found, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (found.grad - gradient).abs().max() <= 1e-10 * largest
+
+
+@pytest.mark.parametrize("name", [name for name in models.NAMES if name != "gine"])
+def test_float_features_and_no_edge_features(name, mutag):
+    model = models.build(name, mutag, hidden=16, layers=2, num_outputs=2)
+    assert call(model, [mutag[i] for i in range(3)]).shape == (3, 2)
+    assert isinstance(model.node_encoder, models.NumberEncoder)
+
+
+def test_tables_are_as_large_as_the_data_needs(esol):
+    model = models.build("gine", esol, hidden=8)
+    assert isinstance(model.node_encoder, models.CategoryEncoder)
+    sizes = tuple(table.num_embeddings for table in model.node_encoder.tables)
+    assert sizes == esol.cardinality("x")
+
+
+def test_encoders_take_vectors_bools_and_no_rows():
+    categories, numbers = models.CategoryEncoder((5,), 4), models.NumberEncoder(1, 4)
+    assert categories(torch.tensor([0, 4])).shape == (2, 4)
+    assert numbers(torch.tensor([True, False])).shape == (2, 4)
+    two = models.CategoryEncoder((2, 3), 4)
+    assert two(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 4)
+    summed = two.tables[0].weight[1] + two.tables[1].weight[2]
+    assert torch.equal(two(torch.tensor([[1, 2]]))[0], summed)
+
+
+def store_with(**fields) -> sg.GraphStore:
+    none = np.empty(0, np.int64)
+    return sg.GraphStore.from_arrays(np.array([2]), np.array([0]), none, none, fields, name="toy")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "options", "message"),
+    [
+        ("gnn", {}, {}, "there is no model 'gnn'; choose of gine, gps, gin, gcn, gat, sage"),
+        ("gin", {}, {"pool": "max"}, "there is no pool 'max'; choose of mean, add"),
+        ("gin", {}, {}, "toy has no node features x: add some, such as ones"),
+        ("gps", {}, {"hidden": 30}, "gps has 4 heads, which do not divide hidden=30"),
+        (
+            "gine",
+            {"x": ("node", np.ones(2))},
+            {},
+            "gine needs edge_attr, which toy has not; gin works without",
+        ),
+        (
+            "gin",
+            {"x": ("node", np.array([3, -7]))},
+            {},
+            "x of toy is an integer field with values down to -7",
+        ),
+        (
+            "gin",
+            {"x": ("node", np.array([3, 10**7]))},
+            {},
+            "x of toy goes up to 10000000, too many for an embedding table (at most 1000000)",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_said(name, fields, options, message):
+    with pytest.raises(ValueError) as caught:
+        models.build(name, store_with(**fields), **options)
+    assert message in str(caught.value)
