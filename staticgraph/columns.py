@@ -26,7 +26,8 @@ def compact(column: Array) -> Array:
 
     Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
     as they are unless every value is a whole number from 0 to 255 (one-hot features) and none is
-    -0.0, which a byte holds. Booleans stay. Never the caller's own array.
+    -0.0, which a byte cannot tell from 0. Booleans stay. Never the caller's own array, and always
+    in C order: a column in another order would be copied whole for every batch that is filled.
     """
     if column.dtype == np.bool_ or not column.size:
         return column.copy()
@@ -34,10 +35,10 @@ def compact(column: Array) -> Array:
         low, high = int(column.min()), int(column.max())
         for dtype in (np.uint8, np.int16, np.uint16, np.int32, np.int64):
             if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-                return column.astype(dtype)
+                return column.astype(dtype, order="C")
         return column.copy()
     with np.errstate(invalid="ignore"):
-        narrow = column.astype(np.uint8)
+        narrow = column.astype(np.uint8, order="C")
     exact = np.array_equal(narrow, column) and not np.signbit(column).any()
     return narrow if exact else column.copy()
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph import datasets
 from staticgraph.columns import compact
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Schema
@@ -19,11 +18,6 @@ from staticgraph.store import GraphStore
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 NONE = np.empty(0, np.int64)
-
-
-@pytest.fixture(scope="module")
-def esol() -> GraphStore:
-    return datasets.open(DATA / "esol.npz")
 
 
 @st.composite
@@ -340,3 +334,15 @@ def test_no_store_is_not_a_corrupt_one(tmp_path, saved):
     shutil.rmtree(saved)
     with pytest.raises(FileNotFoundError):
         GraphStore.load(saved)
+
+
+@pytest.mark.parametrize("values", [np.arange(12), np.arange(12.0), np.arange(12.0) + 0.5])
+def test_columns_are_in_c_order(values):
+    """A transposed field would otherwise be copied whole for every batch: 5 ms of 5.1 a batch."""
+    field = np.asfortranarray(values.reshape(4, 3))
+    none = np.empty(0, np.int64)
+    store = GraphStore.from_arrays(
+        np.full(4, 1), np.zeros(4, int), none, none, {"x": ("node", field)}
+    )
+    assert store.columns["x"].flags.c_contiguous
+    assert np.array_equal(store.columns["x"], field)
