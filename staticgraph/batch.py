@@ -35,6 +35,7 @@ class StaticBatch:
         edge_index: ``[2, E]`` int64; batch: ``[N]`` int64; ptr: ``[G + 1]`` int64.
         node_mask, edge_mask, graph_mask: ``[N]``, ``[E]``, ``[G]`` bool, True on real rows.
         graph_ids: ``[G]`` int64, positions in the store, -1 on padding graphs.
+        row_ptr, col_ptr, transpose: the edges by node, where asked for; see :class:`SlotLayout`.
         num_nodes, num_edges, num_graphs, batch_size: ``N, E, G, G`` as Python numbers.
         num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
         bucket: the number of the bucket; capacity: its sizes.
@@ -66,6 +67,7 @@ class StaticBatch:
         ids: Iterable[int],
         capacity: Capacity | tuple[int, ...],
         bucket: int = 0,
+        pointers: bool = False,
     ) -> StaticBatch:
         """Pads some graphs of a store into memory of its own, on the CPU.
 
@@ -73,7 +75,7 @@ class StaticBatch:
             GraphTooLarge: together they exceed the capacity.
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity(*capacity)
-        layout = SlotLayout(bucket, capacity, store.schema)
+        layout = SlotLayout(bucket, capacity, store.schema, pointers)
         tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         real = fill(store, np.fromiter(ids, np.int64), layout, arrays)
@@ -260,9 +262,7 @@ class StaticBatch:
 
     def _real(self) -> RealCounts:
         if self.real is None:
-            raise RuntimeError(
-                "a compiled step does not know the real counts; use the masks"
-            )
+            raise RuntimeError("a compiled step does not know the real counts; use the masks")
         return self.real
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -64,6 +64,18 @@ def fill(
         arrays["graph_mask"],
     )
     arrays["counts"][:] = real[:3]
+    if layout.pointers:
+        _pointers(
+            ids,
+            store.node_offsets,
+            store.edge_offsets,
+            store.row_ptr,
+            store.transpose,
+            arrays["edge_index"],
+            arrays["row_ptr"],
+            arrays["col_ptr"],
+            arrays["transpose"],
+        )
     for field in layout.schema:
         source, target = store.columns[field.name], arrays[field.name]
         if field.level == "graph":
@@ -160,6 +172,45 @@ def _structure(
         loop = node + k * spare_nodes // spare_edges
         edge_index[0, edge + k] = loop
         edge_index[1, edge + k] = loop
+
+
+@numba.njit(cache=True, nogil=True)
+def _pointers(
+    ids: IntArray,
+    node_offsets: IntArray,
+    edge_offsets: IntArray,
+    store_row_ptr: Array,
+    store_transpose: Array,
+    edge_index: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+) -> None:
+    """What the store keeps a graph, moved to where its graphs stand in the batch. Padding edges
+    are self-loops in ascending order after the real ones, so they need no sorting either way."""
+    nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
+    node, edge = 0, 0
+    for i in ids:
+        first_node, first_edge = node_offsets[i], edge_offsets[i]
+        n, e = node_offsets[i + 1] - first_node, edge_offsets[i + 1] - first_edge
+        for v in range(n):
+            row_ptr[node + v] = edge + store_row_ptr[first_node + v] - first_edge
+        for k in range(e):
+            transpose[edge + k] = edge + store_transpose[first_edge + k]
+        node += n
+        edge += e
+    for k in range(edge, edges):
+        transpose[k] = k
+    k = edge
+    for v in range(node, nodes + 1):
+        while k < edges and edge_index[1, k] < v:
+            k += 1
+        row_ptr[v] = k
+    k = 0
+    for v in range(nodes + 1):
+        while k < edges and edge_index[0, transpose[k]] < v:
+            k += 1
+        col_ptr[v] = k
 
 
 @numba.njit(cache=True, nogil=True)

@@ -42,6 +42,8 @@ class StaticLoader:
         device: where the batches are wanted.
         num_workers: threads that fill slots ahead; 0 fills on demand.
         slots: batches that may be alive at once.
+        pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
+            of ``convert(model, kernels=True)`` read.
         rank, world_size: this process's share of a distributed job.
         **batching: further options of :class:`staticgraph.batching.Batcher`, such as ``oversize``.
 
@@ -63,6 +65,7 @@ class StaticLoader:
         device: str | torch.device = "cpu",
         num_workers: int = 0,
         slots: int = DEFAULT_SLOTS,
+        pointers: bool = False,
         rank: int = 0,
         world_size: int = 1,
         **batching: Any,
@@ -73,7 +76,7 @@ class StaticLoader:
         self.num_workers = num_workers
         _check_plan(self.plan, store)
         self.layouts = [
-            SlotLayout(bucket, capacity, store.schema)
+            SlotLayout(bucket, capacity, store.schema, pointers)
             for bucket, capacity in enumerate(self.plan.capacities)
         ]
         self._batcher = Batcher(

@@ -108,6 +108,7 @@ class StaticGraphRunner:
         self._forward = forward or forward_of(model)
         self._context = context_of(model)
         self._static_calls = StaticCalls(model, self._context)
+        self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
         self._compiled: dict[Key, CompiledFunction] = {}
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
@@ -179,7 +180,9 @@ class StaticGraphRunner:
         else:
             store = GraphStore.from_pyg(graphs, schema=self._schema)
         any_data = replace(self.plan, digest=None)
-        loader = StaticLoader(store, any_data, exact=False, device=self.device)
+        loader = StaticLoader(
+            store, any_data, exact=False, device=self.device, pointers=self._pointers
+        )
         predictions = Predictions(store)
         with self._evaluating():
             for batch in loader:
@@ -236,7 +239,7 @@ class StaticGraphRunner:
         return self
 
     def _warm(self, bucket: int, phase: str, schema: Schema) -> None:
-        layout = SlotLayout(bucket, self.plan.capacities[bucket], schema)
+        layout = SlotLayout(bucket, self.plan.capacities[bucket], schema, self._pointers)
         batch = StaticBatch.blank(layout, self.device)
         for _ in range(RECORDING_RUNS if self.mode.recording else 1):
             if phase == "step":
@@ -289,6 +292,12 @@ class StaticGraphRunner:
             raise ValueError(
                 f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
+            )
+        if self._pointers and not batch.layout.pointers:
+            raise ValueError(
+                "the model was converted with kernels=True, which read row pointers, but the batch "
+                "carries none: make it with StaticLoader(..., pointers=True), or with "
+                "StaticBatch.of(..., pointers=True)"
             )
         if counted and batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, phase)

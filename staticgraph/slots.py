@@ -48,11 +48,17 @@ class SlotLayout:
     Every batch has ``edge_index [2, E]``, ``batch [N]``, ``ptr [G + 1]``, ``graph_ids [G]``,
     ``counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
     ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
+
+    With ``pointers`` also what sums over neighbours need to do without atomics (int32): edges
+    into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
+    are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
+    edges included.
     """
 
     bucket: int
     capacity: Capacity
     schema: Schema
+    pointers: bool = False
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -68,6 +74,12 @@ class SlotLayout:
             ("edge_mask", "bool", (edges,)),
             ("graph_mask", "bool", (graphs,)),
         ]
+        if self.pointers:
+            wanted += [
+                ("row_ptr", "int32", (nodes + 1,)),
+                ("col_ptr", "int32", (nodes + 1,)),
+                ("transpose", "int32", (edges,)),
+            ]
         rows = {"node": nodes, "edge": edges, "graph": graphs}
         for field in self.schema:
             wanted.append((field.name, field.dtype, (rows[field.level] * field.rows, *field.shape)))
