@@ -9,7 +9,7 @@ another dtype or another width in one graph is an error that names the graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ def from_pyg(
     dataset: Any,
     *,
     schema: Schema | None = None,
+    levels: Mapping[str, Level] | None = None,
     exclude: Iterable[str] = (),
     check_finite: bool | tuple[str, ...] = False,
     name: str | None = None,
@@ -43,6 +44,9 @@ def from_pyg(
         dataset: ``Data`` objects; a transform of the data set is applied once, now.
         schema: the fields to expect, as for new graphs given to a trained model; without it they
             are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
+        levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell: in a
+            data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks like an
+            edge feature.
         exclude: attributes to leave out.
         check_finite: refuse NaN and infinity in every floating field but ``y``, or in those named.
         name: what messages call the data set; its class by default.
@@ -57,7 +61,7 @@ def from_pyg(
     excluded = IGNORED | set(exclude)
     if len(dataset) == 0:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
-    reader = _Reader(name, excluded, schema)
+    reader = _Reader(name, excluded, schema, levels or {})
     for number in tqdm(
         range(len(dataset)),
         desc=f"reading {name}",
@@ -72,10 +76,17 @@ def from_pyg(
 class _Reader:
     """Collects the tensors of every graph, then decides levels and concatenates."""
 
-    def __init__(self, name: str, excluded: set[str] | frozenset[str], schema: Schema | None):
+    def __init__(
+        self,
+        name: str,
+        excluded: set[str] | frozenset[str],
+        schema: Schema | None,
+        levels: Mapping[str, Level],
+    ) -> None:
         self.name = name
         self.excluded = excluded
         self.schema = schema
+        self.levels = levels
         self.nodes: list[int] = []
         self.edges: list[int] = []
         self.edge_index: list[Tensor] = []
@@ -171,6 +182,17 @@ class _Reader:
         is_node = np.array_equal(lengths, self.nodes)
         is_edge = np.array_equal(lengths, self.edges)
         constant = bool((lengths == lengths[0]).all())
+        asked = self.levels.get(key)
+        if asked == "graph" and constant:
+            return "graph", int(lengths[0])
+        if (asked == "node" and is_node) or (asked == "edge" and is_edge):
+            return asked, 1
+        if asked is not None:
+            raise BadGraph(
+                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row a {asked} in every "
+                f"graph ({lengths[0]} rows in graph 0, which has {self.nodes[0]} nodes and "
+                f"{self.edges[0]} edges)"
+            )
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
         if is_edge and (not is_node or "edge" in key):

@@ -282,3 +282,13 @@ def test_rows_that_only_add_up_are_refused(molecules, schema):
     graphs[1].x = torch.cat([graphs[1].x, graphs[1].x[:1]])
     with pytest.raises(BadGraph, match=r"'x' has 31 rows in graph 0, which has 32 nodes"):
         from_pyg(graphs, schema=schema)
+
+
+def test_levels_settle_what_lengths_cannot_tell():
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    graphs = [Data(edge_index=edges, num_nodes=4, stress=torch.eye(3)) for _ in range(2)]
+    assert GraphStore.from_pyg(graphs).schema["stress"].level == "edge"
+    told = GraphStore.from_pyg(graphs, levels={"stress": "graph"})
+    assert (told.schema["stress"].level, told.schema["stress"].rows) == ("graph", 3)
+    with pytest.raises(BadGraph, match="has not one row a node in every graph"):
+        GraphStore.from_pyg(graphs, levels={"stress": "node"})

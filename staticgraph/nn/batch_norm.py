@@ -4,7 +4,8 @@ Padding rows that enter the mean and the variance change every output and, throu
 statistics, every later evaluation: with garbage in the padding by a factor of a thousand. Here both
 are taken over the rows that the batch's mask calls real; running statistics, momentum and the
 unbiased variance come out as in torch on the unpadded batch (Ioffe and Szegedy 2015, algorithm 1).
-Padding rows of the output are zero.
+Padding rows of the output are zero. Over several ranks (``SyncBatchNorm``) sums and counts are of
+the real rows of all ranks, so that a rank with a half-empty batch weighs half.
 """
 
 from __future__ import annotations
@@ -12,66 +13,148 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn import BatchNorm
 
 from staticgraph.nn.context import BatchContext
+
+
+def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:
+    """The dimensions to reduce, and the shape that puts channels back beside them."""
+    dims = [d for d in range(input.dim()) if d != 1]
+    return dims, (1, -1, *(1,) * (input.dim() - 2))
+
+
+def masked_batch_norm(
+    norm: torch.nn.modules.batchnorm._BatchNorm,
+    input: Tensor,
+    mask: Tensor,
+    group: object = None,
+) -> Tensor:
+    """``norm`` of ``input`` ``[R, C, ...]`` with statistics over the rows in ``mask`` ``[R]``.
+
+    Args:
+        norm: gives the weights, the options, and the running statistics to update.
+        input: any float dtype; statistics are in float32 or wider.
+        mask: bool, True on real rows.
+        group: a process group to sum statistics over, or None.
+    """
+    dims, shape = _shapes(input)
+    mask = mask.view(-1, *(1,) * (input.dim() - 1))
+    values = input if input.dtype == torch.float64 else input.float()
+    values = torch.where(mask, values, 0)
+    count = mask.sum() * (input[0, 0].numel() if input.dim() > 2 else 1)
+    total = values.sum(dims)
+    if group is not None:
+        total, count = _summed(total, group), _summed(count, group)
+    safe = count.clamp(min=1).to(values.dtype)
+    mean = total / safe
+    centred = torch.where(mask, values - mean.view(shape), 0)
+    squares = centred.square().sum(dims)
+    var = (_summed(squares, group) if group is not None else squares) / safe
+    if norm.running_mean is not None and norm.training:
+        _update_running(norm, mean.detach(), var.detach(), count)
+    out = centred * (var + norm.eps).rsqrt().view(shape)
+    if norm.weight is not None:
+        out = out * norm.weight.view(shape) + torch.where(mask, norm.bias.view(shape), 0)
+    return out.to(input.dtype)
+
+
+def _update_running(
+    norm: torch.nn.modules.batchnorm._BatchNorm, mean: Tensor, var: Tensor, count: Tensor
+) -> None:
+    """As torch does; a batch of padding alone leaves the statistics as they are."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    seen = count > 0
+    norm.num_batches_tracked.add_(seen)
+    if norm.momentum is None:
+        factor = 1.0 / norm.num_batches_tracked.clamp(min=1).to(mean.dtype)
+    else:
+        factor = norm.momentum
+    factor = torch.where(seen, factor, 0.0)
+    unbiased = var * (count / (count - 1).clamp(min=1)).to(var.dtype)
+    running = norm.running_mean.dtype
+    norm.running_mean.lerp_(mean.to(running), factor.to(running))
+    norm.running_var.lerp_(unbiased.to(running), factor.to(running))
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     """Takes the place of ``torch.nn.BatchNorm1d`` in a converted model, with the same state.
 
     Which rows are real is told by the leading size: ``[N, C]`` nodes, ``[E, C]`` edges, ``[G, C]``
-    graphs.
+    graphs, and what self-loops and pools make of them.
 
     Raises:
-        ValueError: the leading size is none of the three.
+        NotStatic: the leading size is none of these.
     """
 
     _staticgraph: BatchContext
 
     def forward(self, input: Tensor) -> Tensor:
-        batch = self._staticgraph.batch
+        context = self._staticgraph
         from_batch = self.training or self.running_mean is None
-        if batch is None or not from_batch:
+        if context.batch is None or not from_batch:
             return super().forward(input)
-        if batch.real is None:
-            return self._masked(input, batch.mask_of(input))
+        rows = context.real_rows(input)
+        if rows is None or rows < 2:
+            return masked_batch_norm(self, input, context.mask_of(input))
         # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
         # runs over just those, three times as fast on a CPU as the masked arithmetic.
-        rows = getattr(batch.real, f"{batch.level_of(input)}s")
         out = super().forward(input[:rows])
         return F.pad(out, (*(0, 0) * (out.dim() - 1), 0, len(input) - rows))
 
-    def _masked(self, input: Tensor, mask: Tensor) -> Tensor:
-        """``input`` is ``[R, C]`` or ``[R, C, L]``; ``mask`` ``[R]`` bool."""
-        dims = [0] if input.dim() == 2 else [0, 2]
-        shape = (1, -1) if input.dim() == 2 else (1, -1, 1)
-        mask = mask.view(-1, *(1,) * (input.dim() - 1))
-        values = input if input.dtype == torch.float64 else input.float()
-        count = mask.sum() * (1 if input.dim() == 2 else input.size(2))
-        safe = count.clamp(min=1).to(values.dtype)
-        values = torch.where(mask, values, 0)
-        mean = values.sum(dims) / safe
-        centred = torch.where(mask, values - mean.view(shape), 0)
-        var = centred.square().sum(dims) / safe
-        if self.running_mean is not None and self.training:
-            self._update_running(mean.detach(), var.detach(), count)
-        out = centred * (var + self.eps).rsqrt().view(shape)
-        if self.weight is not None:
-            out = out * self.weight.view(shape) + torch.where(mask, self.bias.view(shape), 0)
-        return out.to(input.dtype)
 
-    def _update_running(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """As torch does; a batch of padding alone leaves the statistics as they are."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        seen = count > 0
-        self.num_batches_tracked.add_(seen)
-        if self.momentum is None:
-            factor = 1.0 / self.num_batches_tracked.clamp(min=1).to(mean.dtype)
-        else:
-            factor = self.momentum
-        factor = torch.where(seen, factor, 0.0)
-        unbiased = var * (count / (count - 1).clamp(min=1)).to(var.dtype)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor.to(mean.dtype))
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor.to(mean.dtype))
+class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
+    """Takes the place of ``torch.nn.SyncBatchNorm``: statistics over the real rows of all ranks.
+
+    Unlike torch's it runs on the CPU as well.
+    """
+
+    _staticgraph: BatchContext
+
+    def forward(self, input: Tensor) -> Tensor:
+        context = self._staticgraph
+        from_batch = self.training or self.running_mean is None
+        if context.batch is None or not from_batch:
+            return super().forward(input)
+        group = None
+        if self.training and torch.distributed.is_initialized():
+            group = self.process_group or torch.distributed.group.WORLD
+        return masked_batch_norm(self, input, context.mask_of(input), group)
+
+
+class MaskedPygBatchNorm(BatchNorm):
+    """PyG's ``BatchNorm``, whose inner layer is converted already; here only
+    ``allow_single_element``, which must ask for the real rows."""
+
+    _staticgraph: BatchContext
+
+    def forward(self, x: Tensor) -> Tensor:
+        context = self._staticgraph
+        if context.batch is None or not self.allow_single_element or not self.training:
+            return super().forward(x)
+        norm, mask = self.module, context.mask_of(x)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.num_batches_tracked is not None
+        single = mask.sum() <= 1
+        before = [norm.running_mean.clone(), norm.running_var.clone()]
+        tracked = norm.num_batches_tracked.clone()
+        as_alone = F.batch_norm(x, before[0], before[1], norm.weight, norm.bias, False, 0, norm.eps)
+        out = masked_batch_norm(norm, x, mask)
+        norm.running_mean.copy_(torch.where(single, before[0], norm.running_mean))
+        norm.running_var.copy_(torch.where(single, before[1], norm.running_var))
+        norm.num_batches_tracked.copy_(torch.where(single, tracked, norm.num_batches_tracked))
+        return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)
+
+
+def _summed(value: Tensor, group: object) -> Tensor:
+    """The sum over all ranks, with its derivative (which is the sum of theirs)."""
+    import torch.distributed.nn.functional as dist
+
+    if not value.is_floating_point():
+        value = value.clone()
+        torch.distributed.all_reduce(value, group=group)  # pyright: ignore[reportArgumentType]
+        return value
+    return dist.all_reduce(value, group=group)

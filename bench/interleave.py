@@ -1,0 +1,41 @@
+"""Contenders in turn, A B A B, so that a machine whose speed drifts slows all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Timing(NamedTuple):
+    """Seconds a round, and the ratio to the first contender round by round."""
+
+    seconds: np.ndarray
+    ratio: np.ndarray
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    def ratio_text(self) -> str:
+        low, middle, high = np.percentile(self.ratio, [10, 50, 90])
+        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+) -> dict[str, Timing]:
+    """Runs every contender once a round. ``ratio`` is how many times as fast as the first."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(warmup + rounds):
+        for name, run in contenders.items():
+            started = time.perf_counter()
+            run()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - started)
+    first = np.array(next(iter(seconds.values())))
+    return {
+        name: Timing(np.array(times), first / np.array(times)) for name, times in seconds.items()
+    }

@@ -1,0 +1,58 @@
+"""Small random graphs, and comparisons of graphs, for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+
+def random_graph(rng: np.random.Generator, nodes: int, edges: int) -> Data:
+    """A graph with a field of every level and several dtypes."""
+    edges = edges if nodes else 0
+    pairs = rng.integers(0, max(1, nodes), (2, edges))
+    return Data(
+        x=torch.from_numpy(rng.normal(size=(nodes, 3)).astype(np.float32)),
+        z=torch.from_numpy(rng.integers(-4, 300, nodes)),
+        edge_index=torch.from_numpy(pairs),
+        edge_attr=torch.from_numpy(rng.integers(0, 5, (edges, 2))),
+        edge_weight=torch.from_numpy(rng.normal(size=edges)),
+        y=torch.from_numpy(rng.normal(size=(1, 2)).astype(np.float32)),
+        stress=torch.from_numpy(rng.normal(size=(3, 3))),
+        num_nodes=nodes,
+    )
+
+
+@st.composite
+def graph_lists(draw: st.DrawFn, min_size: int = 1, max_size: int = 8) -> list[Data]:
+    """Lists of small graphs, empty and edgeless ones among them."""
+    sizes = draw(
+        st.lists(
+            st.tuples(st.integers(0, 6), st.integers(0, 9)), min_size=min_size, max_size=max_size
+        )
+    )
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return [random_graph(rng, nodes, edges) for nodes, edges in sizes]
+
+
+FIELDS = ("x", "z", "edge_attr", "edge_weight", "y", "stress", "edge_index")
+
+
+def by_destination(graph: Data) -> Data:
+    """The same graph, its edges sorted by destination (stable), as an oracle of its own."""
+    order = sorted(range(graph.edge_index.size(1)), key=lambda e: int(graph.edge_index[1, e]))
+    changed = {
+        name: value[..., order] if name == "edge_index" else value[order]
+        for name, value in graph.to_dict().items()
+        if name.startswith("edge_")
+    }
+    return Data(**{**graph.to_dict(), **changed})
+
+
+def assert_same_graph(found: Data, expected: Data, names: tuple[str, ...] = FIELDS) -> None:
+    """Every named field equal in value, dtype and shape."""
+    assert found.num_nodes == expected.num_nodes
+    for name in names:
+        assert found[name].dtype == expected[name].dtype, name
+        assert torch.equal(found[name], expected[name]), name

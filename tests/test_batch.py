@@ -1,0 +1,163 @@
+"""Padding: what goes in comes out, masks tell the truth, and no fill leaves anything behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+from staticgraph.collate import fill
+from staticgraph.slots import SlotLayout
+
+LEVELS = {"y": "graph", "stress": "graph", "edge_attr": "edge", "edge_weight": "edge"}
+
+
+def store_of(graphs):
+    return sg.GraphStore.from_pyg(graphs, levels=LEVELS)
+
+
+CAPACITY = sg.Capacity.distinct(nodes=60, edges=90, graphs=12)
+
+
+@given(graph_lists())
+@settings(max_examples=60, deadline=None)
+def test_unpad_of_pad_is_the_graph(graphs):
+    store = store_of(graphs)
+    batch = sg.StaticBatch.of(store, range(len(graphs)), CAPACITY)
+    for found, expected in zip(batch.to_data_list(), graphs, strict=True):
+        assert_same_graph(found, by_destination(expected))
+
+
+@given(graph_lists())
+@settings(max_examples=60, deadline=None)
+def test_real_rows_are_those_of_a_pyg_batch(graphs):
+    batch = sg.StaticBatch.of(store_of(graphs), range(len(graphs)), CAPACITY)
+    oracle = Batch.from_data_list([by_destination(graph) for graph in graphs])
+    assert torch.equal(batch.batch[batch.node_mask], oracle.batch)
+    assert torch.equal(batch.edge_index[:, batch.edge_mask], oracle.edge_index)
+    assert torch.equal(batch.ptr[: len(graphs) + 1], oracle.ptr)
+    assert torch.equal(batch.x[batch.node_mask], oracle.x)
+    assert torch.equal(batch.edge_weight[batch.edge_mask], oracle.edge_weight)
+    assert torch.equal(batch.y[batch.graph_mask], oracle.y)
+    assert torch.equal(batch.stress[: oracle.stress.size(0)], oracle.stress)
+
+
+@given(graph_lists())
+@settings(max_examples=60, deadline=None)
+def test_padding_belongs_to_padding(graphs):
+    batch = sg.StaticBatch.of(store_of(graphs), range(len(graphs)), CAPACITY)
+    nodes = sum(graph.num_nodes for graph in graphs)
+    edges = sum(graph.num_edges for graph in graphs)
+    assert int(batch.node_mask.sum()) == int(batch.num_real_nodes) == nodes == batch.real.nodes
+    assert int(batch.edge_mask.sum()) == int(batch.num_real_edges) == edges == batch.real.edges
+    assert int(batch.graph_mask.sum()) == int(batch.num_real_graphs) == len(graphs)
+    assert bool((batch.batch[~batch.node_mask] >= len(graphs)).all())
+    assert bool((batch.batch.diff() >= 0).all())
+    loops = batch.edge_index[:, ~batch.edge_mask]
+    assert torch.equal(loops[0], loops[1])
+    assert bool((loops >= nodes).all())
+    assert bool((loops[0].diff() >= 0).all())
+    per_node = torch.bincount(loops[0] - nodes, minlength=CAPACITY.nodes - nodes)
+    assert int(per_node.max() - per_node.min()) <= 1, "padding edges are not spread evenly"
+    assert torch.equal(batch.graph_ids[~batch.graph_mask].unique(), torch.tensor([-1]))
+    assert torch.equal(
+        batch.ptr, torch.cat([torch.zeros(1, dtype=torch.int64), _counts(batch).cumsum(0)])
+    )
+
+
+def _counts(batch: sg.StaticBatch) -> torch.Tensor:
+    return torch.bincount(batch.batch, minlength=batch.num_graphs)
+
+
+@given(graph_lists(max_size=5), graph_lists(max_size=5), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_fill_rewrites_the_whole_slot(first, second, garbage):
+    """A slot that held another batch, or garbage, ends as a fresh one does, byte for byte."""
+    store = store_of(first + second)
+    layout = SlotLayout(0, CAPACITY, store.schema)
+    used = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    arrays = {name: tensor.numpy() for name, tensor in layout.tensors(used).items()}
+    if garbage:
+        used.random_()
+    else:
+        fill(store, np.arange(len(first)), layout, arrays)
+    later = np.arange(len(first), len(first) + len(second))
+    fill(store, later, layout, arrays)
+    fresh = sg.StaticBatch.of(store, later, CAPACITY)
+    for name, tensor in layout.tensors(used).items():
+        assert torch.equal(tensor, fresh.tensors()[name]), name
+
+
+def test_fields_of_every_level_come_as_pyg_has_them():
+    graphs = [random_graph(np.random.default_rng(seed), 4, 6) for seed in range(3)]
+    batch = sg.StaticBatch.of(store_of(graphs), [2, 0], CAPACITY)
+    assert set(FIELDS) < set(batch.keys())
+    assert batch.x.shape == (60, 3)
+    assert batch.stress.shape == (12 * 3, 3)
+    assert batch.z.dtype == torch.int64
+    assert batch.num_nodes, batch.num_graphs == (60, 12)
+    assert batch.graph_ids[:3].tolist() == [2, 0, -1]
+    assert "x" in batch
+    assert "pos" not in batch
+    with pytest.raises(AttributeError, match="no 'pos'; it has edge_index, batch"):
+        _ = batch.pos
+
+
+def test_empty_edgeless_and_single_node_graphs():
+    rng = np.random.default_rng(0)
+    graphs = [random_graph(rng, nodes, edges) for nodes, edges in [(0, 0), (1, 0), (3, 0), (0, 0)]]
+    batch = sg.StaticBatch.of(store_of(graphs), range(4), CAPACITY)
+    assert [graph.num_nodes for graph in batch.to_data_list()] == [0, 1, 3, 0]
+    assert int(batch.graph_mask.sum()) == 4, "real empty graphs are not padding"
+
+
+def test_a_batch_of_padding_alone():
+    store = sg.GraphStore.from_pyg([random_graph(np.random.default_rng(0), 4, 6)])
+    batch = sg.StaticBatch.of(store, [], CAPACITY)
+    assert not batch.node_mask.any()
+    assert not batch.edge_mask.any()
+    assert not batch.graph_mask.any()
+    assert bool((batch.x == 0).all())
+
+
+def test_too_much_for_a_bucket_names_the_largest_graph(esol):
+    biggest = int(esol.sizes[:, 0].argmax())
+    with pytest.raises(sg.GraphTooLarge, match=rf"largest \(graph {biggest}\) 55 nodes.*takes 39"):
+        sg.StaticBatch.of(esol, [0, biggest], (40, 200, 5))
+
+
+def test_a_full_bucket_keeps_its_reserve(esol):
+    nodes, edges = esol.sizes[:4].sum(0).tolist()
+    exact = sg.Capacity.distinct(nodes + 1, edges, 5)
+    batch = sg.StaticBatch.of(esol, range(4), exact)
+    assert int((~batch.node_mask).sum()) == 1
+    assert int((~batch.graph_mask).sum()) == 1
+    with pytest.raises(sg.GraphTooLarge):
+        sg.StaticBatch.of(esol, range(4), sg.Capacity.distinct(nodes, edges, 5))
+
+
+def test_level_is_told_by_the_leading_size(esol):
+    batch = sg.StaticBatch.of(esol, range(3), (100, 201, 5))
+    assert batch.level_of(torch.zeros(5, 2)) == "graph"
+    assert batch.level_of(torch.zeros(100)) == "node"
+    assert batch.level_of(torch.zeros(201, 1)) == "edge"
+    with pytest.raises(ValueError, match=r"expected a leading size of 5 \(graphs\), 100 \(nodes\)"):
+        batch.level_of(torch.zeros(7))
+
+
+def test_equal_capacities_are_refused():
+    with pytest.raises(ValueError, match="must differ"):
+        sg.Capacity(100, 100, 5)
+    assert sg.Capacity.distinct(100, 100, 101) == sg.Capacity(100, 101, 102)
+
+
+def test_clone_outlives_its_slot(esol):
+    loader = sg.StaticLoader(esol, [(400, 900, 17)], exact=False)
+    batches = [batch.clone() for batch in loader]
+    seen = torch.cat([batch.graph_ids[batch.graph_mask] for batch in batches])
+    assert sorted(seen.tolist()) == list(range(len(esol)))

@@ -1,0 +1,142 @@
+"""Laws 1 and 6: every graph once an epoch, and the same seed gives the same batches."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+import staticgraph as sg
+
+
+@pytest.fixture(scope="module")
+def plan(esol):
+    return sg.plan_buckets(esol, batch_size=32)
+
+
+def ids_of(loader) -> list[list[int]]:
+    return [batch.graph_ids[batch.graph_mask].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_graph_exactly_once_an_epoch(esol, plan, exact, shuffle):
+    loader = sg.StaticLoader(esol, plan, exact=exact, shuffle=shuffle)
+    for _ in range(3):
+        seen = [graph for batch in ids_of(loader) for graph in batch]
+        assert sorted(seen) == list(range(len(esol)))
+
+
+def test_exact_batches_have_the_batch_size(esol, plan):
+    sizes = [len(batch) for batch in ids_of(sg.StaticLoader(esol, plan, shuffle=True))]
+    assert sizes == [32] * (len(esol) // 32) + [len(esol) % 32]
+
+
+def test_indices_choose_the_graphs(esol, plan):
+    chosen = np.random.default_rng(0).permutation(len(esol))[:900]
+    for indices in (chosen, chosen.tolist(), torch.from_numpy(chosen)):
+        loader = sg.StaticLoader(esol, plan, indices=indices, shuffle=True)
+        assert sorted(chain(*ids_of(loader))) == sorted(chosen.tolist())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(esol, plan, workers):
+    alone = sg.StaticLoader(esol, plan, shuffle=True, seed=5)
+    helped = sg.StaticLoader(esol, plan, shuffle=True, seed=5, num_workers=workers)
+    for _ in range(2):
+        for one, other in zip(alone, helped, strict=True):
+            for name, value in one.tensors().items():
+                assert torch.equal(value, other.tensors()[name]), name
+
+
+def test_seeds_and_epochs_differ(esol, plan):
+    loader = sg.StaticLoader(esol, plan, shuffle=True, seed=5)
+    first, second = ids_of(loader), ids_of(loader)
+    assert first != second
+    assert first == ids_of(sg.StaticLoader(esol, plan, shuffle=True, seed=5))
+    assert first != ids_of(sg.StaticLoader(esol, plan, shuffle=True, seed=6))
+    loader.set_epoch(1)
+    assert ids_of(loader) == second
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_in_the_middle_of_an_epoch(esol, plan, workers):
+    whole = sg.StaticLoader(esol, plan, shuffle=True, seed=1)
+    expected = [ids_of(whole) for _ in range(3)]
+    broken = sg.StaticLoader(esol, plan, shuffle=True, seed=1, num_workers=workers)
+    ids_of(broken)
+    stream = iter(broken)
+    done = [_ids(next(stream)) for _ in range(7)]
+    state = broken.state_dict()
+    del stream
+    resumed = sg.StaticLoader(esol, plan, shuffle=True, seed=1, num_workers=workers)
+    resumed.load_state_dict(state)
+    assert done + ids_of(resumed) == expected[1]
+    assert ids_of(resumed) == expected[2]
+
+
+def _ids(batch) -> list[int]:
+    return batch.graph_ids[batch.graph_mask].tolist()
+
+
+def test_breaking_off_starts_the_next_epoch(esol, plan):
+    expected = sg.StaticLoader(esol, plan, shuffle=True)
+    ids_of(expected)
+    loader = sg.StaticLoader(esol, plan, shuffle=True)
+    for _ in loader:
+        break
+    assert ids_of(loader) == ids_of(expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keeping_batches_is_told(esol, plan, workers):
+    loader = sg.StaticLoader(esol, plan, slots=3, num_workers=workers)
+    with pytest.raises(sg.SlotsExhausted, match=r"slots are held.*batch\.clone\(\)"):
+        list(loader)
+    assert len(ids_of(loader)) == len(loader), "the loader is usable afterwards"
+
+
+def test_a_plan_for_other_data_is_refused(esol, hiv, plan):
+    with pytest.raises(sg.PlanMismatch, match="1128 graphs then, 41127 now"):
+        sg.StaticLoader(hiv, plan)
+
+
+def test_a_plan_for_other_fields_is_refused(esol, plan):
+    from dataclasses import replace
+
+    schema = sg.Schema(tuple(replace(f, dtype="int32") for f in plan.schema))
+    with pytest.raises(sg.PlanMismatch, match="edge_attr, x, y differ"):
+        sg.StaticLoader(esol, replace(plan, schema=schema))
+
+
+def test_a_graph_that_fits_no_bucket_is_named(esol):
+    biggest = int(esol.sizes[:, 0].argmax())
+    with pytest.raises(sg.GraphTooLarge, match=f"graph {biggest} has 55 nodes"):
+        sg.StaticLoader(esol, [(50, 300, 9)])
+
+
+def test_ranks_share_the_epoch(esol, plan):
+    loaders = [
+        sg.StaticLoader(esol, plan, shuffle=True, rank=rank, world_size=2) for rank in range(2)
+    ]
+    assert len(loaders[0]) == len(loaders[1])
+    buckets = [[batch.bucket for batch in loader] for loader in loaders]
+    assert buckets[0] == buckets[1]
+    seen = [batch for loader in loaders for batch in ids_of(loader)]
+    assert sorted(chain(*seen)) == list(range(len(esol)))
+
+
+def test_a_failed_fill_returns_its_slot(esol, plan, monkeypatch):
+    loader = sg.StaticLoader(esol, plan, slots=2)
+
+    def broken(*args):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("staticgraph.loader.fill", broken)
+        for _ in range(5):
+            with pytest.raises(OSError, match="the disk is gone"):
+                next(iter(loader))
+    assert len(ids_of(loader)) == len(loader)
