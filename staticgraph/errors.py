@@ -22,12 +22,20 @@ class StoreCorrupt(ValueError):
     """The folder of a store is incomplete, of another version, or not what was written."""
 
 
+class CheckpointCorrupt(ValueError):
+    """A checkpoint cannot be read, or was written by another version."""
+
+
 class UnknownDataset(ValueError):
     """A data set specification names nothing that this library can read."""
 
 
 class DatasetUnavailable(RuntimeError):
-    """A data set cannot be had here: no network, or a package that is not installed."""
+    """A data set is neither here nor to be downloaded."""
+
+
+class MissingPackage(RuntimeError):
+    """A package that an extra brings is not installed; the message says how to install it."""
 
 
 class SlotsExhausted(RuntimeError):

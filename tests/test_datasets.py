@@ -14,7 +14,7 @@ import torch_geometric.datasets
 from torch_geometric.data import Data
 
 from staticgraph import datasets
-from staticgraph.errors import BadGraph, DatasetUnavailable, UnknownDataset
+from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 
@@ -273,11 +273,11 @@ def test_offline_says_what_to_do(monkeypatch, tmp_path):
 def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ogb", None)
     monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
-    with pytest.raises(DatasetUnavailable, match=r"pip install 'staticgraph\[ogb\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'staticgraph\[ogb\]'"):
         datasets.open("ogb:ogbg-molhiv")
     monkeypatch.setitem(sys.modules, "rdkit", None)
     (tmp_path / "m.csv").write_text("smiles,y\nC,1\n")
-    with pytest.raises(DatasetUnavailable, match=r"pip install 'staticgraph\[smiles\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'staticgraph\[smiles\]'"):
         datasets.open(tmp_path / "m.csv")
 
 

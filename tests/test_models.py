@@ -16,11 +16,6 @@ DATA = Path(__file__).parents[1] / "examples" / "data"
 
 
 @pytest.fixture(scope="module")
-def esol() -> sg.GraphStore:
-    return sg.datasets.open(DATA / "esol.npz")
-
-
-@pytest.fixture(scope="module")
 def mutag() -> sg.GraphStore:
     return sg.datasets.open(DATA / "MUTAG.npz")
 

@@ -58,7 +58,8 @@ def open(
         UnknownDataset: the specification is none of :data:`SPECS`, or no set of that name exists;
             the message lists what is understood.
         FileNotFoundError: it is a path, and nothing is there.
-        DatasetUnavailable: no network, or a package that is missing.
+        DatasetUnavailable: it is not here and cannot be downloaded.
+        MissingPackage: one of an extra is not installed.
         BadGraph: the data cannot be stored.
     """
     text = str(spec)

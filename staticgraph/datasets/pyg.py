@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from staticgraph.errors import BadGraph, DatasetUnavailable, UnknownDataset
+from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 from staticgraph.schema import Field, Schema
 from staticgraph.store import Array, GraphStore
 
@@ -106,7 +106,7 @@ def _downloading(spec: str, root: Path, extra: str | None = None) -> Iterator[No
         yield
     except ImportError as error:
         remedy = f"pip install 'staticgraph[{extra}]'" if extra else "install it"
-        raise DatasetUnavailable(
+        raise MissingPackage(
             f"{spec} needs the package {error.name!r}, which is not installed: {remedy}"
         ) from error
     except OSError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from staticgraph.datasets.npz import SPLITS, both_directions
-from staticgraph.errors import BadGraph, DatasetUnavailable
+from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.schema import Level
 from staticgraph.sizes import IntArray
 from staticgraph.store import Array, GraphStore
@@ -43,7 +43,7 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
         progress: show a bar for large tables.
 
     Raises:
-        DatasetUnavailable: RDKit is not installed.
+        MissingPackage: RDKit is not installed.
         BadGraph: no such column, no target, a SMILES that RDKit cannot read (with its line).
     """
     chem = _rdkit()
@@ -75,7 +75,7 @@ def _rdkit() -> Any:
     try:
         from rdkit import Chem, RDLogger  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DatasetUnavailable(
+        raise MissingPackage(
             "a CSV with SMILES needs the package 'rdkit', which is not installed: "
             "pip install 'staticgraph[smiles]'"
         ) from error

@@ -1,0 +1,104 @@
+"""``staticgraph train``: train a model of the zoo on a data set, in fixed shapes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = """\
+examples:
+  staticgraph train --data examples/data/hiv.npz --model gps --hidden 32 --layers 3 --epochs 2
+  staticgraph train --data tu:PROTEINS --model gin --epochs 20 --out runs/proteins
+  staticgraph train --resume --out runs/proteins --epochs 40
+
+The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and TensorBoard's
+files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
+the run had never stopped.
+"""
+# Stand here, and not in modules that import torch, so that --help is quick; a test compares them.
+MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
+MODES = (
+    "auto",
+    "eager",
+    "default",
+    "reduce-overhead",
+    "max-autotune",
+    "max-autotune-no-cudagraphs",
+)
+OUT = Path("runs/latest")
+
+
+def register(commands: Any) -> None:
+    """Adds the command. A setting that is not given stays out of the namespace."""
+    parser = commands.add_parser(
+        "train",
+        help="train a model on a data set in fixed shapes",
+        description="Train a graph neural network on a data set, in a few fixed shapes.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--data",
+        metavar="SPEC",
+        help="tu:NAME, molnet:NAME, ogb:NAME, a store's folder, or a .npz, .pt or .csv file",
+    )
+    data.add_argument("--target", metavar="COLUMN", help="column of a CSV to predict")
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", choices=MODELS, help="(default: gine)")
+    model.add_argument("--hidden", type=int, help="columns of every layer (default: 64)")
+    model.add_argument("--layers", type=int, help="convolutions (default: 4)")
+    model.add_argument("--dropout", type=float, help="between layers (default: 0)")
+    model.add_argument("--pool", choices=("mean", "add"), help="over nodes (default: mean)")
+    training = parser.add_argument_group("training")
+    training.add_argument("--batch-size", type=int, help="graphs in a batch (default: 128)")
+    training.add_argument("--epochs", type=int, help="those before a resume included (default: 3)")
+    training.add_argument("--lr", type=float, help="learning rate of Adam (default: 0.001)")
+    training.add_argument("--seed", type=int, help="of split, model and order (default: 0)")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--compile-mode",
+        choices=MODES,
+        help="torch's names; auto is reduce-overhead on CUDA and eager on a CPU (default: auto)",
+    )
+    machine.add_argument(
+        "--allow-cpu",
+        action="store_true",
+        help="run modes that record CUDA graphs on a CPU, where they record nothing",
+    )
+    machine.add_argument("--device", help="cpu, cuda, cuda:1, or auto (default: auto)")
+    machine.add_argument("--workers", type=int, help="threads that fill batches (default: 0)")
+    files = parser.add_argument_group("files")
+    files.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder (default: {OUT})")
+    files.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="(default: 100)")
+    begin = files.add_mutually_exclusive_group()
+    begin.add_argument("--resume", action="store_true", help="continue the run in --out")
+    begin.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    files.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, and prints the report."""
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("command", "run", "parser", "out", "resume", "overwrite", "json")
+    }
+    out = getattr(args, "out", OUT)
+    resuming = getattr(args, "resume", False)
+    if not resuming and "data" not in given:
+        args.parser.error("the argument --data is required, but for --resume")
+
+    from staticgraph.train import resume, train
+    from staticgraph.train_config import TrainConfig
+
+    if resuming:
+        report = resume(out, given)
+    else:
+        report = train(TrainConfig(**given), out, overwrite=getattr(args, "overwrite", False))
+    print(json.dumps(report.to_dict(), indent=1) if getattr(args, "json", False) else f"\n{report}")
+    return 0

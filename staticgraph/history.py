@@ -1,0 +1,65 @@
+"""What training measured, step by step and epoch by epoch: plain numbers, kept and written down."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """One optimizer step. ``graphs``, ``nodes`` and ``edges`` are real rows, not physical ones."""
+
+    epoch: int
+    bucket: int
+    graphs: int
+    nodes: int
+    edges: int
+    loss: float
+
+
+class Epoch(NamedTuple):
+    """One pass over the training graphs.
+
+    ``seconds`` is what the user waited for training (loading, copy and step; no validation), over
+    all sittings of a resumed run. Losses and metric are means over real, labelled targets;
+    validation is None where there are no graphs for it.
+    """
+
+    epoch: int
+    train_loss: float
+    seconds: float
+    graphs: int
+    val_loss: float | None
+    val_metric: float | None
+
+    @property
+    def graphs_per_s(self) -> float:
+        """Real graphs a second."""
+        return self.graphs / max(self.seconds, 1e-9)
+
+
+def summary(steps: Iterable[Step], epoch: int) -> tuple[float, int]:
+    """Mean loss over the graphs of an epoch, and how many they were."""
+    mine = [step for step in steps if step.epoch == epoch]
+    graphs = sum(step.graphs for step in mine)
+    return sum(step.loss * step.graphs for step in mine) / max(1, graphs), graphs
+
+
+def write_steps(path: Path, steps: Sequence[Step]) -> None:
+    """Writes one line a step; numbers in full, so that two runs can be compared exactly."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("step", *Step._fields))
+        writer.writerows((number, *step) for number, step in enumerate(steps))
+
+
+def read_steps(path: Path) -> list[Step]:
+    """What :func:`write_steps` wrote."""
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        return [
+            Step(*(int(row[name]) for name in Step._fields[:-1]), loss=float(row["loss"]))
+            for row in rows
+        ]

@@ -1,0 +1,129 @@
+"""What the targets of a data set ask for: a loss, a metric, and how many outputs.
+
+The dtype tells. Floating targets that are all 0 or 1 are yes-no questions (one output each), other
+floating targets are numbers to predict, integers are classes. NaN means "no label" (OGB's way) and
+counts neither in the loss nor in the metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from staticgraph.errors import BadGraph
+from staticgraph.store import GraphStore
+
+# `loss(out, y)` gives one value a target, padding and missing targets included.
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+# `metric(out, y)` of real rows gives one number.
+Metric = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A kind of target.
+
+    Attributes:
+        name: ``binary``, ``regression`` or ``classes``.
+        num_outputs: columns that the model must have.
+        row_loss: ``(out [G, num_outputs], y) -> [G, ...]``, one value a target.
+        metric_name: what ``metric`` is called in tables.
+        metric: of the outputs and targets of real graphs, on the CPU; NaN where undefined.
+    """
+
+    name: str
+    num_outputs: int
+    row_loss: RowLoss
+    metric_name: str
+    metric: Metric
+
+
+def task_of(store: GraphStore) -> Task:
+    """The task that a store's ``y`` asks for.
+
+    Raises:
+        BadGraph: no ``y``, one that is not a row a graph, or classes that do not count from 0.
+    """
+    if "y" not in store.schema:
+        raise BadGraph(f"{store.name} has no target y: there is nothing to train on")
+    y, column = store.schema["y"], store.columns["y"]
+    if y.level != "graph" or y.rows != 1 or len(y.shape) > 1:
+        raise BadGraph(
+            f"{store.name} has y as {y.describe()}; expected one row a graph, [1] for classes or "
+            "[1, T] for T targets"
+        )
+    if np.dtype(y.dtype).kind == "f":
+        known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
+        if not known.size:
+            raise BadGraph(f"{store.name} has a target y, but every value of it is missing (NaN)")
+        if np.isin(known, (0, 1)).all():
+            return Task("binary", y.width, _binary_loss, "ROC-AUC", roc_auc)
+        return Task("regression", y.width, _squared_error, "RMSE", rmse)
+    if y.width != 1 or column.min() < 0:
+        raise BadGraph(
+            f"{store.name} has y as {y.describe()} from {column.min()}; classes are one whole "
+            "number a graph, counted from 0; give y as float for several yes-no questions"
+        )
+    return Task("classes", int(column.max()) + 1, _cross_entropy, "accuracy", accuracy)
+
+
+def _binary_loss(out: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(out.view_as(y), y, reduction="none")
+
+
+def _squared_error(out: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(out.view_as(y), y, reduction="none")
+
+
+def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y.view(-1).long(), reduction="none")
+
+
+def mean_loss(task: Task, out: Tensor, y: Tensor) -> float:
+    """The mean of a task's loss over the labelled targets of real graphs."""
+    values = task.row_loss(out, torch.nan_to_num(y, nan=0.0))
+    labelled = ~torch.isnan(y).view(values.shape)
+    return float(values[labelled].double().mean())
+
+
+def roc_auc(out: Tensor, y: Tensor) -> float:
+    """Area under the ROC curve, the mean over targets that have both answers (as OGB takes it)."""
+    from torchmetrics.functional.classification import binary_auroc
+
+    areas = []
+    for scores, answers in zip(_columns(out), _columns(y), strict=True):
+        known = ~torch.isnan(answers)
+        if answers[known].unique().numel() == 2:
+            # The ranks of the scores, since torchmetrics' sigmoid would make large ones equal.
+            ranks = scores[known].unique(return_inverse=True)[1].double()
+            areas.append(
+                float(binary_auroc(ranks / ranks.max().clamp(min=1), answers[known].int()))
+            )
+    return sum(areas) / len(areas) if areas else float("nan")
+
+
+def rmse(out: Tensor, y: Tensor) -> float:
+    """Root of the mean squared error over all labelled targets."""
+    from torchmetrics.functional.regression import mean_squared_error
+
+    known = ~torch.isnan(y)
+    if not known.any():
+        return float("nan")
+    return float(mean_squared_error(out.view_as(y)[known], y[known], squared=False))
+
+
+def accuracy(out: Tensor, y: Tensor) -> float:
+    """The share of graphs whose largest output is their class."""
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    classes = out.shape[1]
+    return float(multiclass_accuracy(out, y.view(-1).long(), classes, average="micro"))
+
+
+def _columns(values: Tensor) -> tuple[Tensor, ...]:
+    return values.view(len(values), -1).unbind(1)

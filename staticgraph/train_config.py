@@ -1,0 +1,53 @@
+"""The settings of a training run, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Settings that another sitting of the same run may change.
+FREE = frozenset({"epochs", "device", "workers", "compile_mode", "allow_cpu", "checkpoint_every"})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """The settings of a run.
+
+    Attributes:
+        data: what :func:`staticgraph.datasets.open` understands.
+        target: column of a CSV to predict; all numeric ones where None.
+        model: one of :data:`staticgraph.models.NAMES`.
+        hidden: columns of every layer; layers: how many; dropout: between them.
+        pool: ``mean`` or ``add``.
+        batch_size: graphs in every batch but the last.
+        epochs: passes over the training graphs, those before a resume included.
+        lr: learning rate of Adam.
+        seed: of the split, the model and the order.
+        compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
+        device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
+        workers: threads that fill batches ahead.
+        checkpoint_every: steps between checkpoints within an epoch; each epoch's end has one.
+    """
+
+    data: str
+    target: str | None = None
+    model: str = "gine"
+    hidden: int = 64
+    layers: int = 4
+    dropout: float = 0.0
+    pool: str = "mean"
+    batch_size: int = 128
+    epochs: int = 3
+    lr: float = 1e-3
+    seed: int = 0
+    compile_mode: str = "auto"
+    allow_cpu: bool = False
+    device: str = "auto"
+    workers: int = 0
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "batch_size", "epochs", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr} must be above 0")
