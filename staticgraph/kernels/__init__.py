@@ -1,0 +1,15 @@
+"""Fused operations of graph networks: a folder per operator.
+
+Each folder has ``reference.py`` (what it means, in eager torch), ``cpu.py`` (the fastest of what
+was measured on a CPU), ``gpu.py`` (Triton, for CUDA) and ``op.py`` (registration with torch: shapes
+and derivative). No kernel uses atomic additions, so every result is the same bits every time.
+``nn.convert(model, kernels=True)`` puts them under stock layers.
+"""
+
+from staticgraph.kernels.batch_norm import batch_norm
+from staticgraph.kernels.linear import linear
+from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.kernels.table_sum import table_sum
+
+__all__ = ["batch_norm", "linear", "neighbour_sum", "segment_sum", "table_sum"]

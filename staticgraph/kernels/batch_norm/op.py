@@ -1,0 +1,154 @@
+"""``batch_norm`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.batch_norm import cpu
+
+
+@torch.library.custom_op("staticgraph::batch_norm", mutates_args=(), device_types="cpu")
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _wide(x)
+    out, mean = torch.empty_like(wide), wide.new_empty(x.size(1))
+    var = torch.empty_like(mean)
+    cpu.forward(
+        wide.detach().numpy(),
+        (wide.new_empty(0, 0) if residual is None else residual.to(wide.dtype)).detach().numpy(),
+        weight.detach().to(wide.dtype).numpy(),
+        bias.detach().to(wide.dtype).numpy(),
+        int(count),
+        eps,
+        relu,
+        out.numpy(),
+        mean.numpy(),
+        var.numpy(),
+    )
+    return out.to(x.dtype), mean, var
+
+
+@torch.library.custom_op("staticgraph::batch_norm_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = _wide(x)
+    dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
+    cpu.backward(
+        grad.to(wide.dtype).contiguous().numpy(),
+        wide.numpy(),
+        weight.detach().to(wide.dtype).numpy(),
+        bias.detach().to(wide.dtype).numpy(),
+        mean.numpy(),
+        var.numpy(),
+        int(count),
+        eps,
+        relu,
+        dx.numpy(),
+        dweight.numpy(),
+        dbias.numpy(),
+    )
+    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias.dtype)
+
+
+@_forward.register_kernel("cuda")
+def _(x, residual, weight, bias, count, eps, relu):
+    from staticgraph.kernels.batch_norm import gpu
+
+    return gpu.forward(x, residual, weight, bias, count, eps, relu)
+
+
+@_backward.register_kernel("cuda")
+def _(grad, x, weight, bias, mean, var, count, eps, relu):
+    from staticgraph.kernels.batch_norm import gpu
+
+    return gpu.backward(grad, x, weight, bias, mean, var, count, eps, relu)
+
+
+@_forward.register_fake
+def _(x, residual, weight, bias, count, eps, relu):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean = x.new_empty(x.size(1), dtype=wide)
+    return torch.empty_like(x), mean, torch.empty_like(mean)
+
+
+@_backward.register_fake
+def _(grad, x, weight, bias, *_):
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+
+
+def _setup(ctx, inputs, output):
+    x, residual, weight, bias, count, ctx.eps, ctx.relu = inputs
+    _, mean, var = output
+    ctx.joined = None if residual is None else residual.dtype
+    ctx.save_for_backward(x, weight, bias, mean, var, count)
+    ctx.mark_non_differentiable(mean, var)
+    ctx.set_materialize_grads(False)
+
+
+def _derivative(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 7
+    dx, dweight, dbias = _backward(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
+    dresidual = None if ctx.joined is None else grad.to(ctx.joined)
+    return dx, dresidual, dweight, dbias, None, None, None
+
+
+_forward.register_autograd(_derivative, setup_context=_setup)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    *,
+    eps: float,
+    relu: bool = False,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``residual + relu(BatchNorm(x))`` over the real rows of a padded batch.
+
+    Args:
+        x: ``[R, F]``; half precisions are normalised in float32.
+        weight, bias: ``[F]``.
+        count: 0-dim int64; the first ``count`` rows are real, the others take no part.
+        eps: added to the variance.
+        relu: apply ReLU.
+        residual: ``[R, F]``, added at the end; None adds nothing.
+
+    Returns:
+        ``[R, F]``, zero (or the residual) on padding rows, differentiable once; mean and biased
+        variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
+    """
+    return _forward(
+        x.contiguous(),
+        None if residual is None else residual.contiguous(),
+        weight,
+        bias,
+        count,
+        eps,
+        relu,
+    )
+
+
+def _wide(value: Tensor) -> Any:
+    return value if value.dtype == torch.float64 else value.float()

@@ -1,0 +1,41 @@
+"""What :func:`neighbour_sum` means, in eager torch: gather, transform, add up by destination."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Transform = str
+TRANSFORMS = ("copy", "multiply", "relu_add")
+
+
+def neighbour_sum_reference(
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    self_scale: Tensor | None,
+    transform: Transform,
+    mean: bool,
+) -> Tensor:
+    """Differentiable, on any device; sums in float32 (float64 for float64).
+
+    Args: as :func:`staticgraph.kernels.neighbour_sum`; edges in any order.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    values = x.to(wide)
+    rows = values.index_select(0, src)
+    if edge is not None:
+        weight = edge.to(wide)
+        weight = weight if code is None else weight.index_select(0, code)
+        weight = weight.unsqueeze(-1) if weight.dim() == 1 else weight
+        rows = (rows + weight).relu() if transform == "relu_add" else rows * weight
+    out = torch.zeros_like(values).index_add(0, dst, rows)
+    if mean:
+        degree = torch.zeros(len(x), dtype=wide, device=x.device)
+        degree = degree.index_add(0, dst, torch.ones_like(dst, dtype=wide))
+        out = out / degree.clamp(min=1).unsqueeze(-1)
+    if self_scale is not None:
+        out = out + self_scale.to(wide) * values
+    return out.to(x.dtype)

@@ -1,0 +1,16 @@
+"""What :func:`table_sum` means, in eager torch: look up each column in its table, and add."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def table_sum_reference(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+    """Differentiable, on any device; sums in float32 (float64 for float64).
+
+    Args: as :func:`staticgraph.kernels.table_sum`.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    rows = weight.to(wide).index_select(0, (index + offsets[:-1]).view(-1))
+    return rows.view(*index.shape, -1).sum(1).to(weight.dtype)
