@@ -1,0 +1,206 @@
+"""Embeddings and optimizer state on disk that a kill at any moment cannot spoil.
+
+The problem: training rewrites the partitions again and again, and a process may die between any two
+writes, or within one. The idea: every partition has two places in the file. What the last committed
+epoch wrote is never touched; the first write of an epoch goes to the other place and later ones
+there too. A commit makes the data durable and then replaces one small file, which says per
+partition which place counts. The invariant: after a kill, opening finds exactly the last committed
+epoch. It costs twice the disk, and no second write as a redo log would.
+
+A record is ``partition_size`` rows of values behind as many rows of Adagrad sums, float32, so that
+one ``preadv`` fills both arrays of a slot.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.outofcore.external_sort import write_all
+from staticgraph.outofcore.reading import BlockFile
+
+DATA = "embeddings.bin"
+COMMIT = "commit.bin"
+MAGIC = b"SGEMB001"
+
+FloatArray = NDArray[np.float32]
+
+
+class EmbeddingFile:
+    """Values and sums of all partitions, with commits.
+
+    Args:
+        folder: the folder that :meth:`create` made.
+
+    Attributes:
+        epoch: committed epochs.
+        extras: the other arrays of the commit (relation parameters, a configuration).
+
+    Raises:
+        FileNotFoundError: nothing was ever committed there.
+        StoreCorrupt: the commit or the data is not what was written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / COMMIT).exists():
+            raise FileNotFoundError(
+                f"{self.folder} holds no committed embeddings: make them with "
+                "EmbeddingFile.create(...)"
+            )
+        commit = _read_commit(self.folder / COMMIT)
+        self.epoch = int(commit.pop("epoch"))
+        self.num_partitions, self.partition_size, self.dimension = (
+            int(value) for value in commit.pop("shape")
+        )
+        self._committed: NDArray[np.uint8] = commit.pop("place")
+        self._crc: NDArray[np.uint32] = commit.pop("crc32")
+        self.extras: dict[str, NDArray[Any]] = commit
+        self._place = self._committed.copy()
+        self._file = BlockFile(self.folder / DATA, writable=True)
+        expected = 2 * self.num_partitions * self.record_bytes
+        if (found := (self.folder / DATA).stat().st_size) != expected:
+            raise StoreCorrupt(
+                f"{self.folder / DATA} has {found} bytes instead of {expected}: it was cut or "
+                "belongs to other embeddings; start training anew in an empty folder"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        num_partitions: int,
+        partition_size: int,
+        dimension: int,
+        initial: Callable[[int], FloatArray],
+        extras: Mapping[str, NDArray[Any]] | None = None,
+    ) -> EmbeddingFile:
+        """Writes the first values, commits them as epoch 0 and opens.
+
+        Args:
+            folder: made where it is missing; embeddings that stand there are replaced.
+            num_partitions: p.
+            partition_size: rows of a record.
+            dimension: D.
+            initial: gives a partition's values ``[partition_size, D]``.
+            extras: kept with every commit.
+        """
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / COMMIT).unlink(missing_ok=True)
+        sums = np.zeros((partition_size, dimension), np.float32)
+        crc = np.zeros(num_partitions, np.uint32)
+        with (root / DATA).open("wb") as file:
+            for partition in range(num_partitions):
+                values = np.ascontiguousarray(initial(partition), np.float32)
+                assert values.shape == sums.shape
+                crc[partition] = _checksum(values, sums)
+                values.tofile(file)
+                sums.tofile(file)
+            file.truncate(2 * num_partitions * 2 * sums.nbytes)
+            os.fsync(file.fileno())
+        shape = np.array([num_partitions, partition_size, dimension])
+        place = np.zeros(num_partitions, np.uint8)
+        _write_commit(root, 0, shape, place, crc, extras or {})
+        return cls(root)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a partition: values and sums."""
+        return 2 * self.partition_size * self.dimension * 4
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        return self._file.bytes_read
+
+    def read(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
+        """Fills two arrays ``[partition_size, D]`` with what was written last.
+
+        Raises:
+            StoreCorrupt: the record's checksum differs; the message names file and offset.
+        """
+        offset = self._offset(partition)
+        self._file.read(offset, [values, sums])
+        found = _checksum(values, sums)
+        if found != self._crc[partition]:
+            raise StoreCorrupt(
+                f"{self.folder / DATA}: partition {partition} at byte {offset} has CRC-32 "
+                f"{found:08x}, but {int(self._crc[partition]):08x} was written: the file was "
+                "changed; start training anew or put back a copy"
+            )
+
+    def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
+        """Writes a partition beside what is committed of it."""
+        self._place[partition] = 1 - self._committed[partition]
+        offset = self._offset(partition)
+        write_all(self._file.descriptor, values, offset)
+        write_all(self._file.descriptor, sums, offset + self.record_bytes // 2)
+        self._crc[partition] = _checksum(values, sums)
+
+    def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Makes everything written so far the state that a restart finds."""
+        os.fsync(self._file.descriptor)
+        if extras is not None:
+            self.extras = dict(extras)
+        shape = np.array([self.num_partitions, self.partition_size, self.dimension])
+        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, self.extras)
+        self.epoch += 1
+        self._committed = self._place.copy()
+
+    def close(self) -> None:
+        """Closes the file; what was not committed is forgotten."""
+        self._file.close()
+
+    def _offset(self, partition: int) -> int:
+        place = int(self._place[partition])
+        return (place * self.num_partitions + partition) * self.record_bytes
+
+
+def _checksum(values: FloatArray, sums: FloatArray) -> int:
+    return zlib.crc32(sums.data, zlib.crc32(values.data))
+
+
+def _write_commit(
+    folder: Path,
+    epoch: int,
+    shape: NDArray[Any],
+    place: NDArray[np.uint8],
+    crc: NDArray[np.uint32],
+    extras: Mapping[str, NDArray[Any]],
+) -> None:
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
+    np.savez(content, epoch=np.array(epoch), shape=shape, place=place, crc32=crc, **arrays)
+    body = content.getvalue()
+    scratch = folder / f".{COMMIT}"
+    with scratch.open("wb") as file:
+        file.write(MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, folder / COMMIT)
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _read_commit(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    head, body = content[: len(MAGIC) + 4], content[len(MAGIC) + 4 :]
+    if not head.startswith(MAGIC) or zlib.crc32(body).to_bytes(4, "little") != head[len(MAGIC) :]:
+        raise StoreCorrupt(
+            f"{path} is not a commit of this version, or was changed (checksum of the bytes from "
+            f"{len(MAGIC) + 4} on): put back a copy, or start training anew"
+        )
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return {name.removeprefix("extra."): arrays[name] for name in arrays}

@@ -1,0 +1,146 @@
+"""Filtered ranks: where the true end of an edge stands among all nodes.
+
+For each test edge every node is a candidate for its destination and for its source; candidates that
+make an edge known to be true are left out. All nodes are scored, partition by partition, so that
+the table of embeddings need not fit; the rank is 1 plus the better ones plus half of the equal
+ones, so that a model which scores everything alike gains nothing. Source: Bordes et al., NeurIPS
+2013.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.link import LinkTrainer
+
+# Queries scored at once: with partitions of 16,384 nodes a block of scores is 32 MiB.
+QUERIES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LinkScore:
+    """Filtered metrics over both directions of ``edges`` edges."""
+
+    edges: int
+    mrr: float
+    hits: dict[int, float]
+
+
+def evaluate_links(
+    trainer: LinkTrainer,
+    edges: NDArray[Any],
+    known: NDArray[Any],
+    hits: tuple[int, ...] = (1, 3, 10),
+) -> LinkScore:
+    """Ranks edges among all nodes.
+
+    Args:
+        trainer: whose committed embeddings are used.
+        edges: ``[3, T]`` (or ``[2, T]``) source, destination, relation in the caller's numbers.
+        known: ``[3, K]`` all true edges, the tested ones among them.
+        hits: the k of Hits@k.
+    """
+    ranks = filtered_ranks(trainer, edges, known)
+    return LinkScore(
+        edges=edges.shape[1],
+        mrr=float((1.0 / ranks).mean()),
+        hits={k: float((ranks <= k).mean()) for k in hits},
+    )
+
+
+def filtered_ranks(
+    trainer: LinkTrainer, edges: NDArray[Any], known: NDArray[Any]
+) -> NDArray[np.float64]:
+    """``[2, T]`` ranks of the destinations and of the sources."""
+    graph = trainer.graph
+    new = np.empty(graph.num_nodes, np.int64)
+    new[graph.node_ids] = np.arange(graph.num_nodes)
+    tested = _renumber(edges, new)
+    # An edge may be known twice; it is left out once.
+    true = np.unique(_renumber(known, new), axis=1)
+    values = _rows_of(trainer, tested[:2])
+    ranks = np.empty((2, tested.shape[1]))
+    for way in (0, 1):
+        first, keys, ends = way, tested[way], tested[1 - way]
+        relation = torch.from_numpy(tested[2])
+        query = trainer.decoder.query(values[first], trainer.relations[way, relation])
+        positive = trainer.decoder.score(query, values[1 - first])
+        pointers, others = _true_ends(keys, tested[2], true, way)
+        counts = np.zeros((len(ends), 2), np.int64)
+        for partition in range(graph.num_partitions):
+            block = _partition(trainer, partition)
+            low = partition * graph.partition_size
+            for at in range(0, len(ends), QUERIES):
+                span = slice(at, at + QUERIES)
+                scores = trainer.decoder.scores(query[span], block).numpy()
+                _count(
+                    scores, positive[span].numpy(), low, pointers[at : at + QUERIES + 1], others,
+                    counts[span],
+                )  # fmt: skip
+        ranks[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
+    return ranks
+
+
+def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:
+    relation = edges[2] if len(edges) == 3 else np.zeros(edges.shape[1], np.int64)
+    return np.stack([new[edges[0]], new[edges[1]], relation.astype(np.int64)])
+
+
+def _partition(trainer: LinkTrainer, partition: int) -> torch.Tensor:
+    size, dimension = trainer.graph.partition_size, trainer.config.dimension
+    values, sums = np.empty((2, size, dimension), np.float32)
+    trainer.file.read(partition, values, sums)
+    return torch.from_numpy(values[: trainer.graph.nodes_of(partition)])
+
+
+def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
+    """``[*nodes.shape, D]`` embeddings, gathered partition by partition."""
+    out = torch.empty(*nodes.shape, trainer.config.dimension)
+    partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
+    for partition in np.unique(partitions).tolist():
+        here = torch.from_numpy(partitions == partition)
+        block = _partition(trainer, partition)
+        out[here] = block[torch.from_numpy(inside)[here]]
+    return out
+
+
+def _true_ends(
+    keys: NDArray[np.int64], relation: NDArray[np.int64], true: NDArray[np.int64], way: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each query the ends that are known to be true: pointers ``[T + 1]`` and ends."""
+    relations = int(max(relation.max(initial=0), true[2].max(initial=0))) + 1
+    code = true[way] * relations + true[2]
+    order = np.argsort(code, kind="stable")
+    code, ends = code[order], true[1 - way][order]
+    asked = keys * relations + relation
+    low, high = np.searchsorted(code, asked), np.searchsorted(code, asked, side="right")
+    pointers = np.concatenate([[0], np.cumsum(high - low)])
+    taken = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
+    return pointers, ends[taken]
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(scores, positive, low, pointers, others, counts):
+    """Adds the candidates of a block that are better than, and equal to, the true end."""
+    for q in range(scores.shape[0]):
+        better, equal = 0, 0
+        for v in range(scores.shape[1]):
+            if scores[q, v] > positive[q]:
+                better += 1
+            elif scores[q, v] == positive[q]:
+                equal += 1
+        for k in range(pointers[q], pointers[q + 1]):
+            v = others[k] - low
+            if 0 <= v < scores.shape[1]:
+                if scores[q, v] > positive[q]:
+                    better -= 1
+                elif scores[q, v] == positive[q]:
+                    equal -= 1
+        counts[q, 0] += better
+        counts[q, 1] += equal

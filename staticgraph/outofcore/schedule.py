@@ -1,0 +1,127 @@
+"""What an epoch does with the buffer: states, what is trained on in each, and what that costs.
+
+A schedule is plain numbers, made before an epoch by a policy and then followed by whoever does the
+reading. Everything that a policy promises (each bucket once, both ends resident, few swaps) can be
+read off it and is checked here, without a disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+Bucket = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The buffer at one time.
+
+    Attributes:
+        partitions: resident partitions, ascending.
+        buckets: edge buckets (source partition, destination partition) trained on in this state.
+    """
+
+    partitions: tuple[int, ...]
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The states of one epoch of training on edges.
+
+    Attributes:
+        num_partitions: p.
+        states: in order.
+        group: physical partitions that move together (1 unless partitions are grouped).
+    """
+
+    num_partitions: int
+    states: tuple[State, ...]
+    group: int = 1
+
+    @property
+    def swaps(self) -> int:
+        """Moves of one group of partitions into the buffer after the first state."""
+        return self.reads // self.group - len(self.states[0].partitions) // self.group
+
+    @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, those of the first state among them."""
+        return sum(len(entering) for entering in self.entering())
+
+    def entering(self) -> list[tuple[int, ...]]:
+        """Per state, the partitions that must be read for it."""
+        return entering([state.partitions for state in self.states])
+
+    def check(self) -> None:
+        """Raises ValueError unless every bucket is trained on once with both ends resident."""
+        seen: set[Bucket] = set()
+        for number, state in enumerate(self.states):
+            resident = set(state.partitions)
+            for bucket in state.buckets:
+                if not resident.issuperset(bucket):
+                    raise ValueError(
+                        f"state {number} trains on bucket {bucket}, but holds only "
+                        f"{sorted(resident)}: the policy that made this schedule is wrong"
+                    )
+                if bucket in seen:
+                    raise ValueError(f"bucket {bucket} is trained on again in state {number}")
+                seen.add(bucket)
+        missing = self.num_partitions**2 - len(seen)
+        if missing:
+            raise ValueError(f"{missing} of {self.num_partitions**2} buckets are never trained on")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The buffer at one time, for training on nodes.
+
+    Attributes:
+        partitions: resident partitions, ascending.
+        train: the partitions whose training nodes are used in this state.
+    """
+
+    partitions: tuple[int, ...]
+    train: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSchedule:
+    """The states of one epoch of training on nodes."""
+
+    num_partitions: int
+    states: tuple[NodeState, ...]
+
+    @property
+    def swaps(self) -> int:
+        """Partitions read after the first state."""
+        return self.reads - len(self.states[0].partitions)
+
+    @property
+    def reads(self) -> int:
+        """Partitions read in the epoch, those of the first state among them."""
+        return sum(len(entering) for entering in self.entering())
+
+    def entering(self) -> list[tuple[int, ...]]:
+        """Per state, the partitions that must be read for it."""
+        return entering([state.partitions for state in self.states])
+
+    def check(self, training: tuple[int, ...]) -> None:
+        """Raises ValueError unless each partition of ``training`` is used once, while resident."""
+        used = [partition for state in self.states for partition in state.train]
+        if sorted(used) != sorted(training):
+            raise ValueError(
+                f"training nodes are in partitions {sorted(training)}, the schedule uses "
+                f"{sorted(used)}: each must be used exactly once"
+            )
+        for number, state in enumerate(self.states):
+            absent = set(state.train) - set(state.partitions)
+            if absent:
+                raise ValueError(f"state {number} trains on partitions {absent} without them")
+
+
+def entering(states: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """What each state holds that the one before did not."""
+    rest = [tuple(sorted(set(now) - set(before))) for before, now in pairwise(states)]
+    return [tuple(sorted(states[0])), *rest]

@@ -1,0 +1,223 @@
+"""Policies: each bucket once, both ends resident, as few swaps as published, random where said."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.outofcore import (
+    Beta,
+    Comet,
+    Dispersed,
+    InMemory,
+    NodeCache,
+    Schedule,
+    State,
+    edge_permutation_bias,
+    tune,
+)
+from staticgraph.outofcore.policy import beta_swaps
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def assert_is_an_epoch(schedule: Schedule, p: int, c: int, group: int) -> None:
+    """By hand, without the library's own check."""
+    used = Counter(bucket for state in schedule.states for bucket in state.buckets)
+    assert used == Counter((i, j) for i in range(p) for j in range(p))
+    for state in schedule.states:
+        assert len(set(state.partitions)) == len(state.partitions) == min(c, p)
+        assert {k for bucket in state.buckets for k in bucket} <= set(state.partitions)
+    for before, now in zip(schedule.states, schedule.states[1:], strict=False):
+        assert len(set(now.partitions) - set(before.partitions)) == group
+
+
+# ---------------------------------------------------------------------- BETA and COMET
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 14), st.integers(2, 8), st.sampled_from(["greedy", "random"]), st.integers())
+def test_beta_is_an_epoch_with_the_published_number_of_swaps(p, c, assignment, seed):
+    schedule = Beta(c, assignment).epoch(p, rng(seed % 2**32))
+    assert_is_an_epoch(schedule, p, c, 1)
+    schedule.check()
+    d = p - c
+    if d <= 0:
+        assert schedule.swaps == 0
+        return
+    x = d // (c - 1)
+    assert schedule.swaps == d + (x + 1) * d - (c - 1) * x * (x + 1) // 2 == beta_swaps(p, c)
+    assert schedule.reads == c + schedule.swaps
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 9), st.integers(1, 4), st.integers(2, 4), st.integers())
+def test_comet_is_an_epoch_of_grouped_moves(logical, group, fitting, seed):
+    p, c = logical * group, fitting * group
+    if c < 2 or c >= p:
+        return
+    schedule = Comet(c, logical).epoch(p, rng(seed % 2**32))
+    assert_is_an_epoch(schedule, p, c, group)
+    assert schedule.swaps == beta_swaps(logical, fitting)
+    assert schedule.reads == c + group * schedule.swaps
+
+
+@pytest.mark.parametrize("logical", [3, 4, 8, 13])
+def test_two_groups_need_the_lower_bound_of_swaps(logical):
+    schedule = Comet(4, logical).epoch(2 * logical, rng())
+    # Every pair of l groups must meet; a swap brings one new pair, the first fill the first.
+    bound = math.comb(logical, 2) - 1
+    assert schedule.swaps == bound == (logical - 2) * (logical + 1) // 2
+
+
+def test_comet_defaults_to_two_groups():
+    assert Comet(8).epoch(32, rng()).states == Comet(8, 8).epoch(32, rng()).states
+    assert Comet(8).group(32) == 4
+
+
+def test_comet_gives_a_bucket_to_every_state_that_holds_it_alike():
+    draws, chosen = 4000, Counter()
+    generator = rng(3)
+    for _ in range(draws):
+        schedule = Comet(4, 4).epoch(8, generator)
+        holding = [n for n, s in enumerate(schedule.states) if {0, 1} <= set(s.partitions)]
+        used = next(n for n, s in enumerate(schedule.states) if (0, 1) in s.buckets)
+        chosen[(len(holding), holding.index(used))] += 1
+    for count in {held for held, _ in chosen}:
+        found = [chosen[(count, place)] for place in range(count)]
+        expected = sum(found) / count
+        chi2 = sum((f - expected) ** 2 / expected for f in found)
+        # The mean of chi-square is its degrees of freedom, its deviation sqrt(2 df).
+        assert chi2 < (count - 1) + 5 * math.sqrt(2 * max(1, count - 1))
+
+
+def test_groups_are_drawn_anew_each_epoch():
+    generator = rng()
+    first, second = (Comet(4, 4).epoch(8, generator).states[0].partitions for _ in range(2))
+    later = [Comet(4, 4).epoch(8, generator).states[0].partitions for _ in range(4)]
+    assert len({first, second, *later}) > 1
+    assert Comet(4, 4).epoch(8, rng(1)) == Comet(4, 4).epoch(8, rng(1))
+
+
+def test_greedy_uses_the_first_state_that_holds_a_bucket():
+    schedule = Beta(3).epoch(7, rng(2))
+    for number, state in enumerate(schedule.states):
+        for i, j in state.buckets:
+            assert not any({i, j} <= set(s.partitions) for s in schedule.states[:number])
+
+
+@pytest.mark.parametrize("policy", [Beta(6), Beta(9), Comet(6), Comet(7, 3), InMemory()])
+def test_a_buffer_for_everything_is_one_state_in_order(policy):
+    schedule = policy.epoch(6, rng())
+    assert schedule == InMemory().epoch(6, rng(5))
+    assert schedule.swaps == 0
+    assert policy.slots(6) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Beta(1), "at least 2"),
+        (lambda: Comet(0), "at least 2"),
+        (lambda: Beta(2, "best"), "'greedy' or 'random'"),
+        (lambda: Comet(4, 5).epoch(16, rng()), "do not divide"),
+        (lambda: Comet(4, 4).epoch(16, rng()), "at least 2"),
+        (lambda: Comet(5).epoch(16, rng()), "not a multiple"),
+        (lambda: NodeCache(1), "at least 2"),
+        (lambda: Dispersed(4, 5), "step=5"),
+        (lambda: NodeCache(2).epoch(8, (0, 1), rng()), "raise the buffer, or use Dispersed"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_remedy(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_check_finds_what_a_wrong_policy_would_do():
+    both = State((0, 1), ((0, 0), (0, 1), (1, 0), (1, 1)))
+    Schedule(2, (both,)).check()
+    with pytest.raises(ValueError, match="never trained on"):
+        Schedule(2, (State((0, 1), both.buckets[:3]),)).check()
+    with pytest.raises(ValueError, match="again"):
+        Schedule(2, (State((0, 1), (*both.buckets, (0, 1))),)).check()
+    with pytest.raises(ValueError, match="holds only"):
+        Schedule(2, (State((0,), both.buckets),)).check()
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(2, 12), st.integers(0, 12), st.integers(1, 4), st.integers())
+def test_dispersed_uses_each_training_partition_once(p, c, train, step, seed):
+    training = tuple(range(min(train, p)))
+    policy = Dispersed(c, min(step, c))
+    schedule = policy.epoch(p, training, rng(seed % 2**32))
+    schedule.check(training)
+    assert {k for state in schedule.states for k in state.partitions} == set(range(p))
+    assert all(len(state.partitions) == min(c, p) for state in schedule.states)
+    # Each partition stays while the window is over it, so it is read once.
+    assert schedule.reads == p
+
+
+def test_node_cache_keeps_training_partitions_and_draws_the_others():
+    generator = rng()
+    seen = set()
+    for _ in range(60):
+        schedule = NodeCache(4).epoch(10, (0, 1), generator)
+        schedule.check((0, 1))
+        assert schedule.swaps == 0
+        (state,) = schedule.states
+        assert state.partitions[:2] == (0, 1)
+        assert len(state.partitions) == 4
+        seen |= set(state.partitions)
+    assert seen == set(range(10))
+
+
+# ---------------------------------------------------------------------- bias and tuning
+
+
+def test_bias_by_hand():
+    # Partition 0 meets (0,0) of its three buckets first, partition 1 none: 1/3 apart.
+    first, second = State((0, 1), ((0, 0),)), State((0, 1), ((0, 1), (1, 0), (1, 1)))
+    assert edge_permutation_bias(Schedule(2, (first, second))) == pytest.approx(1 / 3)
+    # With 8 edges in (0,0) and 1 in each other it is 8/10.
+    sizes = [[8, 1], [1, 1]]
+    assert edge_permutation_bias(Schedule(2, (first, second)), sizes) == pytest.approx(0.8)
+    assert edge_permutation_bias(InMemory().epoch(5, rng())) == 0.0
+    assert edge_permutation_bias(InMemory().epoch(2, rng()), np.zeros((2, 2))) == 0.0
+
+
+def test_random_assignment_lowers_the_bias():
+    def mean(policy):
+        return np.mean([edge_permutation_bias(policy.epoch(16, rng(s))) for s in range(20)])
+
+    assert mean(Comet(4, 8)) < mean(Beta(4))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2000, 10**8), st.integers(1, 10**9), st.integers(8, 2000), st.floats(0.1, 0.9))
+def test_tuning_fits_the_memory_and_the_policy(n, e, node_bytes, share):
+    memory = int((n * node_bytes + e * 8) * share)
+    try:
+        tuning = tune(n, e, node_bytes, 8, memory)
+    except ValueError:
+        with pytest.raises(ValueError, match="the smallest takes"):
+            tune(n, e, node_bytes, 8, memory)
+        return
+    assert tuning.memory_bytes <= memory
+    assert tuning.partitions * 2 == tuning.logical * tuning.buffer
+    assert math.ceil(n / math.ceil(n / tuning.partitions)) == tuning.partitions
+    assert Comet(tuning.buffer, tuning.logical).group(tuning.partitions) * 2 == tuning.buffer
+
+
+def test_tuning_keeps_a_small_graph_in_memory():
+    assert tune(1000, 5000, 400, 8, 2**20).in_memory
+    assert not tune(10**6, 10**7, 400, 8, 2**28).in_memory

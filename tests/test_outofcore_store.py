@@ -1,0 +1,212 @@
+"""Partitioned graphs on disk: nothing lost, order right, memory bounded, damage named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.outofcore.manifest import FileRecord
+
+
+def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, n, e), rng.integers(0, n, e)]
+    return np.stack([*rows, rng.integers(0, relations, e)] if relations else rows)
+
+
+def all_buckets(p: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(p) for j in range(p)]
+
+
+def original(graph: PartitionedGraph) -> np.ndarray:
+    """All edges, back in the caller's numbers, in the file's order."""
+    rows = graph.read_buckets(all_buckets(graph.num_partitions))
+    columns = [graph.node_ids[rows[:, 0]], graph.node_ids[rows[:, -1]], *rows[:, 1:-1].T]
+    return np.stack(columns)
+
+
+def sorted_columns(edges: np.ndarray) -> np.ndarray:
+    return edges[:, np.lexsort(edges)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 40), e=st.integers(0, 120), p=st.integers(1, 8), chunk=st.integers(1, 30),
+    relations=st.integers(0, 3), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_edge_is_there_once_in_its_bucket(tmp_path_factory, n, e, p, chunk, relations, seed):
+    edges = generated(n, e, seed, relations)
+    if -(-n // -(-n // p)) != p:
+        with pytest.raises(BadGraph, match="does not divide"):
+            partition(edges, n, p, tmp_path_factory.mktemp("g") / "g")
+        return
+    graph = partition(edges, n, p, tmp_path_factory.mktemp("g") / "g", chunk=chunk, seed=seed)
+    np.testing.assert_array_equal(sorted_columns(original(graph)), sorted_columns(edges))
+    np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(n))
+    size = -(-n // p)
+    for i, j in all_buckets(p):
+        rows = graph.read_buckets([(i, j)])
+        assert (rows[:, 0] // size == i).all()
+        assert (rows[:, -1] // size == j).all()
+        assert len(rows) == graph.bucket_sizes[i, j]
+    assert sum(graph.nodes_of(k) for k in range(p)) == n
+
+
+def test_any_choice_of_buckets_is_what_reading_one_by_one_gives(tmp_path):
+    graph = partition(generated(50, 400), 50, 5, tmp_path / "g")
+    wanted = [(3, 4), (0, 0), (0, 1), (4, 0), (2, 2)]
+    one_by_one = np.concatenate([graph.read_buckets([b]) for b in sorted(wanted)])
+    np.testing.assert_array_equal(graph.read_buckets(wanted), one_by_one)
+    assert graph.read_buckets([]).shape == (0, 2)
+    # What stands together is read at once: (0,0) and (0,1), the end of row 3 and 4's beginning.
+    before = graph.edge_file.reads
+    graph.read_buckets(wanted)
+    assert graph.edge_file.reads - before == 3
+
+
+def test_small_chunks_a_file_and_a_function_give_the_same_file(tmp_path):
+    edges = generated(30, 500)
+    np.save(tmp_path / "edges.npy", edges)
+    sources = [edges, tmp_path / "edges.npy", lambda: iter(np.array_split(edges, 7, axis=1))]
+    written = []
+    for number, source in enumerate(sources):
+        for chunk in (3, 1000):
+            partition(source, 30, 3, tmp_path / f"g{number}-{chunk}", chunk=chunk)
+            written.append((tmp_path / f"g{number}-{chunk}" / "edges.bin").read_bytes())
+    assert len(set(written)) == 1
+
+
+def test_a_hub_that_owns_every_edge(tmp_path):
+    edges = np.stack([np.zeros(1000, int), np.arange(1000) % 20])
+    graph = partition(edges, 20, 4, tmp_path / "g", chunk=10)
+    np.testing.assert_array_equal(sorted_columns(original(graph)), sorted_columns(edges))
+
+
+def test_features_follow_their_nodes(tmp_path):
+    features = np.arange(50 * 3, dtype=np.float32).reshape(50, 3)
+    graph = partition(generated(50, 10), 50, 4, tmp_path / "g", features=features)
+    for k in range(4):
+        into = np.full((graph.partition_size, 3), -1, np.float32)
+        graph.read_features(k, into)
+        ids = graph.node_ids[k * 13 : k * 13 + 13]
+        np.testing.assert_array_equal(into[: len(ids)], features[ids])
+        assert (into[len(ids) :] == -1).all()
+
+
+def test_training_nodes_fill_the_first_partitions(tmp_path):
+    training = np.array([7, 3, 40, 3])
+    graph = partition(generated(50, 10), 50, 25, tmp_path / "g", training_nodes=training)
+    assert set(graph.node_ids[:3].tolist()) == {3, 7, 40}
+    assert graph.manifest.training_partitions == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edges": np.array([[0, 9], [1, 10]])}, "edge 1 joins 9 -> 10.*raise num_nodes"),
+        ({"edges": np.array([[0, -1], [1, 1]])}, "edge 1 joins -1 -> 1"),
+        ({"edges": np.zeros((4, 3), int)}, r"give integers\s+\[2, E\]"),
+        ({"edges": np.zeros((2, 3))}, "dtype float64"),
+        ({"relations": np.zeros(3, int)}, r"relations has shape \(3,\)"),
+        ({"edges": np.array([[0, 1, 0], [1, 1, -4]]).T}, "edge 0|relation"),
+        ({"features": np.zeros((9, 2))}, r"features has shape \(9, 2\); give \[10, F\]"),
+        ({"num_partitions": 7}, "choose num_partitions=5"),
+        ({"num_partitions": 0}, "at least 1"),
+        ({"num_nodes": 0}, "at least one node"),
+        ({"training_nodes": [10]}, "there are 10 nodes"),
+    ],
+)
+def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):
+    arguments = {"edges": generated(10, 20), "num_nodes": 10, "num_partitions": 2, **change}
+    with pytest.raises(BadGraph, match=message):
+        partition(folder=tmp_path / "g", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_negative_relation_is_named(tmp_path):
+    with pytest.raises(BadGraph, match="edge 1 has relation -4"):
+        partition(np.array([[0, 1], [1, 1], [0, -4]]), 2, 1, tmp_path / "g")
+
+
+def test_only_a_partitioned_graph_is_replaced(tmp_path):
+    partition(generated(10, 20), 10, 2, tmp_path / "g")
+    partition(generated(10, 30), 10, 2, tmp_path / "g")
+    assert PartitionedGraph(tmp_path / "g").num_edges == 30
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="choose another"):
+        partition(generated(10, 20), 10, 2, tmp_path / "other")
+
+
+def test_damage_is_found_and_named(tmp_path):
+    folder = tmp_path / "g"
+    graph = partition(generated(40, 300), 40, 4, folder, features=np.ones((40, 2), np.float32))
+    PartitionedGraph(folder, verify=True)
+    contents = bytearray((folder / "edges.bin").read_bytes())
+    # The last edge belongs to the last source partition, whose block begins where its row does.
+    begins = int(graph.offsets[12]) * 8
+    contents[-1] ^= 1
+    (folder / "edges.bin").write_bytes(contents)
+    PartitionedGraph(folder)
+    with pytest.raises(StoreCorrupt, match=rf"edges.bin .* from byte {begins} on"):
+        PartitionedGraph(folder, verify=True)
+    (folder / "edges.bin").write_bytes(contents[:-8])
+    with pytest.raises(StoreCorrupt, match="partition it again"):
+        PartitionedGraph(folder)
+    # Cut after it was opened: the read itself says where.
+    with pytest.raises(StoreCorrupt, match=rf"edges.bin ends at byte {len(contents) - 8}"):
+        graph.read_buckets([(3, 3)])
+
+
+def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"outofcore\.partition"):
+        PartitionedGraph(tmp_path)
+    partition(generated(10, 20), 10, 2, tmp_path / "g")
+    path = tmp_path / "g" / "manifest.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "version": 99}))
+    with pytest.raises(StoreCorrupt, match="version 99"):
+        PartitionedGraph(tmp_path / "g")
+    path.write_text("{")
+    with pytest.raises(StoreCorrupt, match="not readable"):
+        PartitionedGraph(tmp_path / "g")
+
+
+def test_blocks_of_a_file_have_their_own_checksums(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"abcdef")
+    record = FileRecord.of(path, (0, 2, 2, 4))
+    path.write_bytes(b"abcxef")
+    with pytest.raises(StoreCorrupt, match="from byte 2 on"):
+        record.check(path, contents=True)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_edges(tmp_path):
+    """Peak of the process, less what it had before: the same for four times the edges."""
+    peaks = [_peak(tmp_path / str(e), e) for e in (2_000_000, 8_000_000)]
+    assert peaks[1] - peaks[0] < 30, peaks
+
+
+def _peak(folder: Path, edges: int) -> int:
+    """MiB at most resident while partitioning generated edges in chunks of a quarter million."""
+    code = f"""
+import resource, numpy as np
+from staticgraph.outofcore import partition
+def edges():
+    for k in range({edges} // 250_000):
+        yield np.random.default_rng(k).integers(0, 100_000, (2, 250_000))
+partition(edges, 100_000, 16, {str(folder)!r}, chunk=250_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
