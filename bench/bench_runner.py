@@ -1,0 +1,189 @@
+"""Step time of a model by mode and batch size, beside plain PyG, on the CPU or a GPU.
+
+    python -m bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 128 256 \\
+        --modes pyg eager reduce-overhead --json FILE
+    python -m pytest bench/bench_runner.py --benchmark-enable       two small models, each by itself
+
+The contenders of a row step in turn over the same eight batches (A B A B), so that a machine whose
+speed drifts slows all alike; on a GPU each step is timed between two device events. Losses after
+the same number of steps must agree. A deadline ends the run with the rows it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.steps import Contender, Shape, Workload, kernels_per_step
+from staticgraph.report import device_name, versions
+from staticgraph.table import table
+
+# Trajectories of float32 depart by what a flipped ReLU moves; bfloat16 by its rounding.
+LOSS_TOLERANCE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1}
+
+
+@pytest.mark.parametrize("mode", ["pyg", "eager"])
+@pytest.mark.parametrize("model", ["gine:4x64", "gps:3x32"])
+def test_step(benchmark, model, mode):
+    contender = Workload(Shape.parse(model), 128, "cpu", "fp32").contender(mode)
+    turn = iter(range(10**9))
+    benchmark.pedantic(lambda: contender.step(next(turn)), rounds=20)
+
+
+def measure(contenders: list[Contender], rounds: int, device: str) -> dict[str, np.ndarray]:
+    """Milliseconds of every step, contender by contender."""
+    times: dict[str, list[float]] = {c.name: [] for c in contenders}
+    pairs: dict[str, list[Any]] = {c.name: [] for c in contenders}
+    for turn in range(rounds):
+        for contender in contenders:
+            if device == "cuda":
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                contender.step(turn)
+                end.record()
+                end.synchronize()
+                pairs[contender.name].append((start, end))
+            else:
+                started = time.perf_counter()
+                contender.step(turn)
+                times[contender.name].append(1e3 * (time.perf_counter() - started))
+    for name, events in pairs.items():
+        times[name] += [start.elapsed_time(end) for start, end in events]
+    return {name: np.array(values) for name, values in times.items()}
+
+
+def rows_of(
+    shape: Shape, batch_size: int, precision: str, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All contenders of one model, batch size and precision."""
+    workload = Workload(shape, batch_size, options.device, precision)
+    contenders, failed = [], []
+    for mode in options.modes:
+        try:
+            contenders.append(workload.contender(mode))
+        except Exception as error:
+            failed.append((mode, f"{type(error).__name__}: {error}"[:300]))
+    times = measure(contenders, options.rounds, options.device)
+    losses = {c.name: float(c.step(0)) for c in contenders}
+    first = next(iter(losses.values()))
+    rows = []
+    for contender in contenders:
+        milliseconds = times[contender.name]
+        low, middle, high = np.percentile(milliseconds, [10, 50, 90])
+        ratio = np.percentile(times[contenders[0].name] / milliseconds, [10, 50, 90])
+        kernels = kernels_per_step(contender)
+        rows.append(
+            {
+                "model": str(shape),
+                "batch_size": batch_size,
+                "precision": precision,
+                "mode": contender.name,
+                "step_ms": middle,
+                "p10_ms": low,
+                "p90_ms": high,
+                "graphs_per_second": 1e3 * batch_size / middle,
+                "ratio_to_first": dict(zip(("p10", "median", "p90"), ratio, strict=True)),
+                "kernel_launches": kernels and kernels[0],
+                "graph_launches": kernels and kernels[1],
+                "recordings": contender.recordings,
+                "compiles": contender.compiles,
+                "node_efficiency": contender.efficiency,
+                "peak_reserved_bytes": contender.peak_bytes,
+                "warmup_s": contender.warmup_s,
+                "loss": losses[contender.name],
+                "loss_agrees": abs(losses[contender.name] - first) <= LOSS_TOLERANCE[precision],
+            }
+        )
+    rows += [
+        {
+            "model": str(shape),
+            "batch_size": batch_size,
+            "precision": precision,
+            "mode": m,
+            "error": e,
+        }
+        for m, e in failed
+    ]
+    return rows
+
+
+HEADERS = (
+    "model",
+    "batch",
+    "precision",
+    "mode",
+    "step ms",
+    "p10",
+    "p90",
+    "graphs/s",
+    "times first",
+    "launches",
+    "recorded",
+    "warm-up s",
+    "loss agrees",
+)
+
+
+def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    head = (row["model"], str(row["batch_size"]), row["precision"], row["mode"])
+    if "error" in row:
+        return (*head, *("-",) * 8, row["error"].splitlines()[0][:60])
+    launches = "-"
+    if row["kernel_launches"] is not None:
+        launches = f"{row['kernel_launches']} + {row['graph_launches']} graphs"
+    return (
+        *head,
+        f"{row['step_ms']:.2f}",
+        f"{row['p10_ms']:.2f}",
+        f"{row['p90_ms']:.2f}",
+        f"{row['graphs_per_second']:,.0f}",
+        f"{row['ratio_to_first']['median']:.2f}",
+        launches,
+        "-" if row["recordings"] is None else str(row["recordings"]),
+        f"{row['warmup_s']:.1f}",
+        "yes" if row["loss_agrees"] else "NO",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=["gine:5x300", "gps:10x64"])
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 128, 256])
+    parser.add_argument("--modes", nargs="+", default=["pyg", "eager"])
+    parser.add_argument("--precision", nargs="+", default=["fp32"])
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    started, rows, skipped = time.perf_counter(), [], []
+    for precision in options.precision:
+        for batch_size in options.batch_sizes:
+            for text in options.models:
+                if time.perf_counter() - started > options.deadline:
+                    skipped.append(f"{text} at {batch_size} in {precision}")
+                    continue
+                rows += rows_of(Shape.parse(text), batch_size, precision, options)
+                result = {
+                    "device": device_name(torch.device(options.device)),
+                    "versions": versions(),
+                    "rows": rows,
+                    "not_run": skipped,
+                }
+                if options.json:  # after every row: a run that is cut off leaves what it has
+                    options.json.write_text(json.dumps(result, indent=1))
+    print(f"{device_name(torch.device(options.device))}, {versions()}")
+    print(table(HEADERS, [as_cells(row) for row in rows]))
+    if skipped:
+        print(f"not run before the deadline: {'; '.join(skipped)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Training end to end, loading included: this library beside plain PyG.
+
+    python -m bench.bench_training --model gine --rounds 5 [--json FILE]
+
+Both train the same model from the same weights over the same batches in the same order (PyG's
+DataLoader gets the ids of each batch), with the same fused Adam, so that the losses must agree; the
+number of PyG's workers is the best of 0, 1 and 2 in the same run. A round is an epoch over
+``--graphs`` training molecules of HIV. A loss that departs by more than rounding allows is an
+error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch_geometric.loader import DataLoader
+
+import staticgraph as sg
+from bench.interleave import interleave
+from staticgraph.models import build
+from staticgraph.report import device_name, versions
+from staticgraph.table import table
+
+HIV = "examples/data/hiv.npz"
+# ReLUs that rounding flips move a loss by about 1e-5 (tests/test_runner.py measures it).
+LOSS_TOLERANCE = 1e-3
+
+
+def bce(out: torch.Tensor, batch) -> torch.Tensor:
+    return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
+
+
+class Training:
+    """One model, one order of batches, and the ways to train it."""
+
+    def __init__(self, name: str, graphs: int, batch_size: int, hidden: int, layers: int) -> None:
+        self.store = sg.datasets.open(HIV)
+        self.ids = self.store.splits["train"][:graphs]
+        self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
+        torch.manual_seed(0)
+        self.model = build(name, self.store, hidden=hidden, layers=layers)
+        self.order = [b.ids.tolist() for b in self._loader().batcher.epoch(0)]
+        self.data = {int(i): self.store[int(i)] for i in self.ids}
+        self.losses: dict[str, list[float]] = {}
+
+    def _loader(self) -> sg.StaticLoader:
+        return sg.StaticLoader(self.store, self.plan, indices=self.ids, shuffle=True)
+
+    def static(self, label: str, **options) -> Callable[[], None]:
+        """This library."""
+        model = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        runner = sg.StaticGraphRunner(model, self.plan, loss=bce, optimizer=optimizer, **options)
+        loader = self._loader()
+        runner.warmup()
+
+        def epoch() -> None:
+            loader.set_epoch(0)
+            losses = [runner.step(batch) for batch in loader]
+            self.losses.setdefault(label, []).append(float(torch.stack(losses).mean()))
+
+        return epoch
+
+    def pyg(self, label: str, workers: int) -> Callable[[], None]:
+        """PyG at its fairest: sizes passed, fused Adam, workers kept alive."""
+        model = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        graphs = [self.data.get(i) for i in range(len(self.store))]
+        loader = DataLoader(
+            graphs,
+            batch_sampler=self.order,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+        def epoch() -> None:
+            losses = []
+            for batch in loader:
+                optimizer.zero_grad(set_to_none=True)
+                args = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
+                loss = bce(model(*args, batch.num_graphs), batch).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            self.losses.setdefault(label, []).append(float(torch.stack(losses).mean()))
+
+        return epoch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="gine")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--graphs", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    training = Training(
+        options.model, options.graphs, options.batch_size, options.hidden, options.layers
+    )
+    contenders = {
+        f"PyG, {workers} workers": training.pyg(f"PyG, {workers} workers", workers)
+        for workers in (0, 1, 2)
+    }
+    contenders["staticgraph"] = training.static("staticgraph")
+    timings = interleave(contenders, options.rounds)
+    best = min((name for name in timings if name != "staticgraph"), key=lambda n: timings[n].median)
+    results, rows = {}, []
+    for name, timing in timings.items():
+        rates = len(training.ids) / timing.seconds
+        ratio = timings[best].seconds / timing.seconds
+        low, middle, high = np.percentile(ratio, [10, 50, 90])
+        results[name] = {
+            "graphs_per_second": float(np.median(rates)),
+            "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
+            "loss": training.losses[name][-1],
+        }
+        rows.append(
+            (
+                name,
+                f"{np.median(rates):,.0f}",
+                f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                f"{training.losses[name][-1]:.6f}",
+            )
+        )
+    print(
+        f"{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
+        f"{options.batch_size}, {len(training.ids)} molecules an epoch, "
+        f"{device_name(torch.device('cpu'))}, {versions()}"
+    )
+    print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
+    losses = [result["loss"] for result in results.values()]
+    if max(losses) - min(losses) > LOSS_TOLERANCE:
+        sys.exit(f"the losses differ: {losses}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"options": vars(options), "versions": versions()} | results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
