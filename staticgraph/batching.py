@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.buckets import BucketPlan, sizes_of
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.exact import repair
+from staticgraph.packing.exact import exact_bounds, repair
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.packing.stream import stream_kernel
@@ -245,10 +245,10 @@ class Batcher:
     def _exact(self, order: IntArray, key: np.uint64) -> tuple[list[BatchIds], dict[str, int]]:
         """Batches of ``batch_size``; an overflow is re-balanced, else spilled, else split."""
         batch_size = self.plan.batch_size or 1
-        bounds = np.append(np.arange(0, len(order), batch_size), len(order))
+        bounds = exact_bounds(len(order), batch_size)
         if self.shuffle:
             nodes, edges = self._limits[self._main, :2].tolist()
-            overflowed, _, left = repair(order, self.sizes, batch_size, nodes, edges, key)
+            overflowed, _, left = repair(order, self.sizes, bounds, nodes, edges, key)
             buckets = self._place(order, bounds)
         else:
             buckets = self._place(order, bounds)

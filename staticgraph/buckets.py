@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
-from staticgraph.packing.exact import repair
+from staticgraph.packing.exact import exact_bounds, repair
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
@@ -358,8 +358,9 @@ def overflow_rate(
         order = np.arange(len(sizes), dtype=np.int64)
         shuffle(order, key)
         order = order[:TRIAL_GRAPHS]
-        batches += -(-len(order) // batch_size)
-        over += repair(order, sizes, batch_size, int(limits[0]), int(limits[1]), key)[2]
+        bounds = exact_bounds(len(order), batch_size)
+        batches += len(bounds) - 1
+        over += repair(order, sizes, bounds, int(limits[0]), int(limits[1]), key)[2]
     return over / batches
 
 

@@ -30,6 +30,8 @@ WIDTH = 4
 # Tries in a row for one batch before the next one gets its turn, and turns for all batches.
 TRIES = 20
 SWEEPS = 40
+# Turns for all batches that leave no fewer over capacity, after which we stop trying.
+PATIENCE = 4
 
 
 @numba.njit(inline="always")
@@ -44,7 +46,7 @@ def _excess(nodes: float, edges: float, node_limit: float, edge_limit: float) ->
 def repair(
     order: IntArray,
     sizes: IntArray,
-    batch_size: int,
+    bounds: IntArray,
     node_limit: int,
     edge_limit: int,
     seed: np.uint64,
@@ -52,9 +54,9 @@ def repair(
     """Swaps graphs between batches, in place, until each batch fits.
 
     Args:
-        order: ``[n]`` positions in ``sizes``; batch ``b`` is ``order[b * B : (b + 1) * B]``.
+        order: ``[n]`` positions in ``sizes``; batch ``b`` is ``order[bounds[b] : bounds[b + 1]]``.
         sizes: ``[., 2]`` nodes and edges.
-        batch_size: ``B``; the last batch may be shorter.
+        bounds: ``[K + 1]`` where each batch begins and ends; none is empty.
         node_limit: nodes that a batch may hold.
         edge_limit: edges that a batch may hold.
         seed: of the probes.
@@ -62,24 +64,26 @@ def repair(
     Returns:
         batches that were over a limit at first, swaps made, batches still over a limit.
     """
-    n = len(order)
-    batches = (n + batch_size - 1) // batch_size
+    batches = len(bounds) - 1
     limit_n, limit_e = float(node_limit), float(edge_limit)
     load = np.zeros((batches, 2))
-    local = np.empty((n, 2))
-    for k in range(n):
-        for c in range(2):
-            local[k, c] = sizes[order[k], c]
-            load[k // batch_size, c] += local[k, c]
+    local = np.empty((len(order), 2))
+    for b in range(batches):
+        for k in range(bounds[b], bounds[b + 1]):
+            for c in range(2):
+                local[k, c] = sizes[order[k], c]
+                load[b, c] += local[k, c]
     over_at_first = 0
     for b in range(batches):
         over_at_first += _excess(load[b, 0], load[b, 1], limit_n, limit_e) > 0
     over = over_at_first
     swaps = 0
+    stuck = 0
     counter = seed
     for _ in range(SWEEPS):
-        if over == 0 or batches < 2:
+        if over == 0 or batches < 2 or stuck > PATIENCE:
             break
+        before = over
         over = 0
         for b in range(batches):
             for _ in range(TRIES):
@@ -88,12 +92,11 @@ def repair(
                 counter += STEP
                 partner = _roomiest(load, b, limit_n, limit_e, counter)
                 counter += STEP * np.uint64(PROBES)
-                swaps += _swap(
-                    order, local, load, batch_size, b, partner, limit_n, limit_e, counter
-                )
+                swaps += _swap(order, local, load, bounds, b, partner, limit_n, limit_e, counter)
                 counter += STEP * np.uint64(WIDTH)
         for b in range(batches):
             over += _excess(load[b, 0], load[b, 1], limit_n, limit_e) > 0
+        stuck = stuck + 1 if over >= before else 0
     return over_at_first, swaps, over
 
 
@@ -121,7 +124,7 @@ def _swap(
     order: IntArray,
     local: np.ndarray,
     load: np.ndarray,
-    batch_size: int,
+    bounds: IntArray,
     batch: int,
     partner: int,
     node_limit: float,
@@ -129,9 +132,8 @@ def _swap(
     counter: np.uint64,
 ) -> int:
     """Makes the best swap of any graph of ``batch`` with a few of ``partner``; 1 if one helped."""
-    n = len(order)
-    start, stop = batch * batch_size, min(n, (batch + 1) * batch_size)
-    first, last = partner * batch_size, min(n, (partner + 1) * batch_size)
+    start, stop = bounds[batch], bounds[batch + 1]
+    first, last = bounds[partner], bounds[partner + 1]
     b0, b1, p0, p1 = load[batch, 0], load[batch, 1], load[partner, 0], load[partner, 1]
     best = _excess(b0, b1, node_limit, edge_limit) + _excess(p0, p1, node_limit, edge_limit)
     gives, takes = -1, -1
@@ -156,3 +158,13 @@ def _swap(
         local[gives, c] -= delta
         local[takes, c] += delta
     return 1
+
+
+def exact_bounds(num_graphs: int, batch_size: int) -> IntArray:
+    """``[K + 1]`` bounds of batches of exactly ``batch_size`` graphs; the last may be shorter."""
+    return np.append(np.arange(0, num_graphs, batch_size), num_graphs).astype(np.int64)
+
+
+def even_bounds(num_graphs: int, batches: int) -> IntArray:
+    """``[K + 1]`` bounds of so many batches whose numbers of graphs differ by at most one."""
+    return (np.arange(batches + 1, dtype=np.int64) * num_graphs) // batches

@@ -1,0 +1,171 @@
+"""What packing a histogram gives: patterns of sizes that go together, and how often each is used.
+
+A pack is one batch's worth of graphs. Packing works on sizes, not on graphs: a *pattern* such as
+"two of (30, 62) and nine of (18, 36)" stands for as many packs as there are graphs to fill it, so
+that 350,343 graphs become about 600 patterns. Which graph takes which place is drawn afterwards,
+anew each epoch if wanted (:mod:`staticgraph.packing.draw`).
+
+Limits here are *usable* limits, as in the paper: what real graphs may fill. A
+:class:`~staticgraph.sizes.Capacity` keeps one node and one graph for padding beyond them, so a pack
+of limits (222, 502) with 256 graphs needs a capacity of 223 nodes, 502 edges and 257 graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from staticgraph.errors import GraphTooLarge
+from staticgraph.sizes import IntArray, SizeHistogram
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packing:
+    """Every graph of a histogram in a pack.
+
+    Attributes:
+        histogram: what was packed; ``T`` distinct sizes of ``C`` components.
+        limits: ``[C]`` int64, what a pack may hold of each component.
+        max_graphs: how many graphs a pack may hold; no limit where None.
+        starts: ``[P + 1]`` int64, where each pattern begins in ``types`` and ``copies``.
+        types: ``[S]`` int64, rows of the histogram.
+        copies: ``[S]`` int64, how many graphs of that row a pack of this pattern holds.
+        counts: ``[P]`` int64, how many packs have each pattern.
+        method: how it was found.
+    """
+
+    histogram: SizeHistogram
+    limits: IntArray
+    max_graphs: int | None
+    starts: IntArray
+    types: IntArray
+    copies: IntArray
+    counts: IntArray
+    method: str = ""
+
+    @property
+    def num_packs(self) -> int:
+        """All packs."""
+        return int(self.counts.sum())
+
+    @property
+    def pattern_of_entry(self) -> IntArray:
+        """``[S]`` the pattern that each entry of ``types`` belongs to."""
+        return np.repeat(np.arange(len(self.counts)), np.diff(self.starts))
+
+    @property
+    def loads(self) -> IntArray:
+        """``[P, C]`` int64: what one pack of each pattern holds of each component."""
+        loads = np.zeros((len(self.counts), self.histogram.sizes.shape[1]), dtype=np.int64)
+        np.add.at(
+            loads, self.pattern_of_entry, self.copies[:, None] * self.histogram.sizes[self.types]
+        )
+        return loads
+
+    @property
+    def graphs(self) -> IntArray:
+        """``[P]`` int64: how many graphs one pack of each pattern holds."""
+        graphs = np.zeros(len(self.counts), dtype=np.int64)
+        np.add.at(graphs, self.pattern_of_entry, self.copies)
+        return graphs
+
+    @property
+    def efficiency(self) -> NDArray[np.float64]:
+        """``[C]`` what is filled of each component, over all packs; 1 where the limit is 0."""
+        room = self.limits * self.num_packs
+        return np.where(room > 0, self.histogram.totals / np.maximum(1, room), 1.0)
+
+    @property
+    def harmonic_mean(self) -> float:
+        """The harmonic mean of the efficiencies (paper, section 2.5)."""
+        return harmonic_mean(self.efficiency)
+
+    @property
+    def volume_bound(self) -> int:
+        """No packing has fewer packs than this, by volume alone."""
+        return volume_bound(self.histogram, self.limits, self.max_graphs)
+
+    def check(self) -> None:
+        """Raises where a limit is exceeded or a graph is missing or packed twice.
+
+        Raises:
+            AssertionError: the packing is wrong, which is an error of this library.
+        """
+        placed = np.zeros(len(self.histogram.counts), dtype=np.int64)
+        np.add.at(placed, self.types, self.copies * self.counts[self.pattern_of_entry])
+        assert np.array_equal(placed, self.histogram.counts), "graphs are missing or packed twice"
+        assert (self.loads <= self.limits).all(), "a pack exceeds a limit"
+        assert self.max_graphs is None or (self.graphs <= self.max_graphs).all(), "too many graphs"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON: sizes of the result, not the patterns."""
+        named = zip(self.histogram.components, self.efficiency.tolist(), strict=True)
+        efficiency = {name.removesuffix("s") + "_efficiency": value for name, value in named}
+        return {
+            "method": self.method,
+            "packs": self.num_packs,
+            "patterns": len(self.counts),
+            **efficiency,
+            "harmonic_mean": self.harmonic_mean,
+            "graphs_per_pack": self.histogram.num_graphs / max(1, self.num_packs),
+            "max_graphs_in_a_pack": int(self.graphs.max(initial=0)),
+            "volume_bound": self.volume_bound,
+        }
+
+
+def harmonic_mean(efficiency: ArrayLike) -> float:
+    """The harmonic mean of the components' efficiencies; 0 where one is 0."""
+    values = np.asarray(efficiency, dtype=np.float64)
+    return float(len(values) / (1.0 / values).sum()) if (values > 0).all() else 0.0
+
+
+def volumes(
+    histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None
+) -> NDArray[np.float64]:
+    """``[C]``, one more with a limit on graphs: packs that each component alone would fill."""
+    totals, bounds = histogram.totals, np.asarray(limits, dtype=np.int64)
+    if max_graphs is not None:
+        totals = np.append(totals, histogram.num_graphs)
+        bounds = np.append(bounds, max_graphs)
+    return totals / np.maximum(1, bounds)
+
+
+def volume_bound(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None) -> int:
+    """The least number of packs by volume: the fullest component, rounded up."""
+    totals, bounds = histogram.totals.tolist(), np.asarray(limits).tolist()
+    if max_graphs is not None:
+        totals, bounds = [*totals, histogram.num_graphs], [*bounds, max_graphs]
+    least = [-(-total // max(1, int(bound))) for total, bound in zip(totals, bounds, strict=True)]
+    return max(*least, min(1, histogram.num_graphs))
+
+
+def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None) -> IntArray:
+    """``[C]`` int64 limits that every graph of the histogram fits alone.
+
+    Raises:
+        ValueError: there are not as many limits as components, or ``max_graphs`` is below 1.
+        GraphTooLarge: a size exceeds a limit; the message names it.
+    """
+    bounds = np.asarray(limits, dtype=np.int64)
+    names = histogram.components
+    if bounds.shape != (len(names),):
+        raise ValueError(
+            f"{bounds.size} limits for the {len(names)} components {', '.join(names)}: "
+            "give one limit for each"
+        )
+    if max_graphs is not None and max_graphs < 1:
+        raise ValueError(f"max_graphs={max_graphs} must be at least 1")
+    over = np.argwhere(histogram.sizes > bounds)
+    if len(over):
+        row, column = over[0].tolist()
+        size = ", ".join(
+            f"{value} {name}" for value, name in zip(histogram.sizes[row], names, strict=True)
+        )
+        raise GraphTooLarge(
+            f"{histogram.counts[row]} graphs have {size}; a pack holds at most {bounds[column]} "
+            f"{names[column]}: raise the limit to {histogram.maxima[column]}, the largest there is"
+        )
+    return bounds

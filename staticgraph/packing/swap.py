@@ -1,0 +1,192 @@
+"""Packing into a given number of packs: dealt evenly at random, then repaired by swaps.
+
+Filling pack by pack is best while a pack holds a few graphs. With 30 and more it uses up the large
+graphs first, and the last packs run out of graph slots, or of one component long before the other
+(on COLLAB dense graphs meet dense ones: 76%). The idea: fix the number of packs, deal the graphs
+evenly, and swap until every pack fits (:mod:`staticgraph.packing.exact`); with many graphs a pack
+there are so many possible swaps that this succeeds within a few tenths of a percent of the volume
+bound, in both components at once, and every pack holds as many graphs as every other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.packing.exact import even_bounds, repair
+from staticgraph.packing.pack import Packing, volume_bound
+from staticgraph.packing.random import shuffle, stream_of
+from staticgraph.sizes import IntArray, SizeHistogram
+
+# Below so many graphs a pack, filling pack by pack is better.
+MIN_GRAPHS = 12
+# Above so many graphs, this many are packed and the result repeated, and the rest packed apart.
+AT_ONCE = 60_000
+# A graph with more than this share of a limit keeps the pack that was filled around it.
+GIANT = 0.25
+# The search for fewer packs ends within this share of the best.
+RESOLUTION = 0.0005
+
+
+def pack_by_swaps(
+    histogram: SizeHistogram,
+    limits: IntArray,
+    packs: int,
+    *,
+    max_graphs: int | None = None,
+    seed: int = 0,
+) -> Packing | None:
+    """A packing into exactly so many packs, or None where the swaps did not succeed.
+
+    Only for two components.
+    """
+    total = histogram.num_graphs
+    if packs < 1 or packs > total or histogram.sizes.shape[1] != 2:
+        return None
+    if max_graphs is not None and -(-total // packs) > max_graphs:
+        return None
+    if (histogram.totals > packs * limits).any():
+        return None
+    times = total // AT_ONCE
+    if times > 1 and (histogram.counts >= times).any():
+        return _repeated(histogram, limits, packs, times, max_graphs, seed)
+    order = np.repeat(np.arange(len(histogram.counts), dtype=np.int64), histogram.counts)
+    key = stream_of(seed, packs)
+    shuffle(order, key)
+    bounds = even_bounds(total, packs)
+    left = repair(order, histogram.sizes, bounds, int(limits[0]), int(limits[1]), key)[2]
+    return None if left else _as_packing(histogram, limits, max_graphs, order, bounds)
+
+
+def _repeated(
+    histogram: SizeHistogram,
+    limits: IntArray,
+    packs: int,
+    times: int,
+    max_graphs: int | None,
+    seed: int,
+) -> Packing | None:
+    """One part of the graphs, packed once and used ``times`` times, and the remainder."""
+    split, remainder = split_counts(histogram, times)
+    share = float((times * split.totals / np.maximum(1, histogram.totals)).max())
+    part = max(int(packs * share) // times, volume_bound(split, limits, max_graphs))
+    first = pack_by_swaps(split, limits, part, max_graphs=max_graphs, seed=seed)
+    if first is None:
+        return None
+    repeated = Packing(
+        histogram,
+        limits,
+        max_graphs,
+        first.starts,
+        _rows_in(histogram, split)[first.types],
+        first.copies,
+        first.counts * times,
+        method="swap",
+    )
+    if not remainder.num_graphs:
+        return repeated if repeated.num_packs <= packs else None
+    rest = pack_by_swaps(
+        remainder, limits, packs - times * part, max_graphs=max_graphs, seed=seed + 1
+    )
+    if rest is None:
+        return None
+    return join(repeated, rest, _rows_in(histogram, remainder))
+
+
+def split_counts(histogram: SizeHistogram, times: int) -> tuple[SizeHistogram, SizeHistogram]:
+    """A histogram and a remainder, such that ``times`` of the first and the remainder are all."""
+    part = histogram.counts // times
+    rest = histogram.counts - times * part
+
+    def of(counts: IntArray) -> SizeHistogram:
+        keep = counts > 0
+        return SizeHistogram(histogram.sizes[keep], counts[keep], histogram.components)
+
+    return of(part), of(rest)
+
+
+def _rows_in(histogram: SizeHistogram, part: SizeHistogram) -> IntArray:
+    """``[T']`` which rows of the histogram the rows of a part of it are; both are sorted."""
+    known = {tuple(row): t for t, row in enumerate(histogram.sizes.tolist())}
+    return np.array([known[tuple(row)] for row in part.sizes.tolist()], dtype=np.int64)
+
+
+def join(packing: Packing, more: Packing, rows: IntArray) -> Packing:
+    """Both packings as one of the first one's histogram; ``rows`` translates the second's types."""
+    return Packing(
+        packing.histogram,
+        packing.limits,
+        packing.max_graphs,
+        np.concatenate([packing.starts, packing.starts[-1] + more.starts[1:]]),
+        np.concatenate([packing.types, rows[more.types]]),
+        np.concatenate([packing.copies, more.copies]),
+        np.concatenate([packing.counts, more.counts]),
+        packing.method,
+    )
+
+
+def fewer_by_swaps(best: Packing) -> Packing:
+    """A packing of fewer packs than ``best`` where swaps find one, else ``best``.
+
+    Packs that are opened by a graph of more than :data:`GIANT` of a limit stay as they are: they
+    cannot hold as many graphs as the others, so an even deal would never fit them.
+    """
+    histogram, limits = best.histogram, best.limits
+    if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
+        return best
+    opened_by = histogram.sizes[best.types[best.starts[:-1]]]
+    giant = (opened_by > GIANT * limits).any(axis=1)
+    kept, rest, rows = _divide(best, giant)
+    if not rest.num_graphs:
+        return best
+    least = volume_bound(rest, limits, best.max_graphs)
+    most = best.num_packs - kept.num_packs
+    while most - least > RESOLUTION * most:
+        middle = (least + most) // 2
+        found = pack_by_swaps(rest, limits, middle, max_graphs=best.max_graphs)
+        if found is None:
+            least = middle + 1
+        else:
+            best, most = join(kept, found, rows), middle
+    return best
+
+
+def _divide(packing: Packing, keep: NDArray[np.bool_]) -> tuple[Packing, SizeHistogram, IntArray]:
+    """The patterns marked, the graphs of the others, and these graphs' rows in the histogram."""
+    histogram = packing.histogram
+    of_kept = keep[packing.pattern_of_entry]
+    lengths = np.diff(packing.starts)[keep]
+    kept = Packing(
+        histogram,
+        packing.limits,
+        packing.max_graphs,
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        packing.types[of_kept],
+        packing.copies[of_kept],
+        packing.counts[keep],
+        method="fill and swap",
+    )
+    left = histogram.counts.copy()
+    np.subtract.at(left, kept.types, kept.copies * kept.counts[kept.pattern_of_entry])
+    rows = np.flatnonzero(left)
+    return kept, SizeHistogram(histogram.sizes[rows], left[rows], histogram.components), rows
+
+
+def _as_packing(
+    histogram: SizeHistogram,
+    limits: IntArray,
+    max_graphs: int | None,
+    order: IntArray,
+    bounds: IntArray,
+) -> Packing:
+    """Each batch as a pattern of its own, equal types merged."""
+    packs = len(bounds) - 1
+    pack_of = np.repeat(np.arange(packs), np.diff(bounds))
+    keys = pack_of * len(histogram.counts) + order
+    distinct, copies = np.unique(keys, return_counts=True)
+    owner, types = np.divmod(distinct, len(histogram.counts))
+    starts = np.searchsorted(owner, np.arange(packs + 1)).astype(np.int64)
+    ones = np.ones(packs, dtype=np.int64)
+    return Packing(
+        histogram, limits, max_graphs, starts, types, copies.astype(np.int64), ones, method="swap"
+    )
