@@ -1,0 +1,198 @@
+"""The command line: help, results on stdout, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import staticgraph as sg
+from staticgraph import cli, models, modes, train
+from staticgraph.train_config import TrainConfig
+
+SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, esol) -> str:
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few")
+    path = tmp_path_factory.mktemp("data") / "few"
+    few.save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    assert cli.main(["train", "--data", data, *SMALL, "--out", str(folder)]) == 0
+    return folder
+
+
+# ---------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["train", "report", "staticgraph train --data examples/data/esol.npz"]),
+        (["train"], ["--batch-size", "--resume", "runs/proteins", "(default: 128)"]),
+        (["report"], ["--json", "staticgraph report runs/demo"]),
+    ],
+)
+def test_help_has_an_example(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*arguments, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for words in expected:
+        assert words in text
+
+
+def test_help_tells_the_truth_about_choices_and_defaults():
+    subparsers = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    options = {action.dest: action for action in subparsers.choices["train"]._actions}
+    defaults = TrainConfig("data")
+    for name in TrainConfig.__dataclass_fields__:
+        value = getattr(defaults, name)
+        if name != "data" and value is not None and value is not False:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            assert f"(default: {shown})" in options[name].help
+    assert options["model"].choices == models.NAMES
+    assert options["compile_mode"].choices == modes.MODES
+    assert options["pool"].choices == tuple(models.POOLS)
+
+
+def test_describing_the_commands_imports_nothing_heavy():
+    code = (
+        "import sys, staticgraph; before = set(sys.modules); "
+        "from staticgraph import cli; cli.parser(); "
+        "print(sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "tensorboard", "torchmetrics", "scipy"} & set(eval(done.stdout))
+
+
+# ---------------------------------------------------------------------- results
+
+
+def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, capsys):
+    assert cli.main(["train", "--data", data, *SMALL, "--out", str(tmp_path / "r")]) == 0
+    out, err = capsys.readouterr()
+    assert "graphs/s" in out
+    assert "val RMSE" in out
+    assert "test RMSE of the final model" in out
+    assert out.rstrip().endswith(f"picture: {tmp_path}/r/report.png")
+    assert "64 of 80 graphs of few in 2 batches an epoch; buckets (nodes=" in err
+    assert "epoch 1/1" in err
+    assert "graphs/s" in err
+    assert "epoch 1: loss" in err
+
+
+def test_json_is_all_of_stdout(data, tmp_path, capsys):
+    assert cli.main(["train", "--data", data, *SMALL, "--out", str(tmp_path / "r"), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values == json.loads((tmp_path / "r" / "report.json").read_text())
+    assert values["config"]["batch_size"] == 32
+    assert values["epochs"][0]["graphs"] == 64
+    assert values["runner"]["buckets"][0]["real_graphs"] == 80
+
+
+def test_report_prints_what_train_printed(finished, capsys):
+    assert cli.main(["report", str(finished)]) == 0
+    text = capsys.readouterr().out
+    assert "gin, 1 layers of 8" in text
+    assert "node eff" in text
+    assert cli.main(["report", str(finished), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values == json.loads((finished / "report.json").read_text())
+
+
+def test_resume_needs_nothing_but_the_folder(finished, capsys):
+    assert cli.main(["train", "--resume", "--out", str(finished), "--epochs", "2", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [epoch["epoch"] for epoch in values["epochs"]] == [0, 1]
+    assert values["resumed_at"] == 2
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--data", "zinc"], "staticgraph train: cannot tell what data set 'zinc' is."),
+        (["train", "--data", "a.npz"], "staticgraph train: a.npz: there is no such file"),
+        (["train", "--data", "{data}", "--hidden", "30", "--model", "gps"], "do not divide hidden"),
+        (["train", "--data", "{data}", "--epochs", "0"], "epochs=0 must be at least 1"),
+        (["train", "--data", "{data}", "--compile-mode", "max-autotune"], "records CUDA graphs"),
+        (["train", "--data", "{data}", "--out", "{finished}"], "holds a run already"),
+        (["train", "--resume", "--out", "{finished}", "--lr", "0.5"], "begun with lr=0.001"),
+        (["train", "--resume", "--out", "nowhere"], "so there is no run to resume"),
+        (["report", "nowhere"], "staticgraph report: nowhere has no report.json"),
+    ],
+)
+def test_errors_are_one_line_and_status_2(
+    arguments, message, data, finished, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    given = [word.format(data=data, finished=finished) for word in arguments]
+    if "max-autotune" in given and sg.runner.torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert cli.main(given) == cli.FAILED
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["train"], "the argument --data is required, but for --resume"),
+        (["train", "--data", "a", "--model", "bert"], "invalid choice: 'bert'"),
+        (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),
+        (["report"], "DIR"),
+    ],
+)
+def test_wrong_usage(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_bug_shows_its_traceback(data, tmp_path, monkeypatch):
+    """A ValueError that other code raises is no message for the user."""
+
+    def broken(*_, **__):
+        int("seven")
+
+    monkeypatch.setattr(train, "train", broken)
+    with pytest.raises(ValueError, match="invalid literal"):
+        # Raised here, in a test: not from within staticgraph.
+        cli.main(["train", "--data", data, "--out", str(tmp_path / "r")])
+
+
+def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise train.Interrupted("stopped after 3 steps; continue with staticgraph train --resume")
+
+    monkeypatch.setattr(train, "train", stop)
+    assert cli.main(["train", "--data", data]) == cli.INTERRUPTED
+    assert capsys.readouterr().err.strip() == (
+        "staticgraph: stopped after 3 steps; continue with staticgraph train --resume"
+    )
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "staticgraph.cli", "report", "nowhere"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("staticgraph report: nowhere has no report.json")

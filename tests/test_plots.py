@@ -1,0 +1,101 @@
+"""The picture of a run: drawn for every shape of run, and its running mean is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from staticgraph import plots
+from staticgraph.history import Epoch, Step
+from staticgraph.report import Report
+from staticgraph.sizes import Capacity
+from staticgraph.train_report import TrainReport
+
+CAPACITIES = (Capacity(100, 210, 9), Capacity(200, 420, 17))
+
+
+def report_of(*metrics: float | None) -> TrainReport:
+    return TrainReport(
+        folder="run",
+        config={"model": "gine", "batch_size": 8, "hidden": 4, "layers": 1},
+        data={"name": "toy", "graphs": 8, "splits": {"train": 8, "val": 0, "test": 0}},
+        task="binary",
+        metric="ROC-AUC",
+        parameters=1,
+        epochs=tuple(Epoch(i, 0.5, 1.0, 8, m and 0.4, m) for i, m in enumerate(metrics)),
+        test_metric=None,
+        resumed_at=0,
+        runner=Report("m", "cpu", "eager", "as asked", None, (), (), {}),
+    )
+
+
+def steps_of(epochs: int, buckets: int = 1, batches: int = 5) -> list[Step]:
+    return [
+        Step(epoch, number % buckets, 8, 60 + number, 150 + number, 1.0 / (1 + number))
+        for epoch in range(epochs)
+        for number in range(batches)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "steps"),
+    [
+        (report_of(0.6, 0.8), steps_of(2)),
+        (report_of(0.6, 0.8), steps_of(2, buckets=2)),
+        (report_of(float("nan")), steps_of(1)),
+        (report_of(None), steps_of(1)),
+        (report_of(0.6), steps_of(1, batches=1)),
+    ],
+)
+def test_any_run_can_be_drawn(report, steps, tmp_path):
+    plots.save_picture(tmp_path / "run.png", report, steps, CAPACITIES)
+    image = np.asarray(Image.open(tmp_path / "run.png").convert("L"))
+    assert image.shape == (900, 1320)
+    assert 0.02 < (image < 250).mean() < 0.6, "neither empty nor black"
+
+
+def test_what_is_drawn_is_what_was_measured():
+    steps = steps_of(2)
+    axes = Figure().add_subplot()
+    plots.draw_loss(axes, report_of(0.6, 0.8), steps)
+    drawn = axes.lines[0].get_ydata()
+    assert drawn.tolist() == [step.loss for step in steps]
+    (twin,) = (other for other in axes.figure.axes if other is not axes)
+    assert twin.lines[0].get_xdata().tolist() == [5, 10]
+    assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
+
+
+def test_filling_is_real_over_physical_rows():
+    axes = Figure().add_subplot()
+    plots.draw_filling(axes, steps_of(1), CAPACITIES)
+    written = [text.get_text() for text in axes.texts]
+    # Nodes (60 + ... + 64) / 5 of 100, edges (150 + ... + 154) / 5 of 210, graphs 8 of 9.
+    assert written == ["62.0%", "72.4%", "88.9%", "not used", "not used", "not used"]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[:2] == ["bucket 0: 100 nodes", "bucket 0: 210 edges"]
+
+
+def test_the_running_mean_is_weighted():
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=30), rng.integers(1, 9, 30)
+    for width in (1, 4, 100):
+        expected = [
+            np.average(
+                values[max(0, i - width + 1) : i + 1],
+                weights=weights[max(0, i - width + 1) : i + 1],
+            )
+            for i in range(30)
+        ]
+        np.testing.assert_allclose(plots.running_mean(values, weights, width), expected)
+
+
+def test_matplotlibs_global_state_is_left_alone(tmp_path: Path):
+    import matplotlib.pyplot as plt
+
+    before = plt.get_fignums()
+    plots.save_picture(tmp_path / "run.png", report_of(0.5), steps_of(1), CAPACITIES)
+    assert plt.get_fignums() == before

@@ -1,0 +1,315 @@
+"""Training by name: it learns, counts every graph, and goes on after a stop as if none had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader
+
+import staticgraph as sg
+from staticgraph import checkpoint, models, train
+from staticgraph.errors import CheckpointCorrupt, MissingPackage
+from staticgraph.evaluate import evaluate
+from staticgraph.history import read_steps, summary
+from staticgraph.interrupt import Interrupt
+from staticgraph.tasks import task_of
+from staticgraph.train_config import TrainConfig
+from staticgraph.train_report import TrainReport
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
+
+
+@pytest.fixture(scope="module")
+def molecules(tmp_path_factory, esol) -> Path:
+    """200 molecules of ESOL as a store with a split: 160 to train, 11 batches of 15 an epoch."""
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few")
+    path = tmp_path_factory.mktemp("data") / "few"
+    few.with_splits(**sg.datasets.random_split(200, 0)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(molecules) -> TrainConfig:
+    """Dropout, so that a random state that is lost shows."""
+    return TrainConfig(
+        str(molecules),
+        model="gps",
+        hidden=8,
+        layers=2,
+        dropout=0.2,
+        batch_size=15,
+        epochs=2,
+        lr=0.01,
+        checkpoint_every=4,
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train.train(config, folder, progress=False)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder)["model"]
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
+    found, expected = weights(folder), weights(other)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    ours, theirs = TrainReport.load(folder), TrainReport.load(other)
+    timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
+    assert timeless[0] == timeless[1]
+    assert ours.test_metric == theirs.test_metric
+
+
+# ---------------------------------------------------------------------- one run
+
+
+def test_every_graph_counts_once_an_epoch(uninterrupted, config):
+    steps = read_steps(uninterrupted / "steps.csv")
+    store = sg.GraphStore.load(config.data)
+    expected = store.sizes[store.splits["train"]].sum(axis=0).tolist()
+    for epoch in range(2):
+        mine = [step for step in steps if step.epoch == epoch]
+        assert [step.graphs for step in mine] == [15] * 10 + [10]
+        assert [sum(s.nodes for s in mine), sum(s.edges for s in mine)] == expected
+
+
+def test_the_report_adds_up(uninterrupted):
+    report = TrainReport.load(uninterrupted)
+    steps = read_steps(uninterrupted / "steps.csv")
+    assert report.task == "regression"
+    for epoch in report.epochs:
+        mine = [step for step in steps if step.epoch == epoch.epoch]
+        mean = np.average([s.loss for s in mine], weights=[s.graphs for s in mine])
+        assert epoch.train_loss == pytest.approx(mean)
+        assert epoch.val_metric == pytest.approx(epoch.val_loss**0.5)
+        assert epoch.graphs == 160
+    assert report.epochs[1].train_loss < report.epochs[0].train_loss
+    text = str(report)
+    assert "val RMSE" in text
+    assert "160 graphs to train, 20 to validate, 20 to test" in text
+    assert "graph eff" in text
+    for name in report.files.values():
+        assert (uninterrupted / name).exists()
+    assert list(uninterrupted.glob("events.out.tfevents.*"))
+    assert sg.BucketPlan.load(uninterrupted / "plan.json").batch_size == 15
+    json.loads((uninterrupted / "report.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "task", "metric"),
+    [("hiv", "gine", "binary", "ROC-AUC"), ("MUTAG", "gin", "classes", "accuracy")],
+)
+def test_other_tasks(data, model, task, metric, tmp_path, hiv):
+    spec = str(EXAMPLES / f"{data}.npz")
+    if data == "hiv":  # 60 active molecules and 240 others
+        y = hiv.columns["y"].ravel()
+        ids = np.concatenate([np.flatnonzero(y == 1)[:60], np.flatnonzero(y == 0)[:240]])
+        few = sg.GraphStore.from_pyg([hiv[i] for i in ids], name="few")
+        spec = str(tmp_path / "few")
+        few.with_splits(**sg.datasets.random_split(300, 0)).save(spec)
+    settings = TrainConfig(spec, model=model, hidden=16, layers=2, batch_size=32, epochs=5, lr=3e-3)
+    report = train.train(settings, tmp_path / "run", progress=False)
+    assert (report.task, report.metric) == (task, metric)
+    assert report.epochs[-1].train_loss < report.epochs[0].train_loss
+    assert 0 <= report.epochs[-1].val_metric <= 1
+
+
+def test_missing_labels_take_no_part(tmp_path, esol):
+    """The first step's loss is that of plain PyG over the labelled targets."""
+    graphs = [esol[i] for i in range(80)]
+    for number, graph in enumerate(graphs):
+        label = graph.y.item()
+        graph.y = torch.tensor([[label if number % 3 else torch.nan, label + 1]])
+    torch.save(graphs, tmp_path / "few.pt")
+    settings = TrainConfig(
+        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=64, epochs=1
+    )
+    train.train(settings, tmp_path / "run", progress=False)
+    store = sg.datasets.open(tmp_path / "few.pt")
+    torch.manual_seed(0)
+    model = models.build("gin", store, hidden=8, layers=1, num_outputs=2).double()
+    batch = Batch.from_data_list([store[i] for i in store.splits["train"]])
+    out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 64)
+    known = ~torch.isnan(batch.y)
+    expected = (out[known] - batch.y[known]).square().mean()
+    (step,) = read_steps(tmp_path / "run" / "steps.csv")
+    assert step.loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_evaluation_is_what_pygs_loader_gives(hiv):
+    """Packed freely, ten times as many graphs a batch as in training: the same loss and metric."""
+    torch.manual_seed(0)
+    model = models.build("gine", hiv, hidden=8, layers=2)
+    ids = hiv.splits["val"][:700]
+    task = task_of(hiv)
+    outs, ys = [], []
+    model.eval()
+    with torch.no_grad():
+        for data in DataLoader([hiv[i] for i in ids], batch_size=100):
+            outs.append(model(data.x, data.edge_index, data.edge_attr, data.batch, data.num_graphs))
+            ys.append(data.y)
+    out, y = torch.cat(outs), torch.cat(ys)
+    expected_loss = torch.nn.functional.binary_cross_entropy_with_logits(out.double(), y.double())
+    plan = sg.plan_buckets(hiv, 64)
+    runner = sg.StaticGraphRunner(model, plan, loss=lambda o, b: task.row_loss(o, b.y))
+    loader = sg.StaticLoader(hiv, plan, indices=ids, exact=False)
+    loss, metric = evaluate(runner, loader, task)
+    assert loss == pytest.approx(float(expected_loss), rel=1e-5)
+    assert metric == pytest.approx(task.metric(out, y), abs=1e-4)
+
+
+# ---------------------------------------------------------------------- stopping and going on
+
+KILLED = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+import staticgraph as sg
+from staticgraph import train
+from staticgraph.train_config import TrainConfig
+
+steps, step = 0, sg.StaticGraphRunner.step
+def killing(self, batch):
+    global steps
+    steps += 1
+    if steps == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch)
+sg.StaticGraphRunner.step = killing
+train.train(TrainConfig(**eval(sys.argv[1])), sys.argv[2], progress=False)
+"""
+
+
+def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
+    """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
+    settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    folder = tmp_path / "run"
+    done = subprocess.run([sys.executable, "-c", KILLED, repr(settings), str(folder)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    state = checkpoint.load(folder)
+    assert len(state["steps"]) == 16
+    assert (state["loader"]["epoch"], state["loader"]["position"]) == (1, 5)
+    with pytest.raises(FileNotFoundError, match="no run has finished there; continue one with"):
+        TrainReport.load(folder)
+    report = train.resume(folder, progress=False)
+    assert report.resumed_at == 16
+    assert "the buckets count what came after step 16" in str(report)
+    assert_same_run(folder, uninterrupted)
+
+
+@pytest.mark.parametrize("stop_at", [1, 6, 11])
+def test_ctrl_c_stops_between_steps_and_goes_on(
+    stop_at, config, uninterrupted, tmp_path, monkeypatch
+):
+    taken, step = [], sg.StaticGraphRunner.step
+
+    def pressing(self, batch):
+        loss = step(self, batch)
+        taken.append(loss)
+        if len(taken) == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss
+
+    monkeypatch.setattr(sg.StaticGraphRunner, "step", pressing)
+    with pytest.raises(train.Interrupted, match=f"stopped after {stop_at} steps; continue with"):
+        train.train(config, tmp_path / "run", progress=False)
+    assert len(checkpoint.load(tmp_path / "run")["steps"]) == stop_at
+    train.resume(tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_second_signal_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), Interrupt() as interrupt:  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_more_epochs_continue_a_finished_run(config, uninterrupted, tmp_path):
+    short = replace(config, epochs=1)
+    train.train(short, tmp_path / "run", progress=False)
+    train.resume(tmp_path / "run", {"epochs": 2, "workers": 1}, progress=False)
+    assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_what_decides_the_result_cannot_change(uninterrupted):
+    with pytest.raises(ValueError, match="was begun with hidden=8 and cannot go on with 16: leave"):
+        train.resume(uninterrupted, {"hidden": 16}, progress=False)
+
+
+def test_a_run_is_not_overwritten_unasked(config, tmp_path):
+    small = replace(config, model="gin", epochs=1)
+    train.train(small, tmp_path / "run", progress=False)
+    before = weights(tmp_path / "run")
+    with pytest.raises(FileExistsError, match="holds a run already: continue it with --resume"):
+        train.train(small, tmp_path / "run", progress=False)
+    train.train(replace(small, seed=1), tmp_path / "run", overwrite=True, progress=False)
+    after = weights(tmp_path / "run")
+    assert any(not torch.equal(before[key], value) for key, value in after.items())
+    assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def test_checkpoints_are_checked(tmp_path, uninterrupted):
+    with pytest.raises(FileNotFoundError, match="there is no run to resume: leave --resume out"):
+        train.resume(tmp_path)
+    whole = (uninterrupted / checkpoint.FILE).read_bytes()
+    (tmp_path / checkpoint.FILE).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*: begin anew"):
+        train.resume(tmp_path)
+    torch.save({"format": checkpoint.FORMAT, "version": 0}, tmp_path / checkpoint.FILE)
+    with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):
+        train.resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"epochs": -1}, "epochs=-1 must be at least 1"),
+        ({"lr": 0.0}, "lr=0.0 must be above 0"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig("esol.npz", **settings)
+
+
+def test_a_missing_package_is_said_before_training(config, tmp_path, monkeypatch):
+    find = train.importlib.util.find_spec
+    monkeypatch.setattr(
+        train.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    with pytest.raises(MissingPackage, match=r"'matplotlib'.*pip install 'staticgraph\[train\]'"):
+        train.train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(config, tmp_path):
+    with pytest.raises(ValueError, match="torch sees no CUDA device; use device='cpu' or 'auto'"):
+        train.train(replace(config, device="cuda"), tmp_path / "run", progress=False)
+
+
+def test_summary_weighs_by_graphs(uninterrupted):
+    steps = read_steps(uninterrupted / "steps.csv")
+    loss, graphs = summary([s._replace(loss=float(s.graphs)) for s in steps], 0)
+    assert (loss, graphs) == (pytest.approx((10 * 15**2 + 10**2) / 160), 160)
