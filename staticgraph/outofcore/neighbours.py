@@ -1,0 +1,80 @@
+"""The resident part of a graph as row pointers, for sampling.
+
+Rows are places in the buffer, not nodes of the whole graph; a row that no resident node stands in
+has no neighbours. Both directions are kept where both are asked for: the sources of a row's
+incoming edges and the destinations of its outgoing ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+Direction = Literal["in", "out", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Neighbours by row.
+
+    Attributes:
+        pointers: one ``[rows + 1]`` a direction (incoming first).
+        indices: one ``[edges]`` a direction, int32 rows.
+    """
+
+    pointers: tuple[IntArray, ...]
+    indices: tuple[NDArray[np.int32], ...]
+
+    @classmethod
+    def of(
+        cls, source: NDArray[Any], destination: NDArray[Any], rows: int, direction: Direction = "in"
+    ) -> Neighbours:
+        """Sorts edges ``[e]``, ``[e]`` of rows; linear in rows and edges, input order kept.
+
+        Raises:
+            ValueError: a direction of another name.
+        """
+        ways = {
+            "in": ((destination, source),),
+            "out": ((source, destination),),
+            "both": ((destination, source), (source, destination)),
+        }
+        if direction not in ways:
+            raise ValueError(f"direction={direction!r}; choose one of {', '.join(ways)}")
+        pointers, indices = [], []
+        for keys, values in ways[direction]:
+            pointer = np.zeros(rows + 1, np.int64)
+            ordered = np.empty(len(keys), np.int32)
+            _group(np.ascontiguousarray(keys), np.ascontiguousarray(values), pointer, ordered)
+            pointers.append(pointer)
+            indices.append(ordered)
+        return cls(tuple(pointers), tuple(indices))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the buffer."""
+        return len(self.pointers[0]) - 1
+
+    def degrees(self) -> IntArray:
+        """``[rows]`` neighbours in all directions kept."""
+        total = np.zeros(self.rows, np.int64)
+        for pointer in self.pointers:
+            total += np.diff(pointer)
+        return total
+
+
+@numba.njit(cache=True, nogil=True)
+def _group(keys, values, pointers, ordered):
+    for e in range(len(keys)):
+        pointers[keys[e] + 1] += 1
+    for v in range(len(pointers) - 1):
+        pointers[v + 1] += pointers[v]
+    at = pointers[:-1].copy()
+    for e in range(len(keys)):
+        ordered[at[keys[e]]] = values[e]
+        at[keys[e]] += 1

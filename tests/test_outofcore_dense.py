@@ -1,0 +1,131 @@
+"""DENSE equals its plain twin, is uniform without replacement, and survives empty inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.outofcore import dense_oracle
+from staticgraph.outofcore.dense import DenseSampler
+from staticgraph.outofcore.neighbours import Neighbours
+
+
+def star(degree: int) -> Neighbours:
+    """Row 0 with incoming edges of rows 1 to ``degree``."""
+    return Neighbours.of(np.arange(1, degree + 1), np.zeros(degree, int), degree + 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 30), edges=st.integers(0, 150), fanouts=st.lists(st.integers(1, 4),
+    min_size=1, max_size=4), direction=st.sampled_from(["in", "out", "both"]),
+    seed=st.integers(0, 2**63), share=st.floats(0, 1),
+)  # fmt: skip
+def test_equals_the_plain_twin(rows, edges, fanouts, direction, seed, share):
+    rng = np.random.default_rng(seed)
+    ends = rng.integers(0, rows, (2, edges))
+    neighbours = Neighbours.of(*ends, rows, direction)
+    seeds = rng.permutation(rows)[: round(share * rows)]
+    sampler = DenseSampler(neighbours, fanouts)
+    found = sampler.sample(seeds, seed)
+    expected = dense_oracle.sample(neighbours, fanouts, seeds, seed)
+    np.testing.assert_array_equal(found.nodes, expected.nodes)
+    assert found.hops == expected.hops
+    for table, twin in zip(found.tables, expected.tables, strict=True):
+        np.testing.assert_array_equal(table, twin)
+    # Asked again the sampler has forgotten the first time.
+    again = sampler.sample(seeds, seed)
+    np.testing.assert_array_equal(found.nodes, again.nodes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 25), edges=st.integers(0, 200), seed=st.integers(0, 999))
+def test_samples_are_real_distinct_edges_of_nodes_first_reached(rows, edges, seed):
+    rng = np.random.default_rng(seed)
+    source, destination = rng.integers(0, rows, (2, edges))
+    sampler = DenseSampler(Neighbours.of(source, destination, rows), [3, 2])
+    found = sampler.sample(np.arange(min(3, rows)), seed)
+    assert len(set(found.nodes.tolist())) == len(found.nodes)
+    for hop, (table, fanout) in enumerate(zip(found.tables, (3, 2), strict=True)):
+        own = found.nodes[found.hops[hop] : found.hops[hop + 1]]
+        assert len(table) == len(own)
+        for row, taken in zip(own.tolist(), table, strict=True):
+            incoming = np.sort(source[destination == row])
+            sampled = np.sort(found.nodes[taken[taken >= 0]])
+            assert len(sampled) == min(fanout, len(incoming))
+            # As multisets: no edge is taken more often than it is there.
+            for value, times in zip(*np.unique(sampled, return_counts=True), strict=True):
+                assert times <= (incoming == value).sum()
+        assert (table < found.hops[hop + 2]).all()
+
+
+def test_uniform_over_neighbours():
+    degree, fanout, draws = 23, 5, 20_000
+    sampler = DenseSampler(star(degree), [fanout])
+    counts = np.zeros(degree + 1)
+    for seed in range(draws):
+        counts[sampler.sample(np.array([0]), seed).nodes[1:]] += 1
+    expected = draws * fanout / degree
+    # Each count is binomial-like with variance expected * (1 - f/d): chi-square of d - 1 degrees.
+    chi2 = ((counts[1:] - expected) ** 2 / (expected * (1 - fanout / degree))).sum()
+    chi2 *= (degree - 1) / degree
+    assert abs(chi2 - (degree - 1)) < 5 * np.sqrt(2 * (degree - 1))
+
+
+def test_the_mean_estimator_is_unbiased_with_the_variance_of_the_textbook():
+    degree, fanout, draws = 17, 6, 20_000
+    values = np.concatenate([[0.0], np.random.default_rng(0).normal(size=degree)])
+    sampler = DenseSampler(star(degree), [fanout])
+    means = np.array(
+        [values[sampler.sample(np.array([0]), s).nodes[1:]].mean() for s in range(draws)]
+    )
+    variance = values[1:].var() / fanout * (degree - fanout) / (degree - 1)
+    assert abs(means.mean() - values[1:].mean()) < 5 * np.sqrt(variance / draws)
+    # The sampling error of a variance is about sqrt(2 / draws) of it.
+    assert abs(means.var() / variance - 1) < 5 * np.sqrt(2 / draws)
+
+
+def test_two_rows_and_two_directions_draw_independently():
+    rows, degree = 2, 40
+    source = np.tile(np.arange(2, 2 + degree), rows)
+    destination = np.repeat(np.arange(rows), degree)
+    sampler = DenseSampler(Neighbours.of(source, destination, 2 + degree), [10])
+    shared = []
+    for seed in range(500):
+        found = sampler.sample(np.array([0, 1]), seed)
+        first, second = (set(found.nodes[row].tolist()) for row in found.tables[0])
+        shared.append(len(first & second))
+    # Hypergeometric: mean 10 * 10 / 40 = 2.5, variance 2.5 * 0.75 * 30/39.
+    assert abs(np.mean(shared) - 2.5) < 5 * np.sqrt(2.5 * 0.75 * 30 / 39 / 500)
+
+
+def test_isolated_nodes_no_seeds_no_edges():
+    nothing = np.empty(0, np.int64)
+    alone = DenseSampler(Neighbours.of(nothing, nothing, 4), [3, 3])
+    found = alone.sample(np.array([2]), 0)
+    assert found.nodes.tolist() == [2]
+    assert found.hops == (0, 1, 1, 1)
+    assert [t.shape for t in found.tables] == [(1, 3), (0, 3)]
+    assert found.num_edges == 0
+    assert alone.sample(nothing, 0).counts == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fanouts", "seeds", "message"),
+    [
+        ([], [0], "at least one hop"),
+        ([2, 0], [0], "each at least 1"),
+        ([2], [1, 1], "distinct"),
+        ([2], [99], "the buffer has 4 rows"),
+    ],
+)
+def test_what_cannot_be_sampled_is_named(fanouts, seeds, message):
+    with pytest.raises(ValueError, match=message):
+        DenseSampler(star(3), fanouts).sample(np.array(seeds), 0)
+
+
+def test_an_unknown_direction_is_named():
+    with pytest.raises(ValueError, match="choose one of in, out, both"):
+        Neighbours.of(np.array([0]), np.array([0]), 1, "up")

@@ -1,0 +1,283 @@
+"""Embeddings on disk: a kill at any moment loses no committed epoch; damage is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.outofcore import Beta, Comet, InMemory, LinkConfig, LinkTrainer, partition
+from staticgraph.outofcore.adagrad import adagrad_rows
+from staticgraph.outofcore.buffer import EmbeddingBuffer
+from staticgraph.outofcore.embeddings import EmbeddingFile
+
+SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3)
+
+
+def generated(n: int = 37, e: int = 300, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, n, e), rng.integers(0, n, e), rng.integers(0, 3, e)])
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    return partition(generated(), 37, 6, tmp_path_factory.mktemp("graph") / "g")
+
+
+def made(folder, p=3, size=4, d=2) -> EmbeddingFile:
+    def initial(k: int) -> np.ndarray:
+        return np.full((size, d), k, np.float32)
+
+    return EmbeddingFile.create(folder, p, size, d, initial, {"note": np.arange(3)})
+
+
+def record(file: EmbeddingFile, partition: int) -> tuple[np.ndarray, np.ndarray]:
+    values, sums = np.empty((2, file.partition_size, file.dimension), np.float32)
+    file.read(partition, values, sums)
+    return values, sums
+
+
+def everything(trainer: LinkTrainer) -> list[np.ndarray]:
+    rows = [a for k in range(trainer.file.num_partitions) for a in record(trainer.file, k)]
+    return [*rows, *(trainer.file.extras[k] for k in ("relations", "relation_sums"))]
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def test_what_is_not_committed_is_forgotten(tmp_path):
+    file = made(tmp_path)
+    ones, twos = np.ones((2, 4, 2), np.float32)
+    file.write(1, 5 * ones, twos)
+    np.testing.assert_array_equal(record(file, 1)[0], 5)
+    file.close()
+    file = EmbeddingFile(tmp_path)
+    assert file.epoch == 0
+    np.testing.assert_array_equal(record(file, 1)[0], 1)
+    file.write(1, 6 * ones, twos)
+    file.write(1, 7 * ones, twos)
+    file.commit({"note": np.array([9])})
+    file.write(1, 8 * ones, twos)
+    file.close()
+    file = EmbeddingFile(tmp_path)
+    assert file.epoch == 1
+    np.testing.assert_array_equal(record(file, 1)[0], 7)
+    np.testing.assert_array_equal(record(file, 0)[0], 0)
+    assert file.extras["note"].tolist() == [9]
+
+
+def test_damage_is_named_with_file_and_offset(tmp_path):
+    made(tmp_path).close()
+    path = tmp_path / "embeddings.bin"
+    contents = bytearray(path.read_bytes())
+    contents[2 * 64 + 5] ^= 1
+    path.write_bytes(contents)
+    file = EmbeddingFile(tmp_path)
+    record(file, 1)
+    with pytest.raises(StoreCorrupt, match=r"embeddings.bin: partition 2 at byte 128 has CRC-32"):
+        record(file, 2)
+    path.write_bytes(contents[:-1])
+    with pytest.raises(StoreCorrupt, match="383 bytes instead of 384"):
+        EmbeddingFile(tmp_path)
+    commit = tmp_path / "commit.bin"
+    commit.write_bytes(commit.read_bytes()[:-1] + b"x")
+    with pytest.raises(StoreCorrupt, match=r"commit\.bin is not a commit"):
+        EmbeddingFile(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no committed embeddings"):
+        EmbeddingFile(tmp_path / "elsewhere")
+
+
+# ---------------------------------------------------------------------- killed and restarted
+
+
+def killed_while_training(graph, folder, call: str, number: int, partly: bool) -> bool:
+    """Trains two epochs in a child that kills itself at its n-th ``os.<call>``; whether it did."""
+    child = os.fork()
+    if not child:
+        try:
+            real, seen = getattr(os, call), [0]
+
+            def fatal(*arguments):
+                seen[0] += 1
+                if seen[0] == number:
+                    if partly and call == "pwrite":
+                        real(arguments[0], arguments[1][: arguments[1].nbytes // 2], arguments[2])
+                    elif partly:
+                        real(*arguments)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments)
+
+            setattr(os, call, fatal)
+            trainer = LinkTrainer(graph, Comet(4, 3), SMALL, folder)
+            while trainer.epoch < 2:
+                trainer.train_epoch()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize(
+    ("call", "numbers"),
+    # An epoch of this schedule writes 8 partitions, in two calls each.
+    [("pwrite", (1, 2, 9, 16, 17, 25)), ("fsync", (2, 3, 4, 5, 6)), ("replace", (1, 2, 3))],
+)
+@pytest.mark.parametrize("partly", [False, True])
+def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers, partly):
+    whole = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "whole")
+    for _ in range(3):
+        whole.train_epoch()
+    expected = everything(whole)
+    killed = 0
+    for number in numbers:
+        folder = tmp_path / f"{call}-{number}"
+        killed += killed_while_training(graph, folder, call, number, partly)
+        trainer = LinkTrainer(graph, Comet(4, 3), SMALL, folder)
+        assert trainer.epoch <= 2
+        while trainer.epoch < 3:
+            trainer.train_epoch()
+        for now, then in zip(everything(trainer), expected, strict=True):
+            np.testing.assert_array_equal(now, then)
+        trainer.close()
+    assert killed == len(numbers)
+
+
+def test_another_configuration_is_refused(graph, tmp_path):
+    LinkTrainer(graph, InMemory(), SMALL, tmp_path).close()
+    with pytest.raises(ValueError, match=r"seed=3.*this is.*seed=0.*choose another folder"):
+        LinkTrainer(graph, InMemory(), LinkConfig(dimension=4, batch_size=20, chunks=2), tmp_path)
+
+
+# ---------------------------------------------------------------------- the buffer
+
+
+@pytest.mark.parametrize("policy", [InMemory(), Beta(2), Beta(4), Comet(4, 3), Comet(2, 6)])
+def test_reads_what_the_policy_says_and_trains_on_every_edge_once(graph, tmp_path, policy):
+    trainer = LinkTrainer(graph, policy, SMALL, tmp_path)
+    seen = []
+    fill = trainer.step.fill
+
+    def recording(edges, resident, rng, place):
+        held = np.isin(edges[:, [0, -1]] // graph.partition_size, resident.partitions)
+        assert held.all()
+        seen.append(edges)
+        batch = fill(edges, resident, rng, place)
+        # Everything touched, the negatives too, stands in a slot of a resident partition.
+        slots = resident.slot_of[list(resident.partitions)]
+        assert np.isin(batch.rows // graph.partition_size, slots).all()
+        return batch
+
+    trainer.step.fill = recording
+    result = trainer.train_epoch()
+    all_rows = graph.read_buckets([(i, j) for i in range(6) for j in range(6)])
+    found = np.concatenate(seen)
+    order = [np.lexsort(rows.T) for rows in (found, all_rows)]
+    np.testing.assert_array_equal(found[order[0]], all_rows[order[1]])
+    assert result.edges == graph.num_edges
+    assert result.bytes_read == result.partitions_read * trainer.file.record_bytes
+    schedule = policy.epoch(6, np.random.default_rng([SMALL.seed, 0, 1]))
+    assert result.partitions_read == schedule.reads
+    trainer.close()
+
+
+def test_resident_rows_follow_their_nodes_through_all_swaps(graph, tmp_path):
+    """Each node's value is its number; every state adds one to what is resident."""
+    size, p = graph.partition_size, graph.num_partitions
+
+    def initial(k: int) -> np.ndarray:
+        return np.repeat(np.arange(k * size, (k + 1) * size, dtype=np.float32)[:, None], 2, axis=1)
+
+    file = EmbeddingFile.create(tmp_path, p, size, 2, initial)
+    buffer = EmbeddingBuffer(graph, file, 4, 2)
+    schedule = Comet(4, 3).epoch(p, np.random.default_rng(0))
+    times = np.zeros(p)
+    for resident in buffer.run(schedule):
+        for k in resident.partitions:
+            nodes = np.arange(k * size, k * size + graph.nodes_of(k))
+            rows = resident.rows(nodes)
+            np.testing.assert_array_equal(buffer.values[rows, 0], nodes + times[k])
+            buffer.values[rows] += 1
+            times[k] += 1
+    for k in range(p):
+        count = graph.nodes_of(k)
+        expected = initial(k)[:count] + times[k]
+        np.testing.assert_array_equal(record(file, k)[0][:count], expected)
+    assert times.sum() > p
+    buffer.close()
+
+
+def test_draws_are_resident_uniform_and_independent_of_slots(graph, tmp_path):
+    file = made(tmp_path, graph.num_partitions, graph.partition_size)
+    buffer = EmbeddingBuffer(graph, file, 2, 1)
+    for resident in buffer.run(Beta(2).epoch(6, np.random.default_rng(1))):
+        drawn = resident.draw(np.random.default_rng(0), (40_000,))
+        assert set((drawn // graph.partition_size).tolist()) == set(resident.partitions)
+        counts = np.unique(drawn, return_counts=True)[1]
+        nodes = sum(graph.nodes_of(k) for k in resident.partitions)
+        assert len(counts) == nodes
+        expected = 40_000 / nodes
+        chi2 = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi2 - (nodes - 1)) < 5 * np.sqrt(2 * (nodes - 1))
+    buffer.close()
+
+
+def test_an_error_of_the_reading_thread_reaches_training(graph, tmp_path):
+    trainer = LinkTrainer(graph, Beta(2), SMALL, tmp_path)
+    data = tmp_path / "embeddings.bin"
+    data.write_bytes(b"\x01" * data.stat().st_size)
+    with pytest.raises(StoreCorrupt, match="CRC-32"):
+        trainer.train_epoch()
+    trainer.close()
+
+
+def test_embeddings_of_another_graph_are_refused(graph, tmp_path):
+    with pytest.raises(ValueError, match="belong to different graphs"):
+        EmbeddingBuffer(graph, made(tmp_path), 2, 1)
+
+
+# ---------------------------------------------------------------------- c = p
+
+
+def test_a_buffer_for_everything_equals_plain_arrays_bit_for_bit(graph, tmp_path):
+    trainer = LinkTrainer(graph, Comet(6), SMALL, tmp_path)
+    step, p, size = trainer.step, graph.num_partitions, graph.partition_size
+    first = [record(trainer.file, k)[0] for k in range(p)]
+    for _ in range(3):
+        trainer.train_epoch()
+
+    values = np.concatenate(first)
+    sums = np.zeros_like(values)
+    relations, relation_sums = trainer.decoder.initial(3, 4), torch.zeros(2, 3, 4)
+    edges = graph.read_buckets([(i, j) for i in range(p) for j in range(p)])
+
+    class AllInMemory:
+        def __init__(self):
+            self.edges = edges
+
+        def rows(self, nodes):
+            return nodes
+
+        def draw(self, rng, shape):
+            return rng.integers(graph.num_nodes, size=shape)
+
+    place = np.full(p * size, -1, np.int32)
+    for epoch in range(3):
+        rng = np.random.default_rng([SMALL.seed, epoch, 2, 0])
+        order = rng.permutation(len(edges))
+        for low in range(0, len(order), SMALL.batch_size):
+            batch = step.fill(edges[order[low : low + SMALL.batch_size]], AllInMemory(), rng, place)
+            touched = torch.from_numpy(values[batch.gather.numpy()])
+            _, gradient, by_relation = step(touched, relations, batch)
+            adagrad_rows(values, sums, batch.rows, gradient.numpy(), np.float32(0.1))
+            relation_sums.addcmul_(by_relation, by_relation)
+            relations.addcdiv_(by_relation, relation_sums.sqrt() + 1e-10, value=-0.1)
+    for k in range(p):
+        found_values, found_sums = record(trainer.file, k)
+        np.testing.assert_array_equal(found_values, values[k * size : (k + 1) * size])
+        np.testing.assert_array_equal(found_sums, sums[k * size : (k + 1) * size])
+    assert torch.equal(trainer.relations, relations)
+    assert torch.equal(trainer.relation_sums, relation_sums)

@@ -1,0 +1,218 @@
+"""Link prediction: loss and updates against plain PyTorch, ranks against loops, static shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
+from staticgraph.outofcore.adagrad import adagrad_rows, distinct
+from staticgraph.outofcore.decoders import DECODERS, ComplEx
+from staticgraph.outofcore.link import LinkStep
+from staticgraph.outofcore.ranking import filtered_ranks
+
+N, RELATIONS = 23, 3
+
+
+def generated(e: int = 90, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, N, e), rng.integers(0, N, e), rng.integers(0, RELATIONS, e)])
+
+
+def plain_score(decoder: str, known, relation, other) -> torch.Tensor:
+    """One score, from the papers' formulas."""
+    if decoder == "distmult":
+        return sum(known[d] * relation[d] * other[d] for d in range(len(known)))
+    if decoder == "complex":
+        half = len(known) // 2
+        a, r, b = (torch.complex(v[:half], v[half:]) for v in (known, relation, other))
+        return (a * r * b.conj()).sum().real
+    return -(known + relation - other).norm()
+
+
+class Everything:
+    """All nodes resident, a row each."""
+
+    def __init__(self, edges):
+        self.edges = edges
+
+    def rows(self, nodes):
+        return nodes
+
+    def draw(self, rng, shape):
+        return rng.integers(N, size=shape)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("count", [12, 7, 1])
+def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count):
+    config = LinkConfig(decoder, dimension=6, batch_size=12, chunks=3, negatives=5)
+    step = LinkStep(config, DECODERS[decoder]())
+    generator = torch.Generator().manual_seed(1)
+    table = torch.randn(N, 6, generator=generator)
+    relations = torch.randn(2, RELATIONS, 6, generator=generator)
+    edges = generated()[[0, 2, 1]].T[:count].copy()
+    place = np.full(N, -1, np.int32)
+    batch = step.fill(edges, Everything(edges), np.random.default_rng(5), place)
+    assert (place == -1).all()
+    loss, gradient, by_relation = step(table[batch.gather], relations, batch)
+
+    negatives = np.random.default_rng(5).integers(N, size=(2, 3, 5))
+    exact = torch.nn.Parameter(table.double())
+    exact_relations = torch.nn.Parameter(relations.double())
+    total = torch.zeros((), dtype=torch.float64)
+    for e, (source, relation, destination) in enumerate(edges.tolist()):
+        for way, (known, other) in enumerate([(source, destination), (destination, source)]):
+            r = exact_relations[way, relation]
+            scores = [plain_score(decoder, exact[known], r, exact[other])]
+            for candidate in negatives[way, e // 4]:
+                scores.append(plain_score(decoder, exact[known], r, exact[int(candidate)]))
+            total = total - torch.log_softmax(torch.stack(scores), 0)[0]
+    optimizer = torch.optim.Adagrad([exact], lr=0.1, eps=1e-10)
+    total.backward()
+    # float32 against float64 over sums of at most 60 terms of order one; distances lose more,
+    # because they come from a difference of squares.
+    tolerance = 2e-3 if decoder == "transe" else 1e-4
+    torch.testing.assert_close(loss.double(), total.detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        by_relation.double(), exact_relations.grad, rtol=tolerance, atol=tolerance
+    )
+    dense = torch.zeros(N, 6)
+    dense[batch.rows] = gradient[: len(batch.rows)]
+    torch.testing.assert_close(dense.double(), exact.grad, rtol=tolerance, atol=tolerance)
+    # Padding has no part in it.
+    assert (gradient[len(batch.rows) + 1 :] == 0).all()
+
+    values, sums = table.numpy().copy(), np.zeros((N, 6), np.float32)
+    adagrad_rows(values, sums, batch.rows, dense.numpy()[batch.rows], np.float32(0.1))
+    exact.grad = dense.double()
+    optimizer.step()
+    # The gradient of a row that is not touched is zero, so a dense Adagrad leaves it alone too.
+    np.testing.assert_allclose(values, exact.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_distinct_is_numpys_unique_in_order_of_appearance():
+    rows = np.array([5, 2, 5, 7, 2, 0])
+    place, out, local = np.full(9, -1, np.int32), np.zeros(6, np.int64), np.empty(6, np.int64)
+    count = distinct(rows, place, out, local)
+    assert out[:count].tolist() == [5, 2, 7, 0]
+    np.testing.assert_array_equal(out[local], rows)
+    assert (place == -1).all()
+
+
+def test_negatives_by_degree_are_ends_of_edges():
+    config = LinkConfig(batch_size=4, chunks=2, negatives=400, degree_fraction=0.5, dimension=2)
+    edges = np.array([[0, 0, 1], [0, 1, 2], [0, 2, 3]])
+    step = LinkStep(config, DECODERS["distmult"]())
+    batch = step.fill(edges, Everything(edges), np.random.default_rng(0), np.full(N, -1, np.int32))
+    nodes = batch.gather[batch.negatives].numpy()
+    by_degree = nodes[..., :200].ravel()
+    assert set(by_degree.tolist()) == {0, 1, 2, 3}
+    # Node 0 is half of all ends: 800 draws, deviation sqrt(800) / 2.
+    assert abs((by_degree == 0).sum() - 400) < 5 * np.sqrt(800) / 2
+    assert len(set(nodes[..., 200:].ravel().tolist())) == N
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("p", [1, 4])
+def test_filtered_ranks_equal_loops(tmp_path, decoder, p):
+    edges = generated()
+    graph = partition(edges, N, p, tmp_path / "g")
+    config = LinkConfig(decoder, dimension=6, batch_size=10, chunks=2, negatives=8, spread=1.0)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    trainer.train_epoch()
+    tested = generated(15, seed=9)
+    known = np.concatenate([edges, tested, tested[:, :4]], axis=1)
+    table = np.empty((N, 6), np.float32)
+    for k in range(p):
+        values, sums = np.empty((2, graph.partition_size, 6), np.float32)
+        trainer.file.read(k, values, sums)
+        low = k * graph.partition_size
+        table[graph.node_ids[low : low + graph.nodes_of(k)]] = values[: graph.nodes_of(k)]
+    exact, relations = torch.from_numpy(table).double(), trainer.relations.double()
+    true = set(map(tuple, known.T.tolist()))
+    ranks = np.empty((2, 15))
+    for t, (source, destination, relation) in enumerate(tested.T.tolist()):
+        for way in (0, 1):
+            here, there = (source, destination) if way == 0 else (destination, source)
+            r = relations[way, relation]
+            target = plain_score(decoder, exact[here], r, exact[there])
+            rank = 1.0
+            for candidate in range(N):
+                edge = (here, candidate) if way == 0 else (candidate, here)
+                if candidate == there or (*edge, relation) in true:
+                    continue
+                rank += float(plain_score(decoder, exact[here], r, exact[candidate]) > target)
+            ranks[way, t] = rank
+    np.testing.assert_array_equal(filtered_ranks(trainer, tested, known), ranks)
+    score = evaluate_links(trainer, tested, known)
+    assert score.mrr == pytest.approx((1 / ranks).mean())
+    assert score.hits[3] == pytest.approx((ranks <= 3).mean())
+    trainer.close()
+
+
+def test_a_model_that_scores_everything_alike_ranks_in_the_middle(tmp_path):
+    graph = partition(generated(), N, 2, tmp_path / "g")
+    config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    tested = np.array([[0], [1], [2]])
+    np.testing.assert_array_equal(filtered_ranks(trainer, tested, tested), (1 + N) / 2)
+    trainer.close()
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
+    """A ring of 60 nodes: neighbours must rank far above chance."""
+    ring = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
+    for columns in (ring, np.concatenate([ring, np.zeros((1, 60), int)])):
+        graph = partition(columns, 60, 3, tmp_path / f"g{len(columns)}")
+        config = LinkConfig(decoder, dimension=16, batch_size=20, chunks=2, negatives=30, rate=0.2)
+        trainer = LinkTrainer(graph, InMemory(), config, tmp_path / f"e{len(columns)}")
+        losses = [trainer.train_epoch().loss for _ in range(40)]
+        assert losses[-1] < 0.7 * losses[0]
+        # At random the mean reciprocal rank of 60 candidates is 0.08.
+        assert evaluate_links(trainer, columns, columns).mrr > 0.3
+        trainer.close()
+
+
+def test_a_step_compiles_once_in_static_shapes():
+    """The last, smaller batch of a state has the same shapes as all others."""
+    config = LinkConfig(dimension=4, batch_size=6, chunks=2, negatives=3)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = LinkStep(config, DECODERS["distmult"](), compile={"backend": backend})
+    eager = LinkStep(config, DECODERS["distmult"]())
+    table, relations = torch.randn(N, 4), torch.randn(2, RELATIONS, 4)
+    edges = generated()[[0, 2, 1]].T.copy()
+    for count in (6, 6, 4, 1):
+        batch = eager.fill(
+            edges[:count], Everything(edges), np.random.default_rng(0), np.full(N, -1, np.int32)
+        )
+        found = compiled(table[batch.gather], relations, batch)
+        for now, then in zip(found, eager(table[batch.gather], relations, batch), strict=True):
+            torch.testing.assert_close(now, then)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"decoder": "rescal"}, "choose one of distmult, complex, transe"),
+        ({"batch_size": 10, "chunks": 3}, "not a multiple"),
+        ({"negatives": 0}, "positive"),
+        ({"degree_fraction": 1.5}, "a share"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        LinkConfig(**values)
+
+
+def test_complex_needs_halves():
+    with pytest.raises(ValueError, match="even"):
+        ComplEx().initial(2, 5)
