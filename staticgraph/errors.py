@@ -5,6 +5,8 @@ Each says what was asked, what was found, which item it was, and what to do abou
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GraphTooLarge(ValueError):
     """A graph fits no bucket of the plan."""
@@ -44,3 +46,22 @@ class SlotsExhausted(RuntimeError):
 
 class NotStatic(RuntimeError):
     """A step cannot run in fixed shapes; the message names the operation or the guard."""
+
+
+class BudgetExceeded(RuntimeError):
+    """A plan needs more memory than its cap allows.
+
+    Attributes:
+        breakdown: what it needs, a :class:`staticgraph.budget.Breakdown`; None where only a sum
+            is known.
+        floor_bytes: the smallest cap that works for this plan.
+    """
+
+    def __init__(self, message: str, breakdown: Any = None, floor_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.breakdown = breakdown
+        self.floor_bytes = floor_bytes
+
+
+class ProbeFailed(RuntimeError):
+    """A model's memory could not be measured: not even the smallest capacities fit."""

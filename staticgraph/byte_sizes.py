@@ -1,0 +1,52 @@
+"""Bytes as people write and read them: ``20GiB``, ``1.50 GiB``."""
+
+from __future__ import annotations
+
+import re
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+
+
+def parse_bytes(text: int | float | str) -> int:
+    """``"20GiB"``, ``"1.5 GB"``, ``"4096"`` or a number of bytes -> bytes.
+
+    Raises:
+        ValueError: no number, an unknown unit, or less than one byte.
+    """
+    if not isinstance(text, str):
+        count = int(text)
+    else:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
+        if found is None or found[2].upper() not in UNITS:
+            raise ValueError(
+                f"{text!r} is no amount of memory: write a number and one of B, KB, MB, GB, TB, "
+                "KiB, MiB, GiB, TiB, such as 20GiB"
+            )
+        count = int(float(found[1]) * UNITS[found[2].upper()])
+    if count < 1:
+        raise ValueError(f"{text!r} is {count} bytes; an amount of memory must be at least 1 byte")
+    return count
+
+
+def human_bytes(count: float) -> str:
+    """Three significant places in binary units: ``1.50 GiB``, ``12.3 MiB``, ``812 B``."""
+    value, sign = abs(float(count)), "-" if count < 0 else ""
+    units = iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while value >= 999.5:
+        value, unit = value / 1024, next(units, "TiB")
+        if unit == "TiB":
+            break
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{sign}{value:.{digits}f} {unit}"

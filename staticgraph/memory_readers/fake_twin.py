@@ -1,0 +1,88 @@
+"""A model and its optimizer over fake tensors: every shape, no bytes, no arithmetic.
+
+The twin is what the step of a probe runs on, so that the real model is neither touched nor doubled.
+Fake tensors claim to be on the CPU even where the model is on CUDA: fake CUDA tensors that require
+grad abort the process in a build of torch without CUDA.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Not in torch's public API, but what its documentation of fake tensors names. A torch without it
+# fails here, at import, by name.
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode in which tensors have shapes alone. Real tensors that a module keeps outside its
+    parameters and buffers are taken as their shapes."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_model(
+    model: torch.nn.Module, mode: FakeTensorMode
+) -> tuple[torch.nn.Module, dict[Tensor, Tensor]]:
+    """A copy of a model over fake tensors, and its parameter for each of the model's.
+
+    Raises:
+        ValueError: a lazy module whose parameters have no shape yet.
+    """
+    memo: dict[int, Any] = {}
+    twins: dict[Tensor, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(
+                f"parameter {name} has no shape yet: run the lazy module once on a batch first"
+            )
+        twin = torch.nn.Parameter(_like(parameter, mode), requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = twins[parameter] = twin
+    for buffer in model.buffers():
+        memo[id(buffer)] = _like(buffer, mode)
+    return copy.deepcopy(model, memo), twins
+
+
+def fake_optimizer(
+    optimizer: torch.optim.Optimizer, twins: dict[Tensor, Tensor], mode: FakeTensorMode
+) -> torch.optim.Optimizer:
+    """The same kind of optimizer over the twins, with fake state of the same shapes.
+
+    Made the way pickle makes one, so that neither hooks nor a scheduler's hold on ``step`` comes
+    along and steps the real one.
+
+    Raises:
+        ValueError: the optimizer has parameters that are not the model's.
+    """
+
+    def twin_of(parameter: Tensor) -> Tensor:
+        if parameter not in twins:
+            raise ValueError(
+                f"the optimizer has a parameter of shape {list(parameter.shape)} that the model "
+                "has not: give the optimizer that was made with model.parameters()"
+            )
+        return twins[parameter]
+
+    groups = [
+        {**group, "params": [twin_of(p) for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    state: dict[Tensor, Any] = defaultdict(dict)
+    for parameter, values in optimizer.state.items():
+        state[twin_of(parameter)] = {
+            name: _like(value, mode) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+    twin = type(optimizer).__new__(type(optimizer))
+    twin.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    return twin
+
+
+def _like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")

@@ -1,0 +1,88 @@
+"""Live bytes, counted storage by storage while operations run, without an allocator.
+
+The problem: the peak of a step on a device that is not here, or without doing its arithmetic. The
+idea: every tensor that an operation returns passes a dispatch mode; its storage is counted when it
+is first seen and uncounted when Python (or autograd, which shares the object) lets go of it. Over
+fake tensors the step runs in milliseconds and takes no memory; over real ones the count is of real
+bytes.
+
+The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. What it cannot
+see: memory that a kernel takes and frees inside itself, such as the workspace of a fused attention.
+Source: torch's own ``torch.distributed._tools.mem_tracker`` counts in the same way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
+CUDA_BLOCK = 512
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts storages from the moment it is entered.
+
+    Attributes:
+        live_bytes: of all storages alive now.
+        peak_bytes: the most since :meth:`reset_peak`.
+        moments: ``live_bytes`` after every operation since :meth:`reset_peak`.
+        reads_allowed: answer 1.0 where an operation reads a number out of a fake tensor. On only
+            while an optimizer steps, whose step count is such a number; anywhere else a read of
+            data is an error and stays one.
+        limit_bytes: raise torch's out-of-memory error beyond it; None for no limit.
+    """
+
+    def __init__(self, block: int = 1, limit_bytes: int | None = None) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.moments: list[int] = []
+        self.reads_allowed = False
+        self.limit_bytes = limit_bytes
+        self._block = block
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.reads_allowed and func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        out = func(*args, **(kwargs or {}))
+        self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        self.moments.append(self.live_bytes)
+        return out
+
+    def watch(self, tensors: Iterable[Tensor]) -> None:
+        """Counts tensors that were made before the mode was entered."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key, nbytes = storage._cdata, -(-storage.nbytes() // self._block) * self._block
+            known = self._sizes.get(key)
+            if known == nbytes:
+                continue
+            if known is None:
+                weakref.finalize(storage, self._gone, key).atexit = False
+            self._sizes[key] = nbytes
+            self.live_bytes += nbytes - (known or 0)
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
+                raise torch.OutOfMemoryError(
+                    f"out of memory: {self.live_bytes} bytes are live, the limit is "
+                    f"{self.limit_bytes}"
+                )
+
+    def reset_peak(self) -> list[int]:
+        """The moments so far; begins them and the peak anew from what is live."""
+        moments, self.moments = self.moments, []
+        self.peak_bytes = self.live_bytes
+        return moments
+
+    def _gone(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key, 0)

@@ -1,0 +1,240 @@
+"""The budget: a breakdown that adds up, a cap that is kept, remedies that work."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import staticgraph
+from staticgraph import budget as budget_module
+from staticgraph.budget import (
+    BudgetExceeded,
+    Ledger,
+    MemoryBudget,
+    breakdown_of,
+    largest,
+    scaled,
+)
+from staticgraph.byte_sizes import human_bytes, parse_bytes
+from staticgraph.memory_fit import Fit
+from staticgraph.memory_model import BatchBytes, MemoryModel, Resident
+from staticgraph.sizes import Capacity
+
+RESIDENT = Resident(parameters=4_000, buffers=100, gradients=4_000, optimizer=8_000)
+BATCH = BatchBytes(2_560, 90, 20, 12)
+BUCKETS = [Capacity(512, 1_100, 33, 40), Capacity(2_048, 4_400, 129, 40)]
+
+
+def model(**changes):
+    fit = Fit("linear", ((1_000.0, 4_096.0, 1_792.0, 8.0, 0.0), (0.0, 6_400.0, 1_280.0, 8.0, 0.0)))
+    values = {"fit": fit, "resident": RESIDENT, "batch": BATCH, "update_bytes": 9_000}
+    return MemoryModel(**{**values, **changes})
+
+
+capacities = st.builds(
+    Capacity.distinct,
+    st.integers(60, 50_000),
+    st.integers(0, 100_000),
+    st.integers(2, 3_000),
+    st.integers(1, 59),
+)
+
+
+@given(st.lists(capacities, min_size=1, max_size=4), st.integers(1, 8), st.floats(0, 0.5))
+def test_the_breakdown_adds_up(buckets, slots, overhead):
+    memory = model(overhead=overhead, workspace_bytes=77)
+    found = breakdown_of(memory, buckets, slots=slots)
+    assert found.total_bytes == sum(found.lines.values())
+    worst = max(memory.step_bytes(c) for c in buckets)
+    slot = max(BATCH.of(c) for c in buckets)
+    expected = 4_000 + 100 + 8_000 + slots * slot + 77 + worst * (1 + overhead)
+    assert abs(found.total_bytes - expected) <= 1
+    assert found.pinned_host == 2 * slot
+
+
+def test_one_step_is_the_breakdown_with_one_slot():
+    memory = model()
+    for bucket in BUCKETS:
+        assert breakdown_of(memory, [bucket], slots=1).total_bytes == memory.predict(bucket)
+
+
+def test_the_pool_is_that_of_the_largest_bucket_not_the_sum():
+    memory = model()
+    both, largest_alone = breakdown_of(memory, BUCKETS), breakdown_of(memory, BUCKETS[1:])
+    assert both.total_bytes == largest_alone.total_bytes
+    assert both.bucket == BUCKETS[1]
+
+
+def test_the_optimizers_step_is_a_floor():
+    tiny, update = Capacity(3, 0, 2), 10**6
+    assert model(update_bytes=0).step_bytes(tiny) < update < model().step_bytes(BUCKETS[1])
+    assert model(update_bytes=update).step_bytes(tiny) == update
+    assert model(update_bytes=update).step_bytes(BUCKETS[1]) == model().step_bytes(BUCKETS[1])
+
+
+@given(capacities, st.integers(0, 10**9), st.integers(0, 10**9))
+def test_a_larger_cap_accepts_what_a_smaller_did(bucket, cap, more):
+    memory = model()
+    smaller, larger = MemoryBudget(cap + 1), MemoryBudget(cap + 1 + more)
+    assert not smaller.fits(memory, [bucket]) or larger.fits(memory, [bucket])
+
+
+@given(capacities)
+@settings(deadline=None)
+def test_the_floor_fits_and_one_byte_less_does_not(bucket):
+    memory = model()
+    floor = breakdown_of(memory, [bucket]).total_bytes
+    MemoryBudget(floor).check(memory, [bucket])
+    with pytest.raises(BudgetExceeded) as caught:
+        MemoryBudget(floor - 1).check(memory, [bucket])
+    assert caught.value.floor_bytes == floor
+
+
+def test_the_message_has_breakdown_floor_and_remedies_that_work():
+    memory = model()
+    floor = breakdown_of(memory, BUCKETS).total_bytes
+    budget = MemoryBudget(floor // 3)
+    with pytest.raises(BudgetExceeded) as caught:
+        budget.check(memory, BUCKETS)
+    text = str(caught.value)
+    for line in ("parameters", "gradients", "optimizer state", "slots", "step (largest bucket)"):
+        assert line in text
+    assert f"the plan needs {human_bytes(floor)}, the cap is {human_bytes(floor // 3)}" in text
+    raised = int(re.search(r"raise the cap to ([\d,]+) bytes", text)[1].replace(",", ""))
+    MemoryBudget(raised).check(memory, BUCKETS)
+    graphs = int(re.search(r"at most (\d+) graphs", text)[1])
+    nodes = int(re.search(r"at most ([\d,]+) nodes", text)[1].replace(",", ""))
+    share = nodes / BUCKETS[1].nodes
+    assert budget.fits(memory, [scaled(BUCKETS[1], share)])
+    assert not budget.fits(memory, [scaled(BUCKETS[1], share * 1.01)])
+    assert graphs == scaled(BUCKETS[1], share).graph_limit
+
+
+def test_where_no_bucket_fits_the_message_says_so():
+    with pytest.raises(BudgetExceeded, match="smaller model: even a bucket of one graph"):
+        MemoryBudget(10_000).check(model(), BUCKETS)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "term"),
+    [
+        ({"nodes": 1e3}, "nodes"),
+        ({"edges": 1e4}, "edges"),
+        ({"graphs": 1e6}, "graphs"),
+        ({"places": 1e5}, "attention"),
+        ({"fixed": 1e12}, "fixed"),
+    ],
+)
+def test_what_binds_is_named(coefficients, term):
+    assert MemoryModel.of("linear", **coefficients).binding(BUCKETS[1]) == term
+
+
+def test_a_model_of_memory_survives_json(tmp_path):
+    memory = model(note="a note")
+    memory.save(tmp_path / "memory.json")
+    assert MemoryModel.load(tmp_path / "memory.json") == memory
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"other\.json: not a model of memory"):
+        MemoryModel.load(tmp_path / "other.json")
+
+
+def test_coefficients_given_by_hand_are_checked():
+    with pytest.raises(ValueError, match="no term 'pairs'"):
+        MemoryModel.of("linear", pairs=3)
+    with pytest.raises(ValueError, match="negative"):
+        MemoryModel.of("linear", nodes=-3)
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+@given(st.integers(-500, 10**6), st.integers(0, 3000))
+def test_largest_is_the_last_that_fits(low, span):
+    for last in {low, low + span // 2, low + span, low + span + 5}:
+        assert largest(lambda k, last=last: k <= last, low, low + span) == min(last, low + span)
+    with pytest.raises(ValueError, match="not even"):
+        largest(lambda k: False, low, low + span)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("20GiB", 20 << 30), ("1.5 gb", 1_500_000_000), ("4096", 4096), (7, 7), (" .5 KiB", 512)],
+)
+def test_amounts_are_read(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "3 parsecs", "-4GB", "0", 0, "1e9"])
+def test_amounts_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="amount of memory"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 1 << 50))
+def test_what_is_printed_is_what_was_meant(count):
+    assert abs(parse_bytes(human_bytes(count)) / count - 1) <= 0.006
+
+
+# ---------------------------------------------------------------------- the device
+
+
+def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
+    from staticgraph import memory_readers
+
+    found = memory_readers.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
+    monkeypatch.setattr(memory_readers, "device_memory", lambda device: found)
+    budget = MemoryBudget.of_device(safety=0.5)
+    assert (budget.max_bytes, budget.headroom_bytes, budget.driver_bytes) == (400, 400, 200)
+    assert budget.max_bytes + budget.headroom_bytes + budget.driver_bytes == found.total_bytes
+    assert MemoryBudget.of_device(max_bytes=100).max_bytes == 100
+    assert "a card" in str(budget)
+    for safety in (0, 1.5):
+        with pytest.raises(ValueError, match="safety"):
+            MemoryBudget.of_device(safety=safety)
+
+
+def test_a_cpu_has_memory_too():
+    budget = MemoryBudget.of_device("cpu", safety=1.0)
+    assert 1 << 20 < budget.max_bytes < 1 << 60
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=40))
+def test_what_is_committed_grows_and_never_passes_the_cap(wanted):
+    ledger, before = Ledger(150), 0
+    highest: dict[str, int] = {}
+    for name, nbytes in wanted:
+        would = {**highest, name: max(nbytes, highest.get(name, 0))}
+        if sum(would.values()) > 150:
+            with pytest.raises(BudgetExceeded, match="the cap is 150 B"):
+                ledger.commit(name, nbytes)
+        else:
+            ledger.commit(name, nbytes)
+            highest = would
+        assert before <= ledger.bytes_committed == sum(highest.values()) <= 150
+        before = ledger.bytes_committed
+    ledger.release()
+    assert ledger.bytes_committed == 0
+
+
+def test_the_arithmetic_imports_no_torch():
+    folder = Path(budget_module.__file__).parent
+    for name in ("budget", "memory_fit", "memory_forms", "memory_model", "byte_sizes"):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        imported = {
+            alias.name.split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        } | {
+            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        }
+        assert "torch" not in imported, name
+    assert staticgraph.__version__

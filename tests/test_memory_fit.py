@@ -1,0 +1,183 @@
+"""Fits of memory: exact where the truth has the form, refused with a reason where it cannot be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.memory_fit import COUNTS, TERMS, FitRefused, Point, fit
+from staticgraph.memory_forms import line_through, parabola_through, positive_root
+from staticgraph.probe import probe_capacities
+from staticgraph.sizes import Capacity
+
+SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
+CAPACITIES, HELD_OUT = probe_capacities(SIZES)
+
+coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
+
+
+def points_of(terms, coefficients, capacities=CAPACITIES):
+    return [
+        Point(c, sum(k * COUNTS[t](c) for t, k in zip(terms, coefficients, strict=True)))
+        for c in capacities
+    ]
+
+
+@given(st.tuples(*[coefficient] * 5))
+@settings(max_examples=50, deadline=None)
+def test_a_linear_truth_is_found_and_extrapolates(coefficients):
+    terms = TERMS["linear"]
+    points = points_of(terms, (1.0 + coefficients[0], *coefficients[1:]))
+    found = fit(points, "linear")
+    truth = points_of(terms, (1.0 + coefficients[0], *coefficients[1:]), [HELD_OUT])[0]
+    assert found.residual < 1e-6
+    assert math.isclose(found.predict(HELD_OUT), truth.nbytes, rel_tol=1e-5)
+    assert all(value >= 0 for plane in found.planes for value in plane)
+
+
+@pytest.mark.parametrize("form", ["attention", "quadratic"])
+def test_auto_finds_the_form(form):
+    terms = TERMS[form]
+    truth = {"fixed": 1e5, "nodes": 3e3, "edges": 5e2, "graphs": 64.0, "pairs": 9.0, "nodes^2": 2.0}
+    coefficients = [truth.get(term, 0.0) for term in terms]
+    held_out = points_of(terms, coefficients, [HELD_OUT])[0]
+    found = fit(points_of(terms, coefficients), "auto", held_out)
+    assert found.form == form
+    assert found.held_out is not None
+    assert found.held_out < 1e-6
+    assert "linear misses by" in found.note
+
+
+def test_auto_prefers_the_simplest():
+    points = points_of(TERMS["linear"], (1e4, 100.0, 10.0, 1.0, 7.0))
+    assert fit(points, "auto", points[-1]).form == "linear"
+
+
+def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
+    generator = np.random.default_rng(1)
+    points = [
+        p._replace(nbytes=p.nbytes * generator.uniform(0.98, 1.02))
+        for p in points_of(TERMS["linear"], (1e3, 100.0, 0.0, 0.0, 0.0))
+    ]
+    columns = np.array([[COUNTS[t](c) for t in TERMS["linear"]] for c, *_ in points])
+    plain, *_ = np.linalg.lstsq(columns, [p.nbytes for p in points], rcond=None)
+    assert plain.min() < 0, "the example must be one where it matters"
+    assert min(fit(points, "linear").planes[0]) >= 0
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_non_negative_least_squares_is_scipys(seed):
+    optimize = pytest.importorskip("scipy.optimize")
+    from staticgraph.memory_fit import _non_negative
+
+    generator = np.random.default_rng(seed)
+    columns, target = generator.random((9, 5)), generator.normal(size=9)
+    expected, _ = optimize.nnls(columns, target)
+    assert np.allclose(_non_negative(columns, target), expected, atol=1e-8)
+
+
+def test_the_peak_moves_from_one_moment_to_another():
+    """Two moments, the first on top where there are many edges: one plane misses, two do not."""
+
+    def moments(c):
+        return np.array([50.0 * c.nodes + 900.0 * c.edges, 2000.0 * c.nodes + 1.0, 7.0])
+
+    points = [Point(c, float(moments(c).max()), moments(c)) for c in CAPACITIES]
+    found = fit(points, "linear")
+    assert found.residual < 1e-9
+    with pytest.raises(FitRefused):
+        fit([p._replace(moments=None) for p in points], "linear")
+    for capacity in (HELD_OUT, Capacity(1000, 90_000, 20, 60), Capacity(90_000, 10, 20, 60)):
+        assert math.isclose(found.predict(capacity), moments(capacity).max(), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_too_few_points_are_refused(count):
+    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))[:count]
+    with pytest.raises(FitRefused, match=f"{count} points for the 5 unknowns"):
+        fit(points, "linear")
+
+
+def test_collinear_points_are_refused():
+    line = [Capacity(100 * k, 210 * k, 10 * k, 30) for k in range(1, 9)]
+    with pytest.raises(FitRefused, match=r"do not tell .*nodes, edges.* apart"):
+        fit(points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0), line))
+
+
+def test_a_residual_over_five_percent_is_refused():
+    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))
+    points[-1] = points[-1]._replace(nbytes=2 * points[-1].nbytes)
+    with pytest.raises(FitRefused, match=r"misses .* by \d+\.\d%.*measured.*fitted"):
+        fit(points, "linear")
+
+
+def test_negative_curvature_falls_back_to_the_line_with_a_word():
+    bent = [Point(c, 1e6 + 1e3 * c.nodes - 5e-3 * c.nodes**2) for c in CAPACITIES]
+    found = fit(bent, "quadratic")
+    assert found.planes[0][TERMS["quadratic"].index("nodes^2")] == 0
+    assert "negative curvature" in found.note
+
+
+def test_a_point_without_bytes_is_refused():
+    points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))
+    for nothing in (0.0, math.nan, math.inf):
+        with pytest.raises(FitRefused, match="no positive number of bytes"):
+            fit([*points, Point(HELD_OUT, nothing)])
+
+
+def test_unknown_forms_are_named():
+    with pytest.raises(ValueError, match="'cubic'; choose 'auto', 'linear'"):
+        fit(points_of(TERMS["linear"], (1.0,) * 5), "cubic")
+
+
+# ---------------------------------------------------------------------- two and three points
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e9), st.integers(1, 1000))
+def test_a_line_through_a_small_and_a_ten_times_larger_batch(slope, intercept, small):
+    found = line_through(
+        (small, slope * small + intercept), (10 * small, slope * 10 * small + intercept)
+    )
+    assert math.isclose(found[0], slope, rel_tol=1e-6, abs_tol=1e-6 * max(1.0, intercept))
+    assert math.isclose(found[1], intercept, rel_tol=1e-6, abs_tol=1e-3 * max(1.0, slope))
+
+
+def test_lines_and_parabolas_that_cannot_be():
+    with pytest.raises(FitRefused, match="two sizes"):
+        line_through((3, 1.0), (3, 2.0))
+    with pytest.raises(FitRefused, match="measure again, warm"):
+        line_through((3, 2.0), (30, 1.0))
+    with pytest.raises(FitRefused, match="2 distinct sizes"):
+        parabola_through([(1, 1.0), (2, 2.0), (2, 2.0)])
+    with pytest.raises(FitRefused, match="curvature"):
+        parabola_through([(1, 0.0), (2, 2.0), (3, 3.0)])
+
+
+@given(st.floats(1e-3, 1e3), st.floats(-1e3, 1e3), st.floats(-1e6, 1e6))
+def test_a_parabola_through_three(alpha, beta, gamma):
+    truth = (alpha, beta, gamma)
+    found = parabola_through([(v, float(np.polyval(truth, v))) for v in (10.0, 100.0, 50.0)])
+    sizes = np.array([10.0, 77.0, 200.0])
+    assert np.allclose(np.polyval(found, sizes), np.polyval(truth, sizes), rtol=1e-6, atol=1e-2)
+
+
+@given(
+    *[st.sampled_from([-3.0, -1e-3, 0.0, 1e-3, 2.0]) for _ in range(2)],
+    st.sampled_from([-50.0, 0.0, 7.0, 100.0, 130.0]),
+)
+def test_the_positive_root_for_every_sign(alpha, beta, gamma):
+    """The limit holds all the way up to the root, and is passed right after it."""
+    limit = 100.0
+    root = positive_root(alpha, beta, gamma, limit)
+    sizes = np.linspace(0, min(root, 1e6), 1001)
+    below = alpha * sizes**2 + beta * sizes + gamma
+    if root > 0:
+        assert below.max() <= limit + 1e-6 * max(1.0, abs(below).max())
+    if root < math.inf:
+        after = root * 1.001 + 1e-6
+        assert alpha * after * after + beta * after + gamma > limit - 1e-9
