@@ -60,6 +60,7 @@ class TrainReport:
 
         Raises:
             FileNotFoundError: the folder holds no finished run.
+            ValueError: its report is of another version, or not ours.
         """
         path = folder / FILE
         if not path.exists():
@@ -67,7 +68,17 @@ class TrainReport:
                 f"{folder} has no {FILE}: no run has finished there; continue one with "
                 f"staticgraph train --resume --out {folder}"
             )
-        values = json.loads(path.read_text())
+        try:
+            return cls._of(json.loads(path.read_text()), folder)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a report that this version reads "
+                f"({type(error).__name__}: {error}); write it anew with "
+                f"staticgraph train --resume --out {folder}"
+            ) from error
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], folder: Path) -> TrainReport:
         epochs = ({k: e[k] for k in Epoch._fields} for e in values["epochs"])
         runner = values["runner"]
         buckets = tuple(BucketReport(**bucket) for bucket in runner["buckets"])

@@ -120,6 +120,13 @@ def test_resume_needs_nothing_but_the_folder(finished, capsys):
 # ---------------------------------------------------------------------- errors
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"epochs": []}'])
+def test_a_report_of_something_else(text, tmp_path, capsys):
+    (tmp_path / "report.json").write_text(text)
+    assert cli.main(["report", str(tmp_path)]) == cli.FAILED
+    assert "is not a report that this version reads" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

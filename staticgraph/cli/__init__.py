@@ -20,9 +20,15 @@ COMMANDS = ("plan", "train", "report")
 FAILED = 2
 # What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT.
 INTERRUPTED = 130
+
+
+def _is_error(kind: type) -> bool:
+    return kind.__module__ == errors.__name__ and issubclass(kind, Exception)
+
+
 # Errors whose message is written for the user.
 KNOWN = (
-    *(kind for kind in vars(errors).values() if isinstance(kind, type)),
+    *(kind for kind in vars(errors).values() if isinstance(kind, type) and _is_error(kind)),
     FileNotFoundError,
     FileExistsError,
     PermissionError,
