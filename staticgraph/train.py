@@ -133,7 +133,9 @@ class _Training:
             pool=config.pool,
             num_outputs=task.num_outputs,
         ).to(self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
+        )
         train_ids = self.store.splits["train"]
         self.plan = (
             BucketPlan.from_dict(state["plan"])

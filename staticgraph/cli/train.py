@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from staticgraph.modes import MODES
+
 EXAMPLE = """\
 examples:
   staticgraph train --data examples/data/hiv.npz --model gps --hidden 32 --layers 3 --epochs 2
@@ -17,16 +19,8 @@ The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and
 files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
 the run had never stopped.
 """
-# Stand here, and not in modules that import torch, so that --help is quick; a test compares them.
+# Stands here, too, since models.py imports torch and --help must be quick; a test compares them.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
-MODES = (
-    "auto",
-    "eager",
-    "default",
-    "reduce-overhead",
-    "max-autotune",
-    "max-autotune-no-cudagraphs",
-)
 OUT = Path("runs/latest")
 
 
