@@ -12,7 +12,11 @@ This is a room of its own: nothing else in the library imports it.
 
 from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.graph import PartitionedGraph
+from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder
+from staticgraph.outofcore.layers import SampledGNN
 from staticgraph.outofcore.link import LinkConfig, LinkEpoch, LinkTrainer
+from staticgraph.outofcore.loader import SampledBatch, SampledLoader
+from staticgraph.outofcore.node import NodeEpoch, NodeTrainer
 from staticgraph.outofcore.node_policy import Dispersed, NodeCache
 from staticgraph.outofcore.partitioning import partition
 from staticgraph.outofcore.policy import Beta, Comet, InMemory
@@ -24,15 +28,23 @@ __all__ = [
     "Beta",
     "Comet",
     "Dispersed",
+    "HopBatch",
+    "HopCapacity",
+    "HopLadder",
     "InMemory",
     "LinkConfig",
     "LinkEpoch",
     "LinkScore",
     "LinkTrainer",
     "NodeCache",
+    "NodeEpoch",
     "NodeSchedule",
     "NodeState",
+    "NodeTrainer",
     "PartitionedGraph",
+    "SampledBatch",
+    "SampledGNN",
+    "SampledLoader",
     "Schedule",
     "State",
     "Tuning",

@@ -1,0 +1,334 @@
+"""Sampled mini-batches of a partitioned graph, in a few static shapes.
+
+Three stages with bounded queues between them: a thread reads the next state's partitions, a thread
+samples and fills slots, and the caller trains. A slot is lent with its batch until the next batch
+is asked for; on a machine with CUDA the slots are pinned, so that a copy may run beside a step.
+
+Every seed of a task comes exactly once an epoch: nodes of the training set, or edges. Randomness
+depends on (seed, epoch, state, batch) alone, not on threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from staticgraph.outofcore.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.graph import PartitionedGraph
+from staticgraph.outofcore.hops import HopBatch, HopLadder, exact_capacity, profile
+from staticgraph.outofcore.neighbours import Direction
+from staticgraph.outofcore.node_policy import NodePolicy
+from staticgraph.outofcore.policy import EdgePolicy, InMemory
+from staticgraph.outofcore.resident import ResidentGraph, ResidentGraphs
+from staticgraph.outofcore.schedule import NodeSchedule, NodeState, Schedule
+
+# Batches ready at once; two more slots are in hands.
+QUEUE = 4
+# States of the first epoch that a profile looks at.
+PROFILE_STATES = 4
+
+
+class LinkEnds:
+    """Where the ends of a batch of edges stand among its seeds.
+
+    Attributes:
+        source, destination: ``[B]`` positions among the seeds, 0 in the padding.
+        relation: ``[B]``.
+        negatives: ``[K]`` positions of drawn resident nodes.
+        mask: ``[B]`` bool; real edges.
+    """
+
+    __slots__ = ("destination", "mask", "negatives", "relation", "source")
+
+    def __init__(self, edges: NDArray[Any], local: NDArray[np.int64], size: int) -> None:
+        n = len(edges)
+        self.mask = torch.zeros(size, dtype=torch.bool)
+        self.source, self.destination, self.relation = torch.zeros(3, size, dtype=torch.int64)
+        self.mask[:n] = True
+        ends = torch.from_numpy(local)
+        self.source[:n], self.destination[:n] = ends[:n], ends[n : 2 * n]
+        if edges.shape[1] == 3:
+            self.relation[:n] = torch.from_numpy(edges[:, 1].astype(np.int64))
+        self.negatives = ends[2 * n :]
+
+
+class SampledBatch:
+    """What the loader gives: padded hops and what they are for.
+
+    Attributes:
+        hops: tables, features ``x`` and labels ``y``.
+        seeds: ``[n]`` the graph's numbers of the seeds.
+        state: the state of the buffer it was sampled in.
+        ends: for links, where the edges' ends stand; None for nodes.
+    """
+
+    __slots__ = ("ends", "hops", "seeds", "state")
+
+    def __init__(
+        self, hops: HopBatch, seeds: NDArray[np.int64], state: int, ends: LinkEnds | None
+    ) -> None:
+        self.hops, self.seeds, self.state, self.ends = hops, seeds, state, ends
+
+
+class SampledLoader:
+    """Iterates over one epoch a time.
+
+    Args:
+        graph: partitioned, with features where the model needs them.
+        policy: of nodes (``NodeCache``, ``Dispersed``) or edges (``Beta``, ``Comet``); ``InMemory``
+            for both.
+        fanouts: neighbours a node and direction, hop by hop.
+        batch_size: seeds of a batch (nodes), or edges.
+        task: ``node`` or ``link``.
+        seeds: the caller's numbers of the nodes to train on; all where None. Nodes only.
+        labels: ``[N]`` integers in the caller's order; nodes only.
+        negatives: resident nodes drawn beside each batch of edges; links only.
+        direction: of sampling.
+        ladder: static shapes; profiled in the first epoch where None.
+        shuffle: seeds in random order; otherwise in the graph's.
+        seed: of everything random.
+
+    Raises:
+        ValueError: a policy for the other task, or labels of another length.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionedGraph,
+        policy: NodePolicy | EdgePolicy,
+        fanouts: list[int],
+        batch_size: int,
+        task: Literal["node", "link"] = "node",
+        *,
+        seeds: ArrayLike | None = None,
+        labels: NDArray[Any] | None = None,
+        negatives: int = 0,
+        direction: Direction = "in",
+        ladder: HopLadder | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if task not in ("node", "link"):
+            raise ValueError(f"task={task!r}; choose 'node' or 'link'")
+        if labels is not None and len(labels) != graph.num_nodes:
+            raise ValueError(f"labels has {len(labels)} entries, the graph {graph.num_nodes} nodes")
+        of_nodes = isinstance(policy, NodePolicy)
+        if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
+            raise ValueError(
+                f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
+                "InMemory, links with Beta, Comet or InMemory"
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}; give at least 1")
+        self.graph, self.policy, self.task = graph, policy, task
+        self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
+        self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
+        self.sampled_s = self.waited_s = 0.0
+        self._direction: Direction = direction
+        self._new = np.empty(graph.num_nodes, np.int64)
+        self._new[graph.node_ids] = np.arange(graph.num_nodes)
+        self._seeds = np.sort(
+            np.arange(graph.num_nodes)
+            if seeds is None
+            else self._new[np.unique(np.asarray(seeds, np.int64))]
+        )
+        self._labels = None if labels is None else np.asarray(labels, np.int64)[graph.node_ids]
+        self.states = ResidentGraphs(graph, direction)
+        self._pinned = torch.cuda.is_available()
+        self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
+
+    def schedule(self, epoch: int) -> Schedule | NodeSchedule:
+        """What the buffer does in an epoch."""
+        rng, p = np.random.default_rng([self.seed, epoch, 1]), self.graph.num_partitions
+        if not isinstance(self.policy, NodePolicy):
+            if self.task == "link":
+                return self.policy.epoch(p, rng)
+            everything = tuple(range(p))
+            return NodeSchedule(p, (NodeState(everything, everything),))
+        holding = np.unique(self._seeds // self.graph.partition_size).tolist()
+        return self.policy.epoch(p, tuple(holding), rng)
+
+    def __iter__(self) -> Iterator[SampledBatch]:
+        """One epoch; a batch is valid until the next one is asked for."""
+        schedule = self.schedule(self.epoch)
+        if self.ladder is None:
+            self.ladder = self._profile(schedule)
+        ready: queue.Queue[SampledBatch | BaseException | None] = queue.Queue(QUEUE)
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._produce, args=(schedule, ready, stop), daemon=True,
+            name="staticgraph-sampler",
+        )  # fmt: skip
+        thread.start()
+        try:
+            while True:
+                started = time.perf_counter()
+                batch = ready.get()
+                self.waited_s += time.perf_counter() - started
+                if batch is None:
+                    break
+                if isinstance(batch, BaseException):
+                    raise batch
+                yield batch
+                self._give_back(batch.hops)
+        finally:
+            stop.set()
+            while thread.is_alive():
+                try:
+                    ready.get(timeout=0.01)
+                except queue.Empty:
+                    continue
+            thread.join()
+        self.epoch += 1
+
+    def close(self) -> None:
+        """Ends the reading thread."""
+        self.states.close()
+
+    # ------------------------------------------------------------------ the sampling thread
+
+    def _produce(
+        self,
+        schedule: Schedule | NodeSchedule,
+        ready: queue.Queue[SampledBatch | BaseException | None],
+        stop: threading.Event,
+    ) -> None:
+        def put(item: SampledBatch | BaseException | None) -> None:
+            while not stop.is_set():
+                try:
+                    return ready.put(item, timeout=0.05)
+                except queue.Full:
+                    continue
+
+        try:
+            for resident in self.states.run(schedule):
+                for batch in self._batches(resident):
+                    put(batch)
+                    if stop.is_set():
+                        return
+        except BaseException as error:
+            put(error)
+            return
+        put(None)
+
+    def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
+        assert self.ladder is not None
+        sampler = DenseSampler(resident.neighbours, self.fanouts)
+        rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
+        items = resident.edges if self.task == "link" else self._seed_rows(resident)
+        if self.shuffle:
+            items = items[rng.permutation(len(items))]
+        for low in range(0, len(items), self.batch_size):
+            draw = int(rng.integers(2**62))
+            batch = items[low : low + self.batch_size]
+            started = time.perf_counter()
+            if self.task == "link":
+                made = self._links(batch, resident, sampler, rng, draw)
+            else:
+                made = [
+                    SampledBatch(self._slot(resident, sample, rung), resident.node_of[part],
+                                 resident.number, None)
+                    for part, sample, rung in self.ladder.fit(sampler, batch, draw)
+                ]  # fmt: skip
+            self.sampled_s += time.perf_counter() - started
+            yield from made
+
+    def _links(
+        self,
+        edges: NDArray[Any],
+        resident: ResidentGraph,
+        sampler: DenseSampler,
+        rng: np.random.Generator,
+        draw: int,
+    ) -> list[SampledBatch]:
+        """A batch of edges, in halves where its seeds fit no rung."""
+        assert self.ladder is not None
+        real = np.flatnonzero(resident.node_of >= 0)
+        drawn = rng.choice(real, self.negatives)
+        ends = np.concatenate([edges[:, 0], edges[:, -1], drawn])
+        seeds, local = np.unique(ends, return_inverse=True)
+        sample = sampler.sample(seeds, draw)
+        rung = self.ladder.rung_for(sample.counts)
+        statistics = self.ladder.statistics
+        if rung is None and len(edges) > 1:
+            statistics.splits += 1
+            middle = len(edges) // 2
+            return [
+                *self._links(edges[:middle], resident, sampler, rng, draw),
+                *self._links(edges[middle:], resident, sampler, rng, draw),
+            ]
+        if rung is None:
+            statistics.eager += 1
+        else:
+            statistics.batches[rung] += 1
+            statistics.real_rows += len(sample.nodes)
+            statistics.padded_rows += self.ladder.rungs[rung].rows
+        positions = LinkEnds(edges, local.ravel(), self.batch_size)
+        hops = self._slot(resident, sample, rung)
+        return [SampledBatch(hops, resident.node_of[seeds], resident.number, positions)]
+
+    def _slot(self, resident: ResidentGraph, sample: DenseSample, rung: int | None) -> HopBatch:
+        """A filled batch in a slot that nobody holds."""
+        assert self.ladder is not None
+        hops = None
+        if rung is not None:
+            try:
+                hops = self._free.setdefault(rung, queue.SimpleQueue()).get_nowait()
+            except queue.Empty:
+                hops = HopBatch(self.ladder.rungs[rung], rung, self._pinned)
+        if hops is None:
+            hops = HopBatch(exact_capacity(sample), None)
+        hops.fill(sample, resident.degrees)
+        width = resident.features.shape[1]
+        if width:
+            if hops.x is None:
+                dtype = torch.from_numpy(resident.features[:0]).dtype
+                hops.x = torch.zeros(
+                    hops.capacity.rows, width, dtype=dtype, pin_memory=self._pinned
+                )
+            np.take(resident.features, hops.rows.numpy(), axis=0, out=hops.x.numpy())
+            hops.x[~hops.mask] = 0
+        if self._labels is not None:
+            hops.y = torch.full((hops.capacity.nodes[0],), -1)
+            seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
+            hops.y[: len(seeds)] = torch.from_numpy(self._labels[seeds])
+        return hops
+
+    def _give_back(self, hops: HopBatch) -> None:
+        if hops.rung is not None:
+            self._free[hops.rung].put(hops)
+
+    # ------------------------------------------------------------------ static shapes
+
+    def _seed_rows(self, resident: ResidentGraph) -> NDArray[np.int64]:
+        inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
+        return resident.rows(self._seeds[inside])
+
+    def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
+        """The largest need of a few states."""
+        ladder: HopLadder | None = None
+        looked_at = 0
+        for resident in self.states.run(schedule):
+            sampler = DenseSampler(resident.neighbours, self.fanouts)
+            if self.task == "link":
+                seeds = np.flatnonzero(resident.node_of >= 0)
+                size = min(2 * self.batch_size + self.negatives, len(seeds))
+            else:
+                seeds, size = self._seed_rows(resident), self.batch_size
+            if not len(seeds):
+                continue
+            found = profile(sampler, seeds, size, self.seed)
+            ladder = found if ladder is None else ladder.union(found)
+            looked_at += 1
+            if looked_at == PROFILE_STATES:
+                break
+        if ladder is None:
+            raise ValueError("there is nothing to train on: no seeds in any state")
+        return ladder

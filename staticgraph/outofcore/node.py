@@ -1,0 +1,194 @@
+"""Node classification on sampled static batches.
+
+A step is forward, mean loss over the real seeds, backward and the optimizer. In a compiled mode
+every rung of the ladder has one compiled function of its own for training and one for evaluation;
+batches that fit no rung run in eager and are counted. Evaluation is on samples, or on full
+neighbourhoods with PyG's layers over the edges that are resident.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from staticgraph.compiled import CompiledFunction
+from staticgraph.modes import resolve
+from staticgraph.outofcore.hops import HopBatch
+from staticgraph.outofcore.layers import SampledGNN
+from staticgraph.outofcore.loader import SampledLoader
+from staticgraph.outofcore.resident import ResidentGraphs
+from staticgraph.outofcore.schedule import NodeSchedule, NodeState
+
+Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEpoch:
+    """What one epoch did."""
+
+    epoch: int
+    loss: float
+    accuracy: float
+    seeds: int
+    batches: int
+    partitions_read: int
+    seconds: float
+    waited_s: float
+
+
+class HopRunner:
+    """Runs a model over padded hops, compiled once a rung and phase.
+
+    Args:
+        model: takes ``x [R, F]`` and a :class:`HopBatch`.
+        mode: as of :class:`staticgraph.StaticGraphRunner`.
+        compiler: makes a compiled function of a function and a name, instead of the mode's own.
+
+    Attributes:
+        compiled: what was compiled, by (rung, training).
+    """
+
+    def __init__(
+        self, model: nn.Module, mode: str = "auto", compiler: Compiler | None = None
+    ) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.mode = resolve(mode, self.device.type)
+        self._compiler = compiler or (
+            (lambda function, name: CompiledFunction(function, self.mode, self.device, name))
+            if self.mode.compiled
+            else None
+        )
+        self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
+
+    def __call__(self, hops: HopBatch) -> Tensor:
+        """``[N_0, out]`` of a batch."""
+        assert hops.x is not None
+        x = hops.x.float()
+        inputs = [t.to(self.device, non_blocking=True) for t in (x, hops.degree, *hops.tables)]
+        if self._compiler is None or hops.rung is None:
+            return self._forward(*inputs)
+        key = (hops.rung, self.model.training)
+        if key not in self.compiled:
+
+            def run(*tensors: Tensor) -> Tensor:
+                return self._forward(*tensors)
+
+            phase = "train" if self.model.training else "eval"
+            self.compiled[key] = self._compiler(run, f"rung {hops.rung} {phase}")
+        return self.compiled[key](*inputs)
+
+    def _forward(self, x: Tensor, degree: Tensor, *tables: Tensor) -> Tensor:
+        return self.model(x, _Tables(degree, tables))
+
+
+class NodeTrainer:
+    """Trains a model on the seeds of a loader.
+
+    Args:
+        model: a :class:`SampledGNN`.
+        loader: of nodes, with labels.
+        rate: of Adam.
+        decay: L2, as Adam's ``weight_decay``.
+        mode: as of :class:`HopRunner`.
+    """
+
+    def __init__(
+        self,
+        model: SampledGNN,
+        loader: SampledLoader,
+        *,
+        rate: float = 0.01,
+        decay: float = 5e-4,
+        mode: str = "auto",
+    ) -> None:
+        self.model, self.loader = model, loader
+        self.optimizer = torch.optim.Adam(model.parameters(), rate, weight_decay=decay)
+        self.runner = HopRunner(model, mode)
+
+    def train_epoch(self) -> NodeEpoch:
+        """One pass over the loader's seeds."""
+        started, waited = time.perf_counter(), self.loader.waited_s
+        read = self.loader.states.partitions_read
+        self.model.train()
+        loss_sum = right = seeds = batches = 0.0
+        for batch in self.loader:
+            out, y = self._out(batch.hops)
+            loss = nn.functional.cross_entropy(out, y, ignore_index=-1)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            n = len(batch.seeds)
+            loss_sum += float(loss.detach()) * n
+            right += float((out.argmax(1) == y).sum())
+            seeds, batches = seeds + n, batches + 1
+        return NodeEpoch(
+            epoch=self.loader.epoch,
+            loss=loss_sum / max(1, seeds),
+            accuracy=right / max(1, seeds),
+            seeds=int(seeds),
+            batches=int(batches),
+            partitions_read=self.loader.states.partitions_read - read,
+            seconds=time.perf_counter() - started,
+            waited_s=self.loader.waited_s - waited,
+        )
+
+    def evaluate_sampled(self, loader: SampledLoader) -> float:
+        """Accuracy over the seeds of another loader, on samples."""
+        self.model.eval()
+        right = seeds = 0
+        with torch.no_grad():
+            for batch in loader:
+                out, y = self._out(batch.hops)
+                right += int((out.argmax(1) == y).sum())
+                seeds += len(batch.seeds)
+        return right / max(1, seeds)
+
+    def evaluate_whole(self, nodes: ArrayLike, labels: Any) -> float:
+        """Accuracy on full neighbourhoods, with the whole graph in memory.
+
+        Args:
+            nodes: the caller's numbers.
+            labels: ``[N]`` in the caller's order.
+        """
+        graph = self.loader.graph
+        everything = tuple(range(graph.num_partitions))
+        states = ResidentGraphs(graph)
+        schedule = NodeSchedule(graph.num_partitions, (NodeState(everything, everything),))
+        (resident,) = states.run(schedule)
+        states.close()
+        neighbours = resident.neighbours
+        source = torch.from_numpy(neighbours.indices[0].astype(np.int64))
+        target = torch.repeat_interleave(
+            torch.arange(neighbours.rows), torch.from_numpy(np.diff(neighbours.pointers[0]))
+        )
+        new = np.empty(graph.num_nodes, np.int64)
+        new[graph.node_ids] = np.arange(graph.num_nodes)
+        rows = torch.from_numpy(resident.rows(new[np.asarray(nodes)]))
+        x = torch.from_numpy(resident.features).float().to(self.runner.device)
+        edges = torch.stack([source, target]).to(self.runner.device)
+        self.model.eval()
+        with torch.no_grad():
+            out = self.model.whole(x, edges).cpu()[rows]
+        y = torch.from_numpy(np.asarray(labels, np.int64)[np.asarray(nodes)])
+        return float((out.argmax(1) == y).float().mean())
+
+    def _out(self, hops: HopBatch) -> tuple[Tensor, Tensor]:
+        if hops.y is None:
+            raise ValueError("the loader has no labels: pass labels= to SampledLoader")
+        return self.runner(hops), hops.y.to(self.runner.device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Tables:
+    """What layers read of a batch, around tensors of a compiled function."""
+
+    degree: Tensor
+    tables: tuple[Tensor, ...]
