@@ -1,9 +1,9 @@
 """Three ways to read the memory of a step, behind one interface.
 
-:class:`AllocatorReader` runs real steps and asks an allocator for its high-water mark (CUDA's, in
-use); :class:`FakeTensorReader` runs the same step over fake tensors and counts live storages, which
-takes no memory and no arithmetic, so that a laptop can plan for a large card; :class:`GivenReader`
-takes numbers, for tests and for what was measured elsewhere.
+:class:`AllocatorReader` runs real steps and asks an allocator for its high-water mark (CUDA's, or
+the CPU's as the profiler saw it); :class:`FakeTensorReader` runs the same step over fake tensors
+and counts live storages, which takes no memory and no arithmetic, so that a laptop can plan for a
+large card; :class:`GivenReader` takes numbers, for tests and for what was measured elsewhere.
 
 All of them read a *warm* step (an optimizer's state exists from its second step on) in the shapes
 that are recorded: the batch does not tell its real counts, so no layer can follow them. A reader
@@ -13,6 +13,7 @@ leaves behind what it found: model, optimizer, random state, and no more reserve
 from staticgraph.memory_readers.allocator import Allocator, AllocatorReader, CudaAllocator
 from staticgraph.memory_readers.device import DeviceMemory, device_memory
 from staticgraph.memory_readers.fake_tensors import FakeTensorReader
+from staticgraph.memory_readers.profiler import ProfilerAllocator
 from staticgraph.memory_readers.reading import GivenReader, MemoryReader, Read, Reading, Subject
 from staticgraph.memory_readers.resident import resident_bytes
 
@@ -24,6 +25,7 @@ __all__ = [
     "FakeTensorReader",
     "GivenReader",
     "MemoryReader",
+    "ProfilerAllocator",
     "Read",
     "Reading",
     "Subject",

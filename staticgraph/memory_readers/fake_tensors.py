@@ -43,7 +43,7 @@ class FakeTensorReader:
         mode = fake_mode()
 
         def read(capacity: Capacity) -> Reading:
-            live = LiveStorages(CUDA_BLOCK if on_cuda else 1)
+            live = LiveStorages(CUDA_BLOCK if on_cuda else 1, casts=not on_cuda)
             model, twins = fake_model(subject.model, mode)
             optimizer = None
             if subject.optimizer is not None:

@@ -6,9 +6,10 @@ is first seen and uncounted when Python (or autograd, which shares the object) l
 fake tensors the step runs in milliseconds and takes no memory; over real ones the count is of real
 bytes.
 
-The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. What it cannot
-see: memory that a kernel takes and frees inside itself, such as the workspace of a fused attention.
-Source: torch's own ``torch.distributed._tools.mem_tracker`` counts in the same way.
+The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. Memory that a
+kernel takes and frees inside itself is not seen; the one case that matters on a CPU, operands cast
+to a common dtype, is added by rule. torch's own ``torch.distributed._tools.mem_tracker`` counts in
+the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 # The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
+# Elementwise operations whose operands keep their dtypes: a condition, a copy that is the cast.
+UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, torch.ops.aten._to_copy})
 
 
 class LiveStorages(TorchDispatchMode):
@@ -32,14 +35,19 @@ class LiveStorages(TorchDispatchMode):
     Attributes:
         live_bytes: of all storages alive now.
         peak_bytes: the most since :meth:`reset_peak`.
-        moments: ``live_bytes`` after every operation since :meth:`reset_peak`.
+        moments: ``live_bytes`` at every operation since :meth:`reset_peak`, with its casts.
         reads_allowed: answer 1.0 where an operation reads a number out of a fake tensor. On only
             while an optimizer steps, whose step count is such a number; anywhere else a read of
             data is an error and stays one.
         limit_bytes: raise torch's out-of-memory error beyond it; None for no limit.
+
+    Args:
+        block: what every storage is rounded up to.
+        limit_bytes: as above.
+        casts: count the copies that a CPU makes of operands of mixed dtypes.
     """
 
-    def __init__(self, block: int = 1, limit_bytes: int | None = None) -> None:
+    def __init__(self, block: int = 1, limit_bytes: int | None = None, casts: bool = False) -> None:
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -47,6 +55,7 @@ class LiveStorages(TorchDispatchMode):
         self.reads_allowed = False
         self.limit_bytes = limit_bytes
         self._block = block
+        self._casts = casts
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -56,7 +65,9 @@ class LiveStorages(TorchDispatchMode):
             return 1.0
         out = func(*args, **(kwargs or {}))
         self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
-        self.moments.append(self.live_bytes)
+        cast = _cast_bytes(func, args) if self._casts else 0
+        self.moments.append(self.live_bytes + cast)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + cast)
         return out
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
@@ -86,3 +97,21 @@ class LiveStorages(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)
+
+
+def _cast_bytes(func: Any, args: tuple[Any, ...]) -> int:
+    """What an elementwise operation on a CPU copies to bring its operands to one dtype.
+
+    TensorIterator casts on the fly on CUDA, but makes a copy of each operand on a CPU
+    (aten/src/ATen/TensorIterator.cpp, ``compute_types``). Under autocast that is most of what the
+    sum of a bfloat16 and a float32 tensor takes.
+    """
+    if torch.Tag.pointwise not in getattr(func, "tags", ()) or func.overloadpacket in UNCAST:
+        return 0
+    operands = [a for a in args if isinstance(a, Tensor) and a.dim()]
+    if len({a.dtype for a in operands}) < 2:
+        return 0
+    common = operands[0].dtype
+    for operand in operands[1:]:
+        common = torch.promote_types(common, operand.dtype)
+    return sum(a.numel() * common.itemsize for a in operands if a.dtype != common)

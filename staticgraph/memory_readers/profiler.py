@@ -1,0 +1,62 @@
+"""What the CPU really allocated in a step, as torch's profiler recorded it.
+
+The CPU has no allocator with a high-water mark. The profiler records every allocation and release
+with its time, from which the mark follows. Slow next to a step, so for checks, not for training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Allocations are in the profiler's event tree alone, which torch calls experimental. A torch
+# without it fails here, at import, by name.
+from torch._C._profiler import _EventType
+
+
+class ProfilerAllocator:
+    """Bytes of the CPU relative to where it was first asked; an :class:`Allocator`."""
+
+    name = "the CPU, by torch.profiler"
+
+    def __init__(self) -> None:
+        self._live = 0
+        self._profile: torch.profiler.profile | None = None
+
+    def allocated(self) -> int:
+        """In use now, counted from the first :meth:`reset_peak` on."""
+        return self._live
+
+    def reset_peak(self) -> None:
+        """Begins to record."""
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
+        self._profile.start()
+
+    def peak(self) -> int:
+        """The most in use since then; stops recording."""
+        assert self._profile is not None, "reset_peak() begins to record"
+        self._profile.stop()
+        results: Any = getattr(self._profile.profiler, "kineto_results", None)
+        self._profile = None
+        waiting: list[Any] = list(results.experimental_event_tree())
+        found: list[tuple[int, int]] = []
+        while waiting:
+            event = waiting.pop()
+            waiting.extend(event.children)
+            if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+                found.append((event.start_time_ns, event.extra_fields.alloc_size))
+        highest = self._live
+        for _, nbytes in sorted(found, key=lambda item: item[0]):
+            self._live += nbytes
+            highest = max(highest, self._live)
+        return highest
+
+    def reserved(self) -> int:
+        """The CPU keeps nothing in reserve."""
+        return 0
+
+    def trim(self) -> None:
+        """Nothing to give back."""

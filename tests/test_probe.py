@@ -1,0 +1,334 @@
+"""The probe against what the profiler saw the CPU allocate, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.errors import ProbeFailed
+from staticgraph.memory_readers import (
+    AllocatorReader,
+    FakeTensorReader,
+    GivenReader,
+    ProfilerAllocator,
+    Reading,
+    Subject,
+    resident_bytes,
+)
+from staticgraph.nn.dense import DenseLayout
+from staticgraph.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.sizes import Capacity
+from staticgraph.slots import SlotLayout
+
+# Small enough for a real step on a busy core, large enough that activations outweigh constants.
+POINTS = [
+    Capacity(150, 310, 8, 60),
+    Capacity(300, 620, 16, 60),
+    Capacity(300, 800, 16, 60),
+    Capacity(400, 620, 16, 60),
+    Capacity(300, 620, 24, 60),
+    Capacity(300, 620, 16, 30),
+    Capacity(300, 620, 16, 15),
+    Capacity(440, 900, 24, 45),
+]
+HELD_OUT = Capacity(900, 1_850, 50, 55)
+
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def subject_of(store, name="gine", optimizer="adam", **options):
+    torch.manual_seed(0)
+    model = models.build(name, store, hidden=32, layers=2)
+    return Subject(
+        model, store.schema, squared, OPTIMIZERS[optimizer](model.parameters()), **options
+    )
+
+
+def probed(subject, store, **options):
+    return probe(
+        subject.model,
+        store,
+        loss=subject.loss,
+        optimizer=subject.optimizer,
+        forward=subject.forward,
+        autocast=subject.autocast,
+        accumulate=subject.accumulate,
+        path="counted" if subject.counted else "recorded",
+        **{"capacities": POINTS, "held_out": HELD_OUT, **options},
+    )
+
+
+def measured(subject, capacity):
+    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+        return read(capacity)
+
+
+# ---------------------------------------------------------------------- against the profiler
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "options"),
+    [
+        ("gine", "adam", {}),
+        ("gcn", "adamw", {}),
+        ("gat", "sgd", {}),
+        ("gps", "adam", {}),
+        ("gine", "momentum", {"accumulate": 2}),
+        ("gps", "adamw", {"autocast": torch.bfloat16}),
+        ("gat", "adam", {"autocast": torch.bfloat16}),
+        ("gcn", "adam", {"autocast": torch.bfloat16, "accumulate": 3}),
+        ("gine", "adam", {"counted": True}),
+    ],
+)
+def test_the_prediction_is_what_the_cpu_allocates(esol, name, optimizer, options):
+    """At more than twice the largest probed capacity, within 3% (the fit has no slack to hide)."""
+    subject = subject_of(esol, name, optimizer, **options)
+    memory = probed(subject, esol)
+    assert all(2 * c.nodes <= HELD_OUT.nodes for c in POINTS)
+    assert memory.fit.form == "linear", "fused attention and message passing are linear"
+    found = measured(subject, HELD_OUT)
+    assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
+    assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
+
+
+class ExplicitAttention(nn.Module):
+    """Softmax over explicit weights: ``[G, M, M]`` in memory."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(9, 3 * width), nn.Linear(width, 1)
+
+    def forward(self, batch):
+        layout = DenseLayout.of(batch)
+        q, k, v = layout.to_dense(self.inward(batch.x.float())).chunk(3, dim=-1)
+        weights = (q @ k.transpose(1, 2)).softmax(dim=-1)
+        return self.outward((weights @ v).sum(dim=1))
+
+
+def test_explicit_attention_comes_out_quadratic_in_the_largest_graph(esol):
+    model = ExplicitAttention(8)
+    subject = Subject(model, esol.schema, squared, torch.optim.Adam(model.parameters()))
+    memory = probed(subject, esol)
+    assert memory.fit.form == "attention"
+    assert memory.binding(Capacity(900, 1_850, 50, 250)) == "attention"
+    found = measured(subject, HELD_OUT)
+    assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
+
+
+def test_evaluation_is_probed_without_a_loss(esol):
+    model = models.build("gcn", esol, hidden=32, layers=2)
+    subject = Subject(model, esol.schema)
+    memory = probed(subject, esol)
+    assert memory.resident.optimizer == memory.resident.gradients == 0
+    assert memory.fit.predict(HELD_OUT) == pytest.approx(measured(subject, HELD_OUT).step, rel=0.03)
+
+
+def test_what_is_resident_is_counted_exactly(esol):
+    subject = subject_of(esol)
+    expected = resident_bytes(subject)
+    model, optimizer = subject.model, subject.optimizer
+    runner = sg.StaticGraphRunner(model, [POINTS[0]], loss=squared, optimizer=optimizer)
+    runner.step(sg.StaticBatch.of(esol, range(5), POINTS[0]))
+
+    def total(tensors):
+        return sum(t.untyped_storage().nbytes() for t in tensors)
+
+    assert expected.parameters == total(model.parameters())
+    assert expected.gradients == total(p.grad for p in model.parameters())
+    assert expected.buffers == total(model.buffers())
+    state = [v for values in optimizer.state.values() for v in values.values()]
+    assert expected.optimizer == total(v for v in state if torch.is_tensor(v))
+    assert resident_bytes(subject) == expected, "state in place is not counted twice"
+
+
+def test_the_recorded_path_is_read_unless_asked_otherwise(esol):
+    """Batch norm over a mask keeps more than over the real rows: the two paths differ."""
+    readings = {}
+    for counted in (False, True):
+        with FakeTensorReader().open(subject_of(esol, counted=counted)) as read:
+            readings[counted] = read(HELD_OUT).step
+    assert readings[True] < readings[False]
+
+
+def test_counted_as_on_cuda(esol):
+    """Every storage in blocks, so never less; and the workspaces of cuBLAS are charged."""
+    readings = {}
+    for like in ("cpu", "cuda"):
+        with FakeTensorReader(like).open(subject_of(esol)) as read:
+            readings[like] = read(HELD_OUT)
+    assert readings["cuda"].step >= readings["cpu"].step
+    assert readings["cuda"].workspaces > readings["cpu"].workspaces == 0
+    assert readings["cuda"].update > readings["cpu"].update, "all parameters at once"
+
+
+# ---------------------------------------------------------------------- what is left behind
+
+
+def snapshot(subject):
+    model, optimizer = subject.model, subject.optimizer
+    return {
+        "state": copy.deepcopy(model.state_dict()),
+        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "identity": [id(p) for p in model.parameters()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "flags": [m.training for m in model.modules()],
+        "classes": [type(m) for m in model.modules()],
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_same(found, expected):
+    for key in ("identity", "flags", "classes"):
+        assert found[key] == expected[key], key
+    assert torch.equal(found["random"], expected["random"])
+    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    for key, value in expected["state"].items():
+        assert torch.equal(found["state"][key], value), key
+    assert found["optimizer"]["state"].keys() == expected["optimizer"]["state"].keys()
+    for index, values in expected["optimizer"]["state"].items():
+        for key, value in values.items():
+            assert torch.equal(found["optimizer"]["state"][index][key], value), (index, key)
+    for one, other in zip(found["gradients"], expected["gradients"], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_probe_changes_nothing(esol, reader, trained):
+    subject = subject_of(esol)
+    if trained:  # state, gradients and running statistics to lose
+        graphs = [esol[i] for i in range(6)]
+        from torch_geometric.data import Batch
+
+        batch = Batch.from_data_list(graphs)
+        out = subject.model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 6)
+        out.square().sum().backward()
+        subject.optimizer.step()
+        subject.model.eval()
+    before = snapshot(subject)
+    probed(subject, esol, reader=reader, capacities=POINTS[:6], held_out=None)
+    assert_same(snapshot(subject), before)
+
+
+def test_a_scheduler_is_not_stepped(esol):
+    """Schedulers take hold of ``step``; the twin must not reach the real optimizer through it."""
+    subject = subject_of(esol)
+    torch.optim.lr_scheduler.StepLR(subject.optimizer, 10)
+    before = snapshot(subject)
+    probed(subject, esol)
+    assert_same(snapshot(subject), before)
+
+
+# ---------------------------------------------------------------------- growth and refusals
+
+
+def test_probe_sizes_grow_strictly(hiv):
+    for graphs in (2, 8, 32):
+        capacities, held_out = probe_capacities(hiv.sizes, graphs)
+        costs = [c.nodes + c.edges + c.graphs * c.max_graph_nodes for c in capacities]
+        assert costs == sorted(set(costs)), "each costlier than the one before"
+        assert held_out.nodes >= 2 * max(c.nodes for c in capacities)
+        assert max(c.edges for c in capacities) >= 9.9 * min(c.edges for c in capacities)
+    assert ascending([POINTS[1], POINTS[0], POINTS[1]]) == POINTS[:2]
+
+
+def test_the_same_data_the_same_probe(esol):
+    given = GivenReader(lambda c: 1000 * c.nodes + 10 * c.edges)
+    model = nn.Linear(1, 1)
+    assert probe(model, esol, reader=given) == probe(model, esol, reader=given)
+
+
+def test_memory_that_runs_out_makes_the_probe_smaller(esol):
+    read = []
+
+    def bytes_of(capacity):
+        read.append(capacity)
+        if capacity.nodes > 700:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+        return 10_000 + 300 * capacity.nodes + 40 * capacity.edges
+
+    memory = probe(nn.Linear(1, 1), esol, reader=GivenReader(bytes_of))
+    assert memory.predict(Capacity(100, 200, 5)) >= 10_000 + 30_000 + 8_000
+    assert all(p.capacity.nodes <= 700 for p in memory.points)
+    assert memory.fit.residual < 1e-9
+    assert "memory ran out at" in memory.note or max(c.nodes for c in read) > 700
+
+
+def test_a_probe_that_never_fits_says_so(esol):
+    def bytes_of(capacity):
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+
+    with pytest.raises(
+        ProbeFailed, match=r"not even the smallest probe fits.*CUBLAS.*reader='fake'"
+    ):
+        probe(nn.Linear(1, 1), esol, reader=GivenReader(bytes_of))
+
+
+def test_any_other_error_passes_unchanged(esol):
+    mine = ValueError("of the user's own")
+
+    def forward(model, batch):
+        raise mine
+
+    subject = subject_of(esol, forward=forward)
+    for reader in ("fake", AllocatorReader(ProfilerAllocator())):
+        with pytest.raises(ValueError) as caught:
+            probed(subject, esol, reader=reader)
+        assert caught.value is mine
+
+
+def test_a_model_that_reads_data_is_not_answered_with_a_number(esol):
+    """Only the optimizer's step count is answered; a size read off data would be made up."""
+
+    def forward(model, batch):
+        return model(batch.x, batch.edge_index, None, batch.batch, int(batch.batch.max()) + 1)
+
+    with pytest.raises(Exception, match=r"[Dd]ata.?[Dd]ependent|_local_scalar_dense"):
+        probed(subject_of(esol, "gcn", forward=forward), esol)
+
+
+def test_choices_are_checked(esol):
+    model = nn.Linear(1, 1)
+    with pytest.raises(ValueError, match="reader='gpu'; choose"):
+        probe(model, esol, reader="gpu")
+    with pytest.raises(ValueError, match=r"runs real steps.*cpu.*fake-cuda"):
+        probe(model, esol, reader="cuda")
+    with pytest.raises(ValueError, match="path="):
+        probe(model, esol, path="quick")
+    with pytest.raises(ValueError, match="form="):
+        probe(model, esol, form="cubic")
+    with pytest.raises(ValueError, match="accumulate"):
+        probe(model, esol, accumulate=0)
+    foreign = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=1.0)
+    with pytest.raises(ValueError, match=r"parameter of shape \[3\] that the model has not"):
+        probe(model, esol, loss=squared, optimizer=foreign)
+
+
+def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(hiv):
+    found = batch_bytes(hiv.schema)
+    for capacity in POINTS:
+        layout = SlotLayout(0, capacity, hiv.schema)
+        assert layout.nbytes <= found.of(capacity) <= layout.nbytes + 256 * len(layout.entries)
+
+
+def test_the_table_tells_measured_fitted_and_error(esol):
+    given = GivenReader(lambda c: Reading(1000 * c.nodes + 10 * c.edges, update=500))
+    text = str(probe(nn.Linear(1, 1), esol, reader=given))
+    for word in ("measured", "fitted", "held out", "residual 0.00%", "held-out error 0.00%"):
+        assert word in text
+    assert re.search(r"1,000\.0 nodes \+ 10\.0 edges", text)
