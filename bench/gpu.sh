@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 if [ "${TINY:-0}" = 1 ]; then
     models="gine:1x8" batches="8" modes="pyg eager" precisions="fp32" rounds=3 deadline=30
 else
-    models="gine:5x300 gps:10x64" batches="32 128 256 1024" modes="pyg pyg-dynamic eager reduce-overhead"
+    models="gine:5x300 gps:10x64" batches="32 128 256 1024" modes="pyg pyg-dynamic eager reduce-overhead cuda-graph"
     precisions="fp32 bf16" rounds=50 deadline=240
 fi
 status=0

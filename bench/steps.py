@@ -94,7 +94,7 @@ class Workload:
 
     def _twin(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         model = copy.deepcopy(self.model).to(self.device)
-        return model, torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        return model, torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
 
     def _static(self, mode: str) -> Contender:
         model, optimizer = self._twin()

@@ -24,6 +24,7 @@ from staticgraph.errors import (
 )
 from staticgraph.loader import StaticLoader
 from staticgraph.nn import convert
+from staticgraph.recordable_optimizer import make_capturable
 from staticgraph.report import Report
 from staticgraph.runner import EvalResult, StaticGraphRunner
 from staticgraph.schema import Field, Schema
@@ -53,5 +54,6 @@ __all__ = [
     "StoreCorrupt",
     "convert",
     "datasets",
+    "make_capturable",
     "plan_buckets",
 ]

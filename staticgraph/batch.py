@@ -132,6 +132,15 @@ class StaticBatch:
         return self._tensors["counts"][2]
 
     @property
+    def buffer(self) -> Tensor | None:
+        """The one buffer that all tensors are views of, ``[nbytes]`` uint8, for a batch of a
+        loader; None where a tensor was exchanged or has memory of its own."""
+        lease = self._lease
+        if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
+            return None
+        return lease.slot.buffer[: self.layout.nbytes]
+
+    @property
     def num_node_features(self) -> int:
         """Columns of ``x``, 0 without one, as in PyG."""
         x = self._tensors.get("x")

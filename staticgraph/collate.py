@@ -120,7 +120,7 @@ def _totals(ids: IntArray, node_offsets: IntArray, edge_offsets: IntArray) -> tu
         nodes += n
         edges += edge_offsets[g + 1] - edge_offsets[g]
         largest = max(largest, n)
-    return nodes, edges, largest
+    return int(nodes), int(edges), int(largest)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from staticgraph.cuda_graph import recorded_graphs, skipped_recordings
 from staticgraph.errors import NotStatic
@@ -96,7 +97,7 @@ class CompiledFunction:
             function.__closure__,
         )
         self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode.name, name)
+            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode.inductor, name)
         )
         self._device = device
         self._name = name
@@ -113,7 +114,7 @@ class CompiledFunction:
         before, started = self.counts.snapshot(self._device), time.perf_counter()
         try:
             result = self._call(*tensors)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except TorchDynamoException as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
                 raise cause from None

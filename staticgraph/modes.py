@@ -15,7 +15,10 @@ MODES = (
     "reduce-overhead",
     "max-autotune",
     "max-autotune-no-cudagraphs",
+    "cuda-graph",
 )
+# Ours: compiled by Inductor without its graphs, recorded by staticgraph.recorded.
+OWN = "cuda-graph"
 RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
 
 
@@ -32,8 +35,18 @@ class Mode(NamedTuple):
 
     @property
     def recording(self) -> bool:
-        """Whether the mode asks for CUDA graphs."""
+        """Whether torch's graph trees are asked to record."""
         return self.name in RECORDING_MODES
+
+    @property
+    def own(self) -> bool:
+        """Whether this library records."""
+        return self.name == OWN
+
+    @property
+    def inductor(self) -> str:
+        """The mode that torch.compile gets."""
+        return "default" if self.own else self.name
 
 
 def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
@@ -49,7 +62,7 @@ def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
             return Mode("reduce-overhead", "auto: CUDA graphs on a CUDA device")
         # Inductor trains GINE at 0.4 of eager speed on a CPU: it keeps relu masks as scalars.
         return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")
-    if mode in RECORDING_MODES and device_type != "cuda" and not allow_cpu:
+    if mode in (*RECORDING_MODES, OWN) and device_type != "cuda" and not allow_cpu:
         raise ValueError(
             f"mode={mode!r} records CUDA graphs, but the model is on {device_type}, where torch "
             "would run it silently without: move the model with .to('cuda'), use mode='default' "

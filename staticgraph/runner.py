@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from staticgraph.arguments import Forward, forward_of
+from staticgraph.arguments import Forward
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
 from staticgraph.compiled import CompiledFunction
+from staticgraph.computation import Computation, Loss
 from staticgraph.loader import StaticLoader
-from staticgraph.losses import masked_mean, without_missing
 from staticgraph.modes import resolve
-from staticgraph.nn.call_sites import StaticCalls
-from staticgraph.nn.convert import context_of
 from staticgraph.predictions import Predictions
+from staticgraph.recorded import OnMiss, RecordedSteps, Scope
+from staticgraph.recorder import CudaGraphRecorder, Recorder
 from staticgraph.report import Report, device_name, versions
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
@@ -37,8 +37,6 @@ from staticgraph.slots import SlotLayout
 from staticgraph.statistics import BucketStatistics
 from staticgraph.store import GraphStore
 from staticgraph.training_state import untouched
-
-Loss = Callable[[Any, StaticBatch], Tensor]
 
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
 RECORDING_RUNS = 3
@@ -73,17 +71,24 @@ class StaticGraphRunner:
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
-            ``max-autotune-no-cudagraphs``, or ``auto``: ``reduce-overhead`` on CUDA, ``eager`` on
-            the CPU.
+            ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
+            this library; or ``auto``: ``reduce-overhead`` on CUDA, ``eager`` on the CPU.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
             over the real rows.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
-        allow_cpu: let the modes that record CUDA graphs run on a CPU, where they record nothing.
+        allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
+        scope: what ``cuda-graph`` records of a training step: ``step`` (all of it),
+            ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
+        on_miss: what ``cuda-graph`` does with a batch whose key was not recorded by
+            :meth:`warmup`: ``error``, or ``eager`` (counted in the report).
+        recorder: makes what records, given the device; CUDA graphs by default.
 
     Raises:
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
+        NotStatic: the optimizer's step cannot be recorded.
     """
 
     def __init__(
@@ -97,6 +102,10 @@ class StaticGraphRunner:
         forward: Forward | None = None,
         autocast: torch.dtype | None = None,
         allow_cpu: bool = False,
+        clip_norm: float | None = None,
+        scope: Scope = "step",
+        on_miss: OnMiss = "error",
+        recorder: Callable[[torch.device], Recorder] | None = None,
     ) -> None:
         self.model = model
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
@@ -104,16 +113,18 @@ class StaticGraphRunner:
         self.optimizer = optimizer
         self.autocast = autocast
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.mode = resolve(mode, self.device.type, allow_cpu)
-        self._forward = forward or forward_of(model)
-        self._context = context_of(model)
-        self._static_calls = StaticCalls(model, self._context)
+        self.clip_norm = clip_norm
+        self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
+        self._computation = Computation(model, forward, loss, autocast, self.device)
+        self._scope: Scope = scope
+        self._on_miss: OnMiss = on_miss
+        self._recorder = recorder or CudaGraphRecorder
+        self._recorded: RecordedSteps | None = None
         self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
         self._compiled: dict[Key, CompiledFunction] = {}
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._warmed_up = False
-        self._fallbacks: list[str] = []
 
     # ------------------------------------------------------------------ running
 
@@ -143,10 +154,18 @@ class StaticGraphRunner:
             self.model.train()
         statistics = self._statistics[batch.bucket]
         with statistics.timed():
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = self._run("step", batch)
-            loss.backward()
-            self.optimizer.step()
+            if self.mode.own and self._scope != "forward":
+                loss = self._run("step", batch)
+                inside = self._scope == "step"
+            else:
+                self.optimizer.zero_grad(set_to_none=True)
+                loss = self._run("step", batch)
+                loss.backward()
+                inside = False
+            if not inside:
+                if self.clip_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+                self.optimizer.step()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
@@ -156,7 +175,7 @@ class StaticGraphRunner:
         """
         with self._evaluating():
             out = self._run("forward", batch)
-            loss = None if self.loss is None else self._mean_loss(out, batch)
+            loss = None if self.loss is None else self._computation.mean_loss(out, batch)
         return EvalResult(out, loss)
 
     def predict(self, graphs: Any) -> Any:
@@ -228,18 +247,54 @@ class StaticGraphRunner:
             phases = ("step", "eval") if trains else ("eval",)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
+        if self.mode.own:
+            self._recorded = self._new_recordings(self._schema)
         with (
-            untouched(self.model),
+            untouched(self.model, self.optimizer),
             tqdm(keys, desc="warming up", unit=" key", disable=not progress, leave=False) as bar,
         ):
             for bucket, phase in bar:
                 bar.set_postfix_str(f"bucket {bucket} {phase}")
                 self._warm(bucket, phase, self._schema)
         self._warmed_up = True
+        if self._recorded is not None:
+            self._recorded.freeze()
         return self
+
+    def close(self) -> None:
+        """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
+        :meth:`warmup`; other modes have nothing to free."""
+        if self._recorded is not None:
+            self._recorded.close()
+            self._recorded = None
+
+    def _new_recordings(self, schema: Schema) -> RecordedSteps:
+        self.close()
+        recorded = RecordedSteps(
+            self.model,
+            self._computation,
+            self._recorder(self.device),
+            self.device,
+            scope=self._scope,
+            optimizer=self.optimizer,
+            clip_norm=self.clip_norm,
+            autocast=self._precision,
+            on_miss=self._on_miss,
+        )
+        recorded.prepare(
+            [
+                SlotLayout(bucket, capacity, schema, self._pointers)
+                for bucket, capacity in enumerate(self.plan.capacities)
+            ]
+        )
+        return recorded
 
     def _warm(self, bucket: int, phase: str, schema: Schema) -> None:
         layout = SlotLayout(bucket, self.plan.capacities[bucket], schema, self._pointers)
+        if self._recorded is not None and self._records(phase, phase != "step"):
+            with self._computation.active():
+                self._recorded.record(bucket, "step" if phase == "step" else "forward")
+            return
         batch = StaticBatch.blank(layout, self.device)
         for _ in range(RECORDING_RUNS if self.mode.recording else 1):
             if phase == "step":
@@ -258,9 +313,16 @@ class StaticGraphRunner:
 
     def report(self) -> Report:
         """What ran so far, bucket by bucket."""
-        keys = [
-            [(k, f.counts) for k, f in self._compiled.items() if k.bucket == bucket]
-            for bucket in range(len(self.plan.capacities))
+        own = self._recorded
+        functions = [*self._compiled.items(), *(own.functions.items() if own else ())]
+        buckets = range(len(self.plan.capacities))
+        keys = [[(k, f.counts) for k, f in functions if k.bucket == bucket] for bucket in buckets]
+        recorded = [
+            sum(key.bucket == bucket for key in (own.counts if own else ())) for bucket in buckets
+        ]
+        missed = [
+            f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
+            for key, count in (own.misses if own else {}).items()
         ]
         skipped = [
             f"{key}: torch declined to record {counts.skipped} graphs; "
@@ -274,12 +336,12 @@ class StaticGraphRunner:
             device=device_name(self.device),
             mode=self.mode.name,
             mode_reason=self.mode.reason,
-            autocast=None if self.autocast is None else str(self.autocast).removeprefix("torch."),
+            autocast=self._precision,
             buckets=tuple(
-                statistics.report(bucket, [counts for _, counts in keys[bucket]])
+                statistics.report(bucket, [counts for _, counts in keys[bucket]], recorded[bucket])
                 for bucket, statistics in enumerate(self._statistics)
             ),
-            fallbacks=(*self._fallbacks, *skipped),
+            fallbacks=(*skipped, *missed),
             versions=versions(),
         )
 
@@ -301,32 +363,29 @@ class StaticGraphRunner:
             )
         if counted and batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, phase)
-        with self._static_calls:
-            try:
-                if not self.mode.compiled:
-                    return self._compute(phase, batch)
-                key = Key(batch.bucket, phase, self.model.training, torch.is_grad_enabled())
-                return self._compiled_for(key, batch)(*batch.tensors().values())
-            finally:
-                self._context.leave()
+        with self._computation.active():
+            if not self.mode.compiled:
+                return self._computation.run(phase, batch)
+            if self._records(phase, not torch.is_grad_enabled() and not self.model.training):
+                return self._recordings(batch).run(phase, batch)
+            key = Key(batch.bucket, phase, self.model.training, torch.is_grad_enabled())
+            return self._compiled_for(key, batch)(*batch.tensors().values())
 
-    def _compute(self, phase: str, batch: StaticBatch) -> Any:
-        """Forward, or forward and mean loss, of one batch; what is compiled."""
-        self._context.enter(batch)
-        precision = (
-            nullcontext()
-            if self.autocast is None
-            else torch.autocast(self.device.type, dtype=self.autocast)
-        )
-        with precision:
-            out = self._forward(self.model, batch)
-            result = out if phase == "forward" else self._mean_loss(out, batch)
-        self._context.leave()
-        return result
+    def _records(self, phase: str, inference: bool) -> bool:
+        """Whether a phase is replayed from a recording of our own."""
+        if not self.mode.own:
+            return False
+        return self._scope != "forward" if phase == "step" else inference
 
-    def _mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
-        assert self.loss is not None
-        return masked_mean(self.loss(out, without_missing(batch)), batch)
+    def _recordings(self, batch: StaticBatch) -> RecordedSteps:
+        """The recordings, made now where nobody warmed up."""
+        if self._recorded is None:
+            self._recorded = self._new_recordings(batch.layout.schema)
+        return self._recorded
+
+    @property
+    def _precision(self) -> str | None:
+        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
     def _compiled_for(self, key: Key, batch: StaticBatch) -> CompiledFunction:
         if key not in self._compiled:
@@ -341,17 +400,8 @@ class StaticGraphRunner:
         return self._compiled[key]
 
     def _compile(self, key: Key, batch: StaticBatch) -> CompiledFunction:
-        layout, names, compute, phase = (
-            batch.layout,
-            tuple(batch.tensors()),
-            self._compute,
-            key.phase,
-        )
-
-        def run(*tensors: Tensor) -> Any:
-            return compute(phase, StaticBatch(layout, dict(zip(names, tensors, strict=True))))
-
-        return CompiledFunction(run, self.mode, self.device, str(key))
+        function = self._computation.of_tensors(key.phase, batch)
+        return CompiledFunction(function, self.mode, self.device, str(key))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -51,8 +51,11 @@ class BucketStatistics:
             yield
             self._seconds.append(time.perf_counter() - started)
 
-    def report(self, bucket: int, counts: Sequence[CompileCounts]) -> BucketReport:
-        """The counts as plain numbers; waits for the device."""
+    def report(
+        self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0
+    ) -> BucketReport:
+        """The counts as plain numbers, ``recorded`` added to torch's recordings; waits for the
+        device."""
         times = [1e3 * s for s in self._seconds]
         if self._events:
             torch.cuda.synchronize(self._device)
@@ -73,7 +76,7 @@ class BucketStatistics:
             compiles=sum(c.compiles for c in counts),
             late_compiles=self.late_compiles,
             graph_breaks=sum(c.graph_breaks for c in counts),
-            recordings=sum(c.recordings for c in counts),
+            recordings=recorded + sum(c.recordings for c in counts),
             compile_s=sum(c.seconds for c in counts),
             step_ms=float(np.median(times)) if times else None,
             step_ms_p90=float(np.percentile(times, 90)) if times else None,

@@ -44,9 +44,20 @@ def bce(out, batch):
     return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
 
 
-def runner_of(model, plan, mode):
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    return sg.StaticGraphRunner(model, plan, mode=mode, loss=bce, optimizer=optimizer)
+def runner_of(model, plan, mode, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    return sg.StaticGraphRunner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
+
+
+def batches_of(hiv, plan, count):
+    """Buckets in turn: A, B, A, ..."""
+    buckets = len(plan.capacities)
+    return [
+        sg.StaticBatch.of(
+            hiv, range(32 * i, 32 * i + 32), plan.capacities[i % buckets], i % buckets
+        ).to("cuda")
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
@@ -62,11 +73,7 @@ def test_reduce_overhead_records_and_replays_like_eager(hiv, gps):
     after_warmup = recorded_graphs(torch.device("cuda"))
     assert after_warmup >= 4, "a forward and a backward for each of two buckets"
     assert skipped_recordings() == skipped
-    batches = [
-        sg.StaticBatch.of(hiv, range(32 * i, 32 * i + 32), plan.capacities[i % 2], i % 2).to("cuda")
-        for i in range(20)
-    ]
-    for batch in batches:
+    for batch in batches_of(hiv, plan, 20):
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
     for (name, one), other in zip(
@@ -76,14 +83,70 @@ def test_reduce_overhead_records_and_replays_like_eager(hiv, gps):
     assert recorded_graphs(torch.device("cuda")) == after_warmup, "a step recorded again"
 
 
-def test_held_outputs_keep_their_values(hiv):
+@pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
+@pytest.mark.parametrize("scope", ["step", "forward_backward"])
+def test_cuda_graph_replays_like_eager(hiv, gps, scope):
+    """Our own recorder: twenty steps over two buckets in turn, then evaluation; one launch each."""
+    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
+    torch.manual_seed(0)
+    model = Molecules(hiv, gps).cuda()
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    recorded = runner_of(model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
+    for name, value in before.items():
+        assert torch.equal(value, model.state_dict()[name]), f"recording changed {name}"
+    eager = runner_of(twin, plan, "eager")
+    batches = batches_of(hiv, plan, 20)
+    for batch in batches:
+        ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    for (name, one), other in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
+    one, other = recorded.eval_step(batches[0]), eager.eval_step(batches[0])
+    assert torch.allclose(one.out, other.out, rtol=1e-2, atol=1e-3)
+    assert [bucket.recordings for bucket in recorded.report().buckets] == [2, 2]
+    if scope == "step":
+        launches, graphs = launches_of(lambda: recorded.step(batches[0]))
+        assert graphs == 1
+        assert launches <= 3, "more than the copy of a batch and of the loss beside the graph"
+
+
+def launches_of(call):
+    """Kernel launches and graph launches, from a profile."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    counts = {event.key: event.count for event in profiled.key_averages()}
+    kernels = sum(count for key, count in counts.items() if "LaunchKernel" in key)
+    return kernels, counts.get("cudaGraphLaunch", 0)
+
+
+def test_closing_gives_the_memory_back(hiv):
+    """Bytes reserved after teardown are those before, and another warm-up works."""
+    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
+    model = Molecules(hiv, gps=False).cuda()
+    runner = runner_of(model, plan, "cuda-graph").warmup(hiv, progress=False)
+    runner.close()
+    torch.cuda.empty_cache()
+    base = torch.cuda.memory_reserved()
+    runner.warmup(hiv, progress=False)
+    assert torch.cuda.memory_reserved() > base
+    runner.close()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= base
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
+def test_held_outputs_keep_their_values(hiv, mode):
     plan = sg.BucketPlan.of([(900, 1900, 33)], batch_size=32)
     model = Molecules(hiv, gps=False).cuda()
-    runner = runner_of(model, plan, "reduce-overhead").warmup(hiv, progress=False)
-    batches = [
-        sg.StaticBatch.of(hiv, range(32 * i, 32 * i + 32), plan.capacities[0]).to("cuda")
-        for i in range(3)
-    ]
+    runner = runner_of(model, plan, mode).warmup(hiv, progress=False)
+    batches = batches_of(hiv, plan, 3)
     losses = [runner.step(batch) for batch in batches]
     values = [float(loss) for loss in losses]
     assert len(set(values)) == 3

@@ -1,0 +1,138 @@
+"""An optimizer whose step can be recorded: what must hold, and what may still change.
+
+A recording notes numbers as they were. A step count read on the host would stand still, a learning
+rate given as a Python float would never fall. So the counts must be tensors (``capturable=True``),
+the learning rate is made a tensor at a fixed address that schedulers fill, and any other setting
+that changes later is an error, not a silent no-op.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.errors import NotStatic
+
+# Optimizers whose state begins as zeros, so that zeroing it undoes a warm-up exactly.
+STARTS_AT_ZERO = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
+
+
+def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Sets ``capturable=True`` in place (``fused=True`` for SGD) and moves step counts to the
+    parameters' device.
+
+    Raises:
+        NotStatic: the optimizer has no such option.
+    """
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+        elif isinstance(optimizer, torch.optim.SGD):
+            group["fused"], group["foreach"] = True, False
+        else:
+            raise NotStatic(
+                f"{type(optimizer).__name__} has no capturable form: use Adam, AdamW, Adamax, "
+                "RMSprop or SGD, or scope='forward_backward'"
+            )
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if isinstance(step, Tensor):
+                optimizer.state[parameter]["step"] = step.to(parameter.device)
+    return optimizer
+
+
+class RecordableOptimizer:
+    """Watches one optimizer for a recorder.
+
+    Raises:
+        NotStatic: the optimizer's step cannot be recorded; the message says what to do.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._replaced = False
+        self._check()
+        self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
+        self._settings = [
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            for group in optimizer.param_groups
+        ]
+        self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
+
+    def _check(self) -> None:
+        kind = type(self._optimizer).__name__
+        if type(self._optimizer) not in STARTS_AT_ZERO:
+            raise NotStatic(
+                f"{kind} cannot be recorded inside the step: use Adam, AdamW, Adamax, RMSprop or "
+                "SGD, or scope='forward_backward', which steps it outside the recording"
+            )
+        for group in self._optimizer.param_groups:
+            if "capturable" in group and not group["capturable"]:
+                raise NotStatic(
+                    f"{kind} counts its steps on the host, so a recording would repeat the same "
+                    "step for ever: make it with capturable=True, or call "
+                    "staticgraph.make_capturable(optimizer)"
+                )
+            if type(self._optimizer) is torch.optim.SGD and not group["fused"]:
+                raise NotStatic(
+                    "SGD reads its learning rate on the host unless it is fused: make it with "
+                    "fused=True, or call staticgraph.make_capturable(optimizer)"
+                )
+            if group.get("momentum") and group.get("dampening"):
+                raise NotStatic(
+                    f"{kind} with dampening treats its first step differently: use dampening=0, "
+                    "or scope='forward_backward'"
+                )
+
+    def _as_tensor(self, group: dict[str, Any]) -> Tensor:
+        rate = group["lr"]
+        device = group["params"][0].device
+        if not isinstance(rate, Tensor):
+            rate = torch.tensor(float(rate), dtype=torch.float32, device=device)
+        group["lr"] = rate.to(device)
+        return group["lr"]
+
+    def _note_replaced(self, _: torch.optim.Optimizer) -> None:
+        self._replaced = True
+
+    def before_replay(self) -> None:
+        """Carries a changed learning rate to its address; refuses any other change.
+
+        Raises:
+            NotStatic: a setting or the state was exchanged since the recording.
+        """
+        if self._replaced:
+            raise NotStatic(
+                "the optimizer's state was exchanged (load_state_dict) after its step was "
+                "recorded, which would go on with the old one: load it before warmup(), or call "
+                "warmup() again"
+            )
+        # torch's schedulers warn unless a step was seen; a replay is one that Python does not see.
+        self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+        changed = sorted(
+            name
+            for settings, group in zip(self._settings, self._optimizer.param_groups, strict=True)
+            for name, value in settings.items()
+            if group.get(name) != value
+        )
+        if changed:
+            raise NotStatic(
+                f"the optimizer's {', '.join(changed)} changed after its step was recorded; only "
+                "lr may: call warmup() again, or use scope='forward_backward'"
+            )
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._hook.remove()

@@ -1,0 +1,344 @@
+"""Laws 3 and 5 for our own recorder, on a backend that repeats noted calls on noted tensors."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tape import HostRead, TapeRecorder
+from torch import nn
+from torch_geometric.nn import GINEConv, global_add_pool
+
+import staticgraph as sg
+
+CAPACITIES = [(900, 1900, 33), (1400, 3000, 34)]
+
+
+class Net(nn.Module):
+    """One GINE layer with BatchNorm, and dropout where asked."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.atoms = nn.Linear(9, 8)
+        self.bonds = nn.Linear(3, 8)
+        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = self.conv(self.atoms(x.float()), edge_index, self.bonds(edge_attr.float()))
+        return self.head(self.dropout(global_add_pool(h, batch)) / 30)
+
+
+def bce(out, batch):
+    return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
+
+
+def adam(model, lr=None):
+    """The learning rate in float32, as a recording keeps it, so that eager rounds alike."""
+    lr = torch.tensor(1e-2) if lr is None else lr
+    return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=True)
+
+
+def runner_of(model, hiv, optimizer=None, warm=True, **options):
+    runner = sg.StaticGraphRunner(
+        model,
+        CAPACITIES,
+        mode="cuda-graph",
+        loss=bce,
+        optimizer=optimizer or adam(model),
+        recorder=TapeRecorder,
+        **options,
+    )
+    return runner.warmup(hiv, progress=False) if warm else runner
+
+
+def batches_of(hiv, count=20):
+    """Batches of both buckets in turn: A, B, A, ..."""
+    plan = sg.BucketPlan.of(CAPACITIES)
+    return [
+        sg.StaticBatch.of(hiv, range(30 * i, 30 * i + 30), plan.capacities[i % 2], i % 2)
+        for i in range(count)
+    ]
+
+
+def eager_of(model, optimizer, **options):
+    return sg.StaticGraphRunner(
+        model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options
+    )
+
+
+def fixed(batch):
+    """The batch without its real counts, as a recorded step sees it."""
+    batch.real = None
+    return batch
+
+
+@pytest.mark.parametrize("scope", ["step", "forward_backward", "forward"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_twenty_steps_over_two_buckets_equal_eager(hiv, scope, clip):
+    """Losses, parameters, buffers and optimizer state, bit for bit: the same calls in the same
+    order. (``forward`` compiles its training step, so it is left to round differently.)"""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    runner = runner_of(model, hiv, scope=scope, clip_norm=clip, warm=scope != "forward")
+    if scope == "forward":
+        runner.warmup(hiv, phases=("eval",), progress=False)
+    eager = eager_of(twin, adam(twin), clip_norm=clip)
+    steps = batches_of(hiv)
+    if scope != "forward":
+        for batch in steps:
+            assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
+        for (name, one), other in zip(
+            model.state_dict().items(), twin.state_dict().values(), strict=True
+        ):
+            assert torch.equal(one, other), name
+    result, expected = runner.eval_step(steps[0]), eager.eval_step(fixed(steps[0]))
+    assert torch.allclose(result.out, expected.out, atol=1e-6)
+
+
+def test_recording_changes_nothing(hiv):
+    torch.manual_seed(0)
+    model = Net(dropout=0.5)
+    optimizer = adam(model)
+    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # some state to keep
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    grads = [p.grad.clone() for p in model.parameters()]
+    random = torch.get_rng_state()
+    runner_of(model, hiv, optimizer)
+    after = (model.state_dict(), optimizer.state_dict()["state"])
+    for name, value in before[0].items():
+        assert torch.equal(value, after[0][name]), name
+    for index, state in before[1].items():
+        for name, value in state.items():
+            assert torch.equal(value, after[1][index][name]), name
+    for kept, parameter in zip(grads, model.parameters(), strict=True):
+        assert torch.equal(kept, parameter.grad)
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_every_input_field_reaches_its_address(hiv):
+    """Changing one field moves the output; a skipped copy would not (stale inputs)."""
+    torch.manual_seed(0)
+    runner = runner_of(Net(), hiv)
+    batch = batches_of(hiv, 1)[0]
+    out = runner.eval_step(batch).out
+    assert torch.equal(out, runner.eval_step(batch).out)
+    changed = {
+        "x": batch.x + 1,
+        "edge_attr": batch.edge_attr + 1,
+        "edge_index": batch.edge_index.flip(0).roll(1, 1),
+        "batch": torch.where(batch.node_mask, (batch.batch + 1) % 30, batch.batch),
+    }
+    for name, value in changed.items():
+        assert not torch.equal(out, runner.eval_step(batch.replace(**{name: value})).out), name
+    losses = {float(runner.eval_step(b).loss) for b in batches_of(hiv, 6)}
+    assert len(losses) == 6
+
+
+def test_one_copy_from_a_loader(hiv):
+    plan = sg.BucketPlan.of(CAPACITIES)
+    loader = sg.StaticLoader(hiv, plan, indices=range(200), exact=False)
+    for batch in loader:
+        assert batch.buffer is not None
+        assert batch.buffer.data_ptr() == batch.edge_index.data_ptr()
+        assert batch.replace(x=batch.x).buffer is None
+        assert batch.clone().buffer is None
+    model = Net()
+    runner = runner_of(model, hiv)
+    found = runner.predict([hiv[i] for i in range(200)])
+    expected = eager_of(model, None).predict([hiv[i] for i in range(200)])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_held_results_keep_their_values(hiv):
+    runner = runner_of(Net(), hiv)
+    batches = batches_of(hiv, 4)
+    losses = [runner.step(batch) for batch in batches]
+    outs = [runner.eval_step(batch).out for batch in batches]
+    values = [loss.clone() for loss in losses], [out.clone() for out in outs]
+    for batch in batches:
+        runner.step(batch)
+        runner.eval_step(batch)
+    assert all(map(torch.equal, losses, values[0]))
+    assert all(map(torch.equal, outs, values[1]))
+
+
+def test_one_recording_a_key_and_none_later(hiv):
+    recorders = []
+
+    def recorder(device):
+        recorders.append(TapeRecorder(device))
+        return recorders[-1]
+
+    model = Net()
+    runner = sg.StaticGraphRunner(
+        model, CAPACITIES, mode="cuda-graph", loss=bce, optimizer=adam(model), recorder=recorder
+    ).warmup(hiv, progress=False)
+    assert recorders[0].recorded == 4
+    for batch in batches_of(hiv, 10):
+        runner.step(batch)
+        runner.eval_step(batch)
+    assert recorders[0].recorded == 4
+    assert [bucket.recordings for bucket in runner.report().buckets] == [2, 2]
+
+
+def test_a_learning_rate_is_followed(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizer, other = adam(model, lr=0.01), adam(twin, lr=0.01)
+    runner = runner_of(model, hiv, optimizer)
+    eager = eager_of(twin, other)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, other)]
+    for i, batch in enumerate(batches_of(hiv, 10)):
+        if i == 6:
+            for group in (*optimizer.param_groups, *other.param_groups):
+                group["lr"] = 0.003  # by hand, as a float
+        assert torch.allclose(runner.step(batch), eager.step(fixed(batch)), rtol=1e-6), i
+        for schedule in schedules:
+            schedule.step()
+
+
+def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
+    torch.manual_seed(0)
+    model = Net(dropout=0.5)
+    runner = runner_of(
+        model, hiv, optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+    )
+    batch = batches_of(hiv, 1)[0]
+    torch.manual_seed(7)
+    first = [float(runner.step(batch)) for _ in range(4)]
+    torch.manual_seed(7)
+    second = [float(runner.step(batch)) for _ in range(4)]
+    assert len(set(first)) == 4
+    assert first == second
+
+
+class TestRefusals:
+    """What cannot be inside a recording is refused with reason and remedy."""
+
+    def test_an_optimizer_that_counts_on_the_host(self, hiv):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+        with pytest.raises(sg.NotStatic, match=r"capturable=True.*make_capturable"):
+            runner_of(model, hiv, optimizer)
+        assert sg.make_capturable(optimizer).param_groups[0]["capturable"]
+
+    def test_an_optimizer_without_a_recordable_form(self, hiv):
+        model = Net()
+        with pytest.raises(sg.NotStatic, match="scope='forward_backward'"):
+            runner_of(model, hiv, torch.optim.LBFGS(model.parameters()))
+        with pytest.raises(sg.NotStatic, match="LBFGS has no capturable form"):
+            sg.make_capturable(torch.optim.LBFGS(model.parameters()))
+
+    def test_sgd_with_dampening(self, hiv):
+        model = Net()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
+        with pytest.raises(sg.NotStatic, match=r"fused=True.*make_capturable"):
+            runner_of(model, hiv, sgd)
+        sg.make_capturable(sgd)
+        with pytest.raises(sg.NotStatic, match="dampening=0"):
+            runner_of(model, hiv, sgd)
+
+    def test_a_setting_changed_later(self, hiv):
+        model = Net()
+        optimizer = adam(model)
+        runner = runner_of(model, hiv, optimizer)
+        optimizer.param_groups[0]["weight_decay"] = 0.1
+        with pytest.raises(sg.NotStatic, match="weight_decay changed after"):
+            runner.step(batches_of(hiv, 1)[0])
+
+    def test_state_loaded_later(self, hiv):
+        model = Net()
+        optimizer = adam(model)
+        runner = runner_of(model, hiv, optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+        with pytest.raises(sg.NotStatic, match="load it before warmup"):
+            runner.step(batches_of(hiv, 1)[0])
+        runner.warmup(hiv, progress=False)
+        runner.step(batches_of(hiv, 1)[0])
+
+    def test_a_parameter_moved_later(self, hiv):
+        model = Net()
+        runner = runner_of(model, hiv)
+        model.head.weight.data = model.head.weight.data.clone()
+        with pytest.raises(sg.NotStatic, match="stands at another address"):
+            runner.step(batches_of(hiv, 1)[0])
+
+    def test_a_host_read_tears_all_down_and_leaves_the_model_usable(self, hiv):
+        class Reads(Net):
+            def forward(self, x, edge_index, edge_attr, batch):
+                scale = float(x.float().mean().detach())
+                return super().forward(x, edge_index, edge_attr, batch) * scale
+
+        model = Reads()
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(sg.NotStatic, match=r"bucket 1 step.*HostRead") as caught:
+            runner_of(model, hiv)
+        assert isinstance(caught.value.__cause__, HostRead)
+        for name, value in before.items():
+            assert torch.equal(value, model.state_dict()[name]), name
+        eager_of(model, adam(model)).step(batches_of(hiv, 1)[0])
+
+    def test_names_of_scopes_and_misses(self, hiv):
+        with pytest.raises(ValueError, match="choose one of forward, forward_backward, step"):
+            runner_of(Net(), hiv, scope="all")
+        with pytest.raises(ValueError, match="choose 'error' or 'eager'"):
+            runner_of(Net(), hiv, on_miss="ignore")
+
+    def test_without_cuda(self):
+        with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):
+            sg.StaticGraphRunner(Net(), CAPACITIES, mode="cuda-graph")
+
+
+def test_a_miss_after_warmup_is_an_error_or_eager(hiv):
+    model = Net()
+    runner = runner_of(model, hiv, warm=False).warmup(hiv, phases=("eval",), progress=False)
+    batch = batches_of(hiv, 1)[0]
+    with pytest.raises(sg.NotStatic, match=r"bucket 0 step.*has no recording.*on_miss='eager'"):
+        runner.step(batch)
+    twin = copy.deepcopy(model)
+    lenient = runner_of(model, hiv, warm=False, on_miss="eager")
+    lenient.warmup(hiv, phases=("eval",), progress=False)
+    eager = eager_of(twin, adam(twin))
+    for batch in batches_of(hiv, 4):
+        assert torch.equal(lenient.step(batch), eager.step(batch))
+    fallbacks = lenient.report().fallbacks
+    assert len(fallbacks) == 2
+    assert "ran in eager 2 times" in fallbacks[0]
+
+
+def test_without_warmup_a_key_is_recorded_at_its_first_batch(hiv):
+    runner = runner_of(Net(), hiv, warm=False)
+    for batch in batches_of(hiv, 4):
+        runner.step(batch)
+    assert [bucket.recordings for bucket in runner.report().buckets] == [1, 1]
+
+
+def test_gradients_belong_to_the_bucket_that_ran(hiv):
+    """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = runner_of(model, hiv, sgd, scope="forward_backward")
+    eager = eager_of(twin, torch.optim.SGD(twin.parameters(), lr=0.0))
+    for batch in batches_of(hiv, 6):
+        runner.step(batch)
+        eager.step(fixed(batch))
+        for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad), name
+
+
+def test_closing_frees_everything_and_warmup_starts_anew(hiv):
+    runner = runner_of(Net(), hiv)
+    batch = batches_of(hiv, 1)[0]
+    runner.step(batch)
+    runner.close()
+    assert all(parameter.grad is None for parameter in runner.model.parameters())
+    assert [bucket.recordings for bucket in runner.report().buckets] == [0, 0]
+    runner.warmup(hiv, progress=False).step(batch)
