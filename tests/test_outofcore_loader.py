@@ -1,4 +1,4 @@
-"""Sampled batches: every seed once, resident neighbours only, same seed same batches, one compile."""
+"""Each seed once, resident neighbours alone, same seed same batches; one compile."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from staticgraph.outofcore.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.schedule import Schedule
+from staticgraph.outofcore.timeline import StateTime
 
 
 class Resident:
@@ -78,6 +79,7 @@ class EmbeddingBuffer:
         values: ``[rows, D]``; row ``slot * partition_size + offset``.
         sums: ``[rows, D]`` Adagrad sums.
         waited_s: seconds that training waited for the thread.
+        times: of the states of the last run.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class EmbeddingBuffer:
         self._writing: list[tuple[int, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
         self.waited_s = 0.0
+        self.times: list[StateTime] = []
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +116,9 @@ class EmbeddingBuffer:
         states = schedule.states
         reads = self._request(entering[0])
         edges = self._thread.submit(self._graph.read_buckets, states[0].buckets)
+        started, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
+            asked = time.perf_counter() - started
             rows = self._wait(edges)
             for slot, partition, read in reads:
                 self._wait(read)
@@ -122,7 +127,10 @@ class EmbeddingBuffer:
             if not last:
                 reads = self._request(entering[number + 1])
                 edges = self._thread.submit(self._graph.read_buckets, states[number + 1].buckets)
+            began = time.perf_counter() - started
             yield Resident(number, state.partitions, rows, self._slot_of, self._graph)
+            ended = time.perf_counter() - started
+            self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
             kept = set() if last else set(states[number + 1].partitions)
             self._release([k for k in state.partitions if k not in kept])
         self._drain(everything=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.neighbours import Direction, Neighbours
 from staticgraph.outofcore.schedule import NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.timeline import StateTime
 
 
 class ResidentGraph:
@@ -85,12 +86,14 @@ class ResidentGraphs:
     Attributes:
         waited_s: seconds that the user of the states waited for reading.
         partitions_read: so far.
+        times: of the states of the last run.
     """
 
     def __init__(self, graph: PartitionedGraph, direction: Direction = "in") -> None:
         self.graph = graph
         self.direction: Direction = direction
         self.waited_s, self.partitions_read = 0.0, 0
+        self.times: list[StateTime] = []
         self._features: NDArray[Any] = np.empty((0, 0), np.float32)
         self._thread = ThreadPoolExecutor(1, "staticgraph-features")
 
@@ -107,11 +110,13 @@ class ResidentGraphs:
         slots = len(self._features) // self.graph.partition_size
         slot_of = np.full(self.graph.num_partitions, -1, dtype=np.int64)
         coming: Future[ResidentGraph] | None = None
+        begun, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
             if coming is None:
                 slot_of = self._assign(slot_of, state.partitions, entering[0], slots)
                 coming = self._thread.submit(self._prepare, number, state, slot_of, entering[0])
             started = time.perf_counter()
+            asked = started - begun
             resident = coming.result()
             self.waited_s += time.perf_counter() - started
             if number + 1 < len(states):
@@ -120,7 +125,10 @@ class ResidentGraphs:
                 coming = self._thread.submit(
                     self._prepare, number + 1, following, slot_of, entering[number + 1]
                 )
+            began = time.perf_counter() - begun
             yield resident
+            ended = time.perf_counter() - begun
+            self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
 
     def close(self) -> None:
         """Ends the thread."""

@@ -1,0 +1,60 @@
+"""What the buffer held when, and how long training waited: numbers, and a figure of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class StateTime:
+    """One state of the buffer, in seconds since the epoch began.
+
+    Attributes:
+        partitions: resident.
+        entered: of these, read for this state.
+        asked_s: when training asked for the state.
+        began_s: when training had it; the difference is waiting.
+        ended_s: when training was done with it.
+    """
+
+    partitions: tuple[int, ...]
+    entered: tuple[int, ...]
+    asked_s: float
+    began_s: float
+    ended_s: float
+
+
+def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> None:
+    """Draws resident partitions, reads and waits over time into a PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed; it is part of ``staticgraph[train]``.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("a figure needs matplotlib: pip install 'staticgraph[train]'") from error
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for state in times:
+        for partition in state.partitions:
+            axes.barh(
+                partition, state.ended_s - state.began_s, left=state.began_s, height=0.9,
+                color="tab:blue", alpha=0.35,
+            )  # fmt: skip
+    reads = [(state.began_s, k) for state in times for k in state.entered]
+    axes.plot(*zip(*reads, strict=True), ".", color="tab:orange", label="read for this state")
+    for number, state in enumerate(times):
+        axes.axvspan(
+            state.asked_s, state.began_s, color="tab:red", alpha=0.6, lw=0,
+            label="waited" if not number else None,
+        )  # fmt: skip
+    axes.set(xlabel="seconds", ylabel="partition", ylim=(-0.5, num_partitions - 0.5))
+    axes.set_title(
+        f"{len(times)} states, {len(reads)} partitions read, waited "
+        f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
+    )
+    axes.legend(loc="upper right")
+    figure.savefig(path, dpi=120)
