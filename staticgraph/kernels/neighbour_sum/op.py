@@ -27,14 +27,13 @@ def _forward(
 ) -> Tensor:
     dtype, x, edge = x.dtype, _wide(x), _wide(edge)
     out = torch.empty_like(x)
-    cpu.forward(
+    cpu.FORWARD[transform](
         x.numpy(),
         _rows(edge, x).numpy(),
         _codes(code).numpy(),
         src.numpy(),
         row_ptr.numpy(),
         0.0 if self_scale is None else float(self_scale),
-        TRANSFORMS.index(transform),
         mean,
         out.numpy(),
     )
@@ -59,7 +58,7 @@ def _backward(
     dtype, grad, x, edge = x.dtype, _wide(grad), _wide(x), _wide(edge)
     dx, dedge = torch.empty_like(x), _gradient_like(edge, x, zero=code is not None)
     rows = _rows(edge, x)
-    cpu.backward(
+    cpu.BACKWARD[transform](
         grad.contiguous().numpy(),
         x.numpy(),
         rows.numpy(),
@@ -69,7 +68,6 @@ def _backward(
         col_ptr.numpy(),
         transpose.numpy(),
         0.0 if self_scale is None else float(self_scale),
-        TRANSFORMS.index(transform),
         mean,
         dx.numpy(),
         dedge.view(rows.shape).numpy(),

@@ -44,3 +44,18 @@ def backward(grad: Array, index: Array, offsets: Array, dweight: Array) -> None:
             to = dweight[index[r, c] + offsets[c]]
             for f in range(width):
                 to[f] += row[f]
+
+
+@kernel
+def codes(index: Array, offsets: Array, out: Array) -> int:
+    """Mixed-radix numbers, last column fastest; returns as :func:`forward`."""
+    rows, columns = index.shape
+    for r in range(rows):
+        code = 0
+        for c in range(columns):
+            size = offsets[c + 1] - offsets[c]
+            if index[r, c] < 0 or index[r, c] >= size:
+                return r * columns + c
+            code = code * size + index[r, c]
+        out[r] = code
+    return -1

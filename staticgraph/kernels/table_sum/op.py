@@ -12,15 +12,24 @@ from staticgraph.kernels.table_sum import cpu
 def _forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     wide = weight if weight.dtype == torch.float64 else weight.float()
     out = wide.new_empty(len(index), weight.size(1))
-    place = cpu.forward(index.numpy(), offsets.numpy(), wide.detach().numpy(), out.numpy())
-    if place >= 0:
-        row, column = divmod(place, index.size(1))
-        rows = int(offsets[column + 1] - offsets[column])
-        raise IndexError(
-            f"column {column} has {int(index[row, column])} in row {row}, but its table has "
-            f"{rows} rows: make num_embeddings larger, or count from 0"
-        )
+    _check(
+        cpu.forward(index.numpy(), offsets.numpy(), wide.detach().numpy(), out.numpy()),
+        index,
+        offsets,
+    )
     return out.to(weight.dtype)
+
+
+def _check(place: int, index: Tensor, offsets: Tensor) -> None:
+    """``place`` is -1, or that of the first index outside its table."""
+    if place < 0:
+        return
+    row, column = divmod(place, index.size(1))
+    rows = int(offsets[column + 1] - offsets[column])
+    raise IndexError(
+        f"column {column} has {int(index[row, column])} in row {row}, but its table has "
+        f"{rows} rows: make num_embeddings larger, or count from 0"
+    )
 
 
 @torch.library.custom_op("staticgraph::table_sum_backward", mutates_args=(), device_types="cpu")
@@ -86,3 +95,39 @@ def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
             error would end the process, its row of the result is NaN.
     """
     return _forward(index.contiguous(), offsets, weight.contiguous())
+
+
+@torch.library.custom_op("staticgraph::fold_codes", mutates_args=(), device_types="cpu")
+def _codes(index: Tensor, offsets: Tensor) -> Tensor:
+    out = torch.empty(len(index), dtype=torch.int64)
+    _check(cpu.codes(index.numpy(), offsets.numpy(), out.numpy()), index, offsets)
+    return out
+
+
+@_codes.register_kernel("cuda")
+def _(index, offsets):
+    from staticgraph.kernels.table_sum import gpu
+
+    return gpu.codes(index, offsets)
+
+
+@_codes.register_fake
+def _(index, offsets):
+    return index.new_empty(index.size(0))
+
+
+def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:
+    """One number for each row of indices: its place among all combinations, last column fastest,
+    which is the order of ``torch.cartesian_prod``.
+
+    Args:
+        index: ``[R, C]`` int64, as for :func:`table_sum`.
+        offsets: ``[C + 1]`` int64.
+
+    Returns:
+        ``[R]`` int64, below the product of the tables' sizes.
+
+    Raises:
+        IndexError: on a CPU, an index outside its table. On CUDA such a row reads another's value.
+    """
+    return _codes(index.contiguous(), offsets)

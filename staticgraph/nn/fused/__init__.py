@@ -1,0 +1,65 @@
+"""Stock layers with this library's kernels under them, exchanged in place and by class.
+
+The problem: a GINE layer is a gather, a sum, a ReLU and a scatter over ``[E, F]``, each a kernel
+and a pass over memory of its own; a BatchNorm, a ReLU and a residual sum are three more. The idea:
+the layers whose arithmetic has a fused operator in :mod:`staticgraph.kernels` change their class to
+a subclass that calls it. Parameters, names, hooks and results stay (results to rounding).
+
+Invariant: where a fused form cannot serve (another aggregation, edges that are not the batch's own,
+no batch bound) it runs the stock code, and :func:`fused_layers` says where and why. What it does
+not do: second derivatives; models that need forces must stay without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from staticgraph.nn.context import BatchContext
+from staticgraph.nn.fused.conv import FusedGINConv, FusedGINEConv, FusedSAGEConv
+from staticgraph.nn.fused.encoder import FusedEncoder, encoder_form
+from staticgraph.nn.fused.linear import FusedLinear, FusedSequential
+from staticgraph.nn.fused.model import FusedGraphModel
+from staticgraph.nn.fused.norm import FusedBatchNorm1d
+
+__all__ = ["FusedLayer", "fuse", "fused_layers"]
+
+FORMS: tuple[type, ...] = (
+    FusedGINEConv,
+    FusedGINConv,
+    FusedSAGEConv,
+    FusedBatchNorm1d,
+    FusedLinear,
+    FusedSequential,
+    FusedGraphModel,
+)
+# What a form takes the place of: the class that it extends. Only that exact class is exchanged.
+BY_STOCK = {form.__bases__[-1]: form for form in FORMS}
+
+
+class FusedLayer(NamedTuple):
+    """One layer with a kernel under it: its name in the model, its form, and why it last ran the
+    stock code, or None where it did not."""
+
+    name: str
+    form: str
+    stock_reason: str | None
+
+
+def fuse(model: torch.nn.Module, context: BatchContext) -> None:
+    """Exchanges, in place, the layers of a converted model that have a fused form."""
+    for module in model.modules():
+        form = BY_STOCK.get(type(module)) or encoder_form(module)
+        if form is not None:
+            module.__class__ = form
+            module._staticgraph = context  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def fused_layers(model: torch.nn.Module) -> Iterator[FusedLayer]:
+    """The layers of a model that have kernels under them, and what the last forward made of it."""
+    for name, module in model.named_modules():
+        if isinstance(module, (*FORMS, FusedEncoder)):
+            reason = getattr(module, "stock_reason", None)
+            yield FusedLayer(name, type(module).__name__, reason)

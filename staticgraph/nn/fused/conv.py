@@ -1,0 +1,121 @@
+"""GINE, GIN and SAGE over destination-sorted edges: one operator instead of four and a scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import GINConv, GINEConv, MessagePassing, SAGEConv
+
+from staticgraph.batch import StaticBatch
+from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.nn.fused.encoder import folded
+from staticgraph.nn.fused.layer import Fused
+
+
+def obstacle(
+    conv: MessagePassing, batch: StaticBatch | None, x: Any, edge_index: Any, size: Any
+) -> str | None:
+    """Why a layer cannot run fused on these arguments; None where it can."""
+    if batch is None:
+        return "no batch is bound: it ran outside the runner"
+    if edge_index is not batch.edge_index:
+        return "edge_index is not the batch's own, so its row pointers do not fit"
+    if not isinstance(x, Tensor) or x.dim() != 2 or size is not None:
+        return "x is a pair, or a size was given: bipartite layers have no fused form"
+    if conv.aggr not in ("add", "sum", "mean") or conv.flow != "source_to_target":
+        return f"aggr={conv.aggr!r} with flow={conv.flow!r} has no fused form"
+    if conv.explain or conv.decomposed_layers > 1 or conv.node_dim != -2:
+        return "the layer is explained, decomposed, or has another node_dim"
+    if any(
+        (
+            conv._propagate_forward_pre_hooks,
+            conv._propagate_forward_hooks,
+            conv._message_forward_pre_hooks,
+            conv._message_forward_hooks,
+            conv._aggregate_forward_pre_hooks,
+            conv._aggregate_forward_hooks,
+        )
+    ):
+        return "hooks of propagate, message or aggregate would not be called"
+    return None
+
+
+def _summed(
+    batch: StaticBatch, x: Tensor, edge: Tensor | None, conv: MessagePassing, **options: Any
+) -> Tensor:
+    return neighbour_sum(
+        x,
+        edge,
+        batch.edge_index[0],
+        batch.edge_index[1],
+        batch.row_ptr,
+        batch.col_ptr,
+        batch.transpose,
+        mean=conv.aggr == "mean",
+        **options,
+    )
+
+
+class FusedGINEConv(Fused, GINEConv):
+    """``nn((1 + eps) x_i + sum ReLU(x_j + e_ij))`` (Hu et al. 2019, arXiv 1905.12265)."""
+
+    reads_pointers = True
+
+    def forward(
+        self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None
+    ) -> Tensor:
+        batch, reason = self.batch, obstacle(self, self.batch, x, edge_index, size)
+        if reason is None and edge_attr is None:
+            reason = "edge_attr is missing"
+        if not self.use(reason):
+            return super().forward(x, edge_index, edge_attr, size)
+        assert batch is not None
+        assert edge_attr is not None
+        code, edge = None, edge_attr
+        if self.lin is not None:
+            edge = self.lin(edge_attr)
+        elif (fold := folded(edge_attr)) is not None:
+            edge, code = fold
+        if edge.size(-1) != x.size(-1):
+            return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
+        return self.nn(_with_self(self, batch, x, edge, code=code, transform="relu_add"))
+
+
+class FusedGINConv(Fused, GINConv):
+    """``nn((1 + eps) x_i + sum x_j)`` (Xu et al. 2018, arXiv 1810.00826)."""
+
+    reads_pointers = True
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        batch, reason = self.batch, obstacle(self, self.batch, x, edge_index, size)
+        if not self.use(reason):
+            return super().forward(x, edge_index, size)
+        assert batch is not None
+        return self.nn(_with_self(self, batch, x, None))
+
+
+def _with_self(
+    conv: GINConv | GINEConv, batch: StaticBatch, x: Tensor, edge: Tensor | None, **options: Any
+) -> Tensor:
+    """``(1 + eps) x_i`` goes into the same pass, unless ``eps`` is trained."""
+    scale = 1 + conv.eps
+    if conv.eps.requires_grad:
+        return _summed(batch, x, edge, conv, **options) + scale * x
+    return _summed(batch, x, edge, conv, self_scale=scale, **options)
+
+
+class FusedSAGEConv(Fused, SAGEConv):
+    """``W1 x_i + W2 mean x_j`` (Hamilton et al. 2017, arXiv 1706.02216): only the mean is ours."""
+
+    reads_pointers = True
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        batch, x = self.batch, kwargs["x"]
+        same = isinstance(x, tuple) and x[0] is x[1]
+        x = x[0] if same else None
+        if not self.use(obstacle(self, batch, x, edge_index, size)):
+            return super().propagate(edge_index, size=size, **kwargs)
+        assert batch is not None
+        assert x is not None
+        return _summed(batch, x, None, self)

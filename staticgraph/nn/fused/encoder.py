@@ -1,0 +1,102 @@
+"""Sums of embedding tables in one lookup, and small ones folded into a single table.
+
+OGB's atoms are a sum over nine tables, its bonds a sum over three: twelve lookups, twelve scatters
+back. Here the tables stand one above the other and one operator adds them. Where they have few
+combinations (5 x 6 x 2 = 60 for bonds) the sums themselves are one small table, and a message
+passing layer that meets the result reads rows of that table instead of ``[E, F]`` of memory; its
+gradient is 60 rows, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.table_sum import fold_codes, table_sum
+from staticgraph.models import CategoryEncoder
+from staticgraph.nn.fused.layer import Fused
+
+# Combinations up to which summed tables are folded: at 64 columns of float32 the folded table is
+# 64 KiB, which stays in the second-level cache of a CPU core and of a GPU's.
+MAX_FOLDED = 256
+
+# Encoders of other packages that do the same arithmetic, by qualified name, and the attribute that
+# lists their tables. Named, not imported: the package need not be there.
+TABLES_OF = {
+    "ogb.graphproppred.mol_encoder.AtomEncoder": "atom_embedding_list",
+    "ogb.graphproppred.mol_encoder.BondEncoder": "bond_embedding_list",
+}
+_forms: dict[type, type] = {}
+
+
+class FusedEncoder(Fused):
+    """Mixed into an encoder class; ``tables_attribute`` names its list of embeddings."""
+
+    tables_attribute: str
+
+    def forward(self, values: Tensor) -> Tensor:
+        tables = getattr(self, self.tables_attribute)
+        reason = None if self.batch is not None else "no batch is bound: it ran outside the runner"
+        if any(_special(table) for table in tables):
+            reason = "a table has padding_idx, max_norm, sparse gradients or scaled gradients"
+        if not self.use(reason):
+            return super().forward(values)  # pyright: ignore[reportAttributeAccessIssue]
+        index = values.view(len(values), -1).long()
+        sizes = [table.num_embeddings for table in tables]
+        weight = torch.cat([table.weight for table in tables])
+        offsets, combinations = self._constants(sizes, weight.device)
+        if combinations is None or len(index) < 4 * len(combinations):
+            return table_sum(index, offsets, weight)
+        rows = table_sum(combinations, offsets, weight)
+        code = fold_codes(index, offsets)
+        out = rows.index_select(0, code)
+        if not torch.compiler.is_compiling():
+            out._staticgraph_fold = (rows, code)  # pyright: ignore[reportAttributeAccessIssue]
+        return out
+
+    def _constants(self, sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Where each table begins, and every combination of entries if they are few; made once."""
+        kept = self.__dict__.get("_staticgraph_constants")
+        if kept is None or kept[0].device != device:
+            bounds = torch.tensor([0, *sizes]).cumsum(0)
+            count = int(torch.tensor(sizes).prod())
+            few = None
+            if len(sizes) > 1 and count <= MAX_FOLDED:
+                few = torch.cartesian_prod(*map(torch.arange, sizes)).to(device)
+            kept = self.__dict__["_staticgraph_constants"] = (bounds.to(device), few)
+        return kept
+
+
+class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
+    """Takes the place of :class:`staticgraph.models.CategoryEncoder`, with the same state."""
+
+    tables_attribute = "tables"
+
+
+def folded(value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``(rows [V, F], code [E])`` with ``value == rows[code]``, where a fused encoder made it."""
+    return getattr(value, "_staticgraph_fold", None)
+
+
+def encoder_form(module: torch.nn.Module) -> type | None:
+    """The fused form of an encoder, or None where it is none."""
+    stock = type(module)
+    if stock is CategoryEncoder:
+        return FusedCategoryEncoder
+    attribute = TABLES_OF.get(f"{stock.__module__}.{stock.__qualname__}")
+    if attribute is None:
+        return None
+    if stock not in _forms:
+        _forms[stock] = type(
+            f"Fused{stock.__name__}", (FusedEncoder, stock), {"tables_attribute": attribute}
+        )
+    return _forms[stock]
+
+
+def _special(table: torch.nn.Embedding) -> bool:
+    return (
+        table.padding_idx is not None
+        or table.max_norm is not None
+        or table.sparse
+        or table.scale_grad_by_freq
+    )

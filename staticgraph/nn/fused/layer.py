@@ -1,0 +1,24 @@
+"""What every fused layer has: the batch, and the reason for running the stock code."""
+
+from __future__ import annotations
+
+from staticgraph.batch import StaticBatch
+from staticgraph.nn.context import BatchContext
+
+
+class Fused:
+    """Mixed into a stock layer's subclass; ``_staticgraph`` is set when a model is converted."""
+
+    _staticgraph: BatchContext
+    stock_reason: str | None = None
+
+    @property
+    def batch(self) -> StaticBatch | None:
+        """The present batch; None outside the runner."""
+        return self._staticgraph.batch
+
+    def use(self, reason: str | None) -> bool:
+        """Notes why the stock code runs; True where there is no reason to."""
+        if self.stock_reason != reason:
+            self.stock_reason = reason
+        return reason is None
