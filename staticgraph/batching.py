@@ -19,16 +19,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from staticgraph.buckets import BucketPlan, sizes_of
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.exact import exact_bounds, repair
+from staticgraph.packing.epochs import (
+    Made,
+    OfflineParts,
+    exact_epoch,
+    offline_epoch,
+    pack_offline,
+    streamed_epoch,
+)
+from staticgraph.packing.place import fits_alone, limits_table
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
-from staticgraph.packing.stream import stream_kernel
+from staticgraph.plan import BucketPlan, sizes_of
 from staticgraph.sizes import Capacity, IntArray
 
 Oversize = Literal["error", "skip", "bucket"]
@@ -84,7 +90,8 @@ class Batcher:
         min_steps: the least number of steps an epoch; all-padding batches fill it up.
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
-        window: open packs where ``exact`` is false.
+        window: open packs of the stream where ``exact`` is false; None packs the sizes once,
+            looking at all of them, and deals the graphs to the packs anew each epoch.
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
@@ -104,7 +111,7 @@ class Batcher:
         world_size: int = 1,
         min_steps: int = 0,
         oversize: Oversize = "error",
-        window: int = 8,
+        window: int | None = 8,
     ) -> None:
         if exact and plan.batch_size is None:
             raise ValueError(
@@ -121,14 +128,9 @@ class Batcher:
         given = _checked_indices(indices, len(self.sizes))
         self.plan, self.indices = _settle_oversize(self.sizes, given, plan, oversize)
         self._skipped = len(given) - len(self.indices)
-        self._limits = np.array(
-            [
-                (c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes)
-                for c in self.plan.capacities
-            ],
-            dtype=np.int64,
-        )
+        self._limits = limits_table(self.plan.capacities)
         self._main = self._main_bucket()
+        self._offline: list[OfflineParts] | None = None
         self._cache: tuple[int, list[BatchIds], EpochStats] | None = None
         self.current_epoch = 0
         self.position = 0
@@ -199,25 +201,31 @@ class Batcher:
         }
 
     def _main_bucket(self) -> int:
-        """The bucket that exact batches are balanced for: the first that holds the mean batch."""
+        """The bucket that exact batches are balanced for.
+
+        The first that holds the mean batch and the largest graph of at least every other batch; a
+        bucket for the batches without huge graphs comes before one for all.
+        """
         if not self.exact or not len(self.indices):
             return 0
         batch_size = self.plan.batch_size or 1
         used = self.sizes[self.indices]
         mean = used.sum(axis=0) * min(1.0, batch_size / len(used))
-        needs = np.array([*mean, batch_size, used[:, 0].max()])
-        holds = (self._limits >= needs).all(axis=1)
-        if holds.any():
-            return int(np.argmax(holds))
+        for number, capacity in enumerate(self.plan.capacities):
+            holds_mean = capacity.node_limit >= mean[0] and capacity.edge_limit >= mean[1]
+            share = fits_alone(used, capacity).mean() ** batch_size
+            if holds_mean and capacity.graph_limit >= min(batch_size, len(used)) and share >= 0.5:
+                return number
         largest = int(np.argmax(np.where(self._limits[:, 2] >= batch_size, self._limits[:, 0], -1)))
         capacity = self.plan.capacities[largest]
-        warnings.warn(
-            f"{batch_size} of these graphs have {mean[0]:.0f} nodes and {mean[1]:.0f} edges on "
-            f"average, the bucket takes {capacity.node_limit} and {capacity.edge_limit}: most "
-            "batches will be split in two. Make the plan with plan_buckets(store, batch_size, "
-            "indices=...) of these graphs",
-            stacklevel=3,
-        )
+        if mean[0] > capacity.node_limit or mean[1] > capacity.edge_limit:
+            warnings.warn(
+                f"{batch_size} of these graphs have {mean[0]:.0f} nodes and {mean[1]:.0f} edges "
+                f"on average, the bucket takes {capacity.node_limit} and {capacity.edge_limit}: "
+                "most batches will be split in two. Make the plan with plan_buckets(store, "
+                "batch_size, indices=...) of these graphs",
+                stacklevel=3,
+            )
         return largest
 
     def _epoch(self, epoch: int) -> tuple[int, list[BatchIds], EpochStats]:
@@ -227,99 +235,46 @@ class Batcher:
 
     def _make(self, epoch: int) -> tuple[list[BatchIds], EpochStats]:
         """All batches of the epoch, then this rank's share of them."""
+        made = self._made(epoch)
+        starts, stops = made.bounds[:-1].tolist(), made.bounds[1:].tolist()
+        batches = [
+            BatchIds(bucket, made.order[start:stop])
+            for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
+        ]
+        mine, empty = self._share(batches)
+        stats = EpochStats(
+            graphs=len(self.indices),
+            batches=len(batches),
+            skipped=self._skipped,
+            overflowed=made.overflowed,
+            rebalanced=made.rebalanced,
+            spilled=made.spilled,
+            split=made.split,
+            empty=empty,
+        )
+        return mine, stats
+
+    def _made(self, epoch: int) -> Made:
+        """The batches of the epoch as arrays, by the strategy of this batcher."""
         key = stream_of(self.seed, epoch)
         order = self.indices.copy()
         if self.shuffle:
             shuffle_in_place(order, key)
         if self.exact:
-            batches, counts = self._exact(order, key)
-        else:
-            batches, counts = self._packed(order), {}
-        graphs, filled = len(order), len(batches)
-        mine, empty = self._share(batches)
-        stats = EpochStats(
-            graphs=graphs, batches=filled, skipped=self._skipped, empty=empty, **counts
-        )
-        return mine, stats
-
-    def _exact(self, order: IntArray, key: np.uint64) -> tuple[list[BatchIds], dict[str, int]]:
-        """Batches of ``batch_size``; an overflow is re-balanced, else spilled, else split."""
-        batch_size = self.plan.batch_size or 1
-        bounds = exact_bounds(len(order), batch_size)
-        if self.shuffle:
-            nodes, edges = self._limits[self._main, :2].tolist()
-            overflowed, _, left = repair(order, self.sizes, bounds, nodes, edges, key)
-            buckets = self._place(order, bounds)
-        else:
-            buckets = self._place(order, bounds)
-            overflowed = left = int(((buckets < 0) | (buckets > self._main)).sum())
-        batches: list[BatchIds] = []
-        spilled = split = 0
-        for bucket, start, stop in zip(
-            buckets.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True
-        ):
-            if bucket < 0:
-                split += 1
-                batches.extend(self._split(order[start:stop]))
-            else:
-                spilled += bucket > self._main
-                batches.append(BatchIds(bucket, order[start:stop]))
-        return batches, {
-            "overflowed": overflowed,
-            "rebalanced": overflowed - left,
-            "spilled": spilled,
-            "split": split,
-        }
-
-    def _split(self, ids: IntArray) -> list[BatchIds]:
-        """Halves until each fits; a single graph always does."""
-        half = (len(ids) + 1) // 2
-        parts: list[BatchIds] = []
-        for part in (ids[:half], ids[half:]):
-            bucket = int(self._place(part, np.array([0, len(part)]))[0])
-            parts.extend([BatchIds(bucket, part)] if bucket >= 0 else self._split(part))
-        return parts
-
-    def _packed(self, order: IntArray) -> list[BatchIds]:
-        """As many graphs as fit, by a stream for each bucket over the graphs that call it home."""
-        homes = self._homes(order)
-        found: list[tuple[int, BatchIds]] = []
-        for home, capacity in enumerate(self.plan.capacities):
-            positions = np.flatnonzero(homes == home)
-            if not len(positions):
-                continue
-            arrivals = order[positions]
-            limits = np.array([capacity.node_limit, capacity.edge_limit], dtype=np.int64)
-            packs, _ = stream_kernel(
+            return exact_epoch(
+                order,
                 self.sizes,
-                arrivals,
-                limits,
-                capacity.graph_limit,
-                min(self.window, len(arrivals)),
+                self._limits,
+                self._main,
+                self.plan.batch_size or 1,
+                key if self.shuffle else None,
             )
-            grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
-            members = arrivals[grouped]
-            buckets = self._place(members, bounds).tolist()
-            firsts = positions[grouped[bounds[:-1]]].tolist()
-            starts, stops = bounds[:-1].tolist(), bounds[1:].tolist()
-            found.extend(
-                (first, BatchIds(bucket, members[start:stop]))
-                for first, bucket, start, stop in zip(firsts, buckets, starts, stops, strict=True)
-            )
-        found.sort(key=lambda item: item[0])
-        return [batch for _, batch in found]
-
-    def _homes(self, order: IntArray) -> IntArray:
-        """The first bucket that holds each graph alone."""
-        used = self.sizes[order]
-        homes = np.full(len(order), -1, dtype=np.int64)
-        for number in range(len(self._limits) - 1, -1, -1):
-            homes[_fits_alone(used, self.plan.capacities[number])] = number
-        return homes
-
-    def _place(self, order: IntArray, bounds: IntArray) -> IntArray:
-        """The first bucket that holds each batch ``order[bounds[b]:bounds[b + 1]]``, or -1."""
-        return place_batches(self.sizes, order, bounds, self._limits)
+        if self.window is not None:
+            return streamed_epoch(order, self.sizes, self.plan.capacities, self.window)
+        if self._offline is None:
+            self._offline = pack_offline(self.indices, self.sizes, self.plan.capacities)
+        drawn = epoch if self.shuffle else 0
+        return offline_epoch(self._offline, self.sizes, self.plan.capacities, self.seed, drawn)
 
     def _share(self, batches: list[BatchIds]) -> tuple[list[BatchIds], int]:
         """This rank's batches: at each step all ranks have the same bucket."""
@@ -361,12 +316,6 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
     return given
 
 
-def _fits_alone(sizes: IntArray, capacity: Capacity) -> NDArray[np.bool_]:
-    """``[n]`` whether each graph fits the capacity by itself."""
-    most = min(capacity.node_limit, capacity.max_graph_nodes)
-    return (sizes[:, 0] <= most) & (sizes[:, 1] <= capacity.edge_limit)
-
-
 def _settle_oversize(
     sizes: IntArray, indices: IntArray, plan: BucketPlan, oversize: Oversize
 ) -> tuple[BucketPlan, IntArray]:
@@ -374,7 +323,7 @@ def _settle_oversize(
     used = sizes[indices]
     fits = np.zeros(len(indices), dtype=bool)
     for capacity in plan.capacities:
-        fits |= _fits_alone(used, capacity)
+        fits |= fits_alone(used, capacity)
     if fits.all():
         return plan, indices
     if oversize == "skip":
@@ -397,49 +346,3 @@ def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> st
         "or pass oversize='skip' to leave it out or oversize='bucket' to give it a bucket of "
         "its own"
     )
-
-
-@numba.njit(nogil=True, cache=True)
-def group_by_pack(packs: IntArray, num_packs: int) -> tuple[IntArray, IntArray]:
-    """Positions grouped by pack, each group in its own order, and the ``[P + 1]`` group bounds."""
-    bounds = np.zeros(num_packs + 1, np.int64)
-    for pack in packs:
-        bounds[pack + 1] += 1
-    for p in range(num_packs):
-        bounds[p + 1] += bounds[p]
-    place = bounds[:-1].copy()
-    grouped = np.empty(len(packs), np.int64)
-    for k in range(len(packs)):
-        grouped[place[packs[k]]] = k
-        place[packs[k]] += 1
-    return grouped, bounds
-
-
-@numba.njit(nogil=True, cache=True)
-def place_batches(sizes: IntArray, order: IntArray, bounds: IntArray, limits: IntArray) -> IntArray:
-    """The first bucket that holds each batch, or -1.
-
-    Args:
-        sizes: ``[., 2]`` nodes and edges.
-        order: positions in ``sizes``, batch by batch.
-        bounds: ``[K + 1]`` where each batch starts and ends in ``order``.
-        limits: ``[buckets, 4]`` nodes, edges, graphs and nodes of one graph that a bucket takes.
-    """
-    buckets = np.full(len(bounds) - 1, -1, np.int64)
-    for b in range(len(buckets)):
-        nodes, edges, largest = 0, 0, 0
-        for k in range(bounds[b], bounds[b + 1]):
-            nodes += sizes[order[k], 0]
-            edges += sizes[order[k], 1]
-            largest = max(largest, sizes[order[k], 0])
-        graphs = bounds[b + 1] - bounds[b]
-        for number in range(len(limits)):
-            if (
-                nodes <= limits[number, 0]
-                and edges <= limits[number, 1]
-                and graphs <= limits[number, 2]
-                and largest <= limits[number, 3]
-            ):
-                buckets[b] = number
-                break
-    return buckets

@@ -1,252 +1,41 @@
-"""The plan: the few capacities that carry a whole data set, chosen once and kept as a file.
+"""Choosing the few capacities that carry a whole data set.
 
-The problem: a recorded CUDA graph has one shape, so every shape that training will meet must be
-known before the first step. The idea: choose a few capacities from the sizes of the graphs alone,
-so that the batches of every epoch fit them with little padding, and write the choice down. The
-invariant: each graph of the data that the plan was made for fits a bucket alone, so that a batch
-which fits none can always be split.
+The problem: shapes must be fixed before the first step, and every row that no graph fills is paid
+for in each of them. The idea: choose the capacities from the sizes of the graphs alone. Batches of
+an exact number of graphs need one capacity, little over the mean batch, since they are repaired by
+swaps; packs of a varying number need one too, or several where the graphs differ much.
 
-A plan is made for one data set (its digest says which) and serves every split of it. It does not
-look at memory; :mod:`staticgraph.budget` does, and hands in the limits.
+The invariant: every graph of the data that a plan is made for fits a bucket alone, so that a batch
+which fits none can always be split. Memory enters by the test ``fits`` that a caller hands in
+(:mod:`staticgraph.budget` has one).
 """
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.errors import PlanMismatch
-from staticgraph.packing.exact import exact_bounds, repair
-from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.schema import Schema
+from staticgraph.packing.cost import StepCost
+from staticgraph.packing.margin import (
+    WORTH_A_BUCKET,
+    exact_limits,
+    find_margin,
+    graph_slots,
+    rare_cut,
+    stream_limits,
+    whole_limits,
+)
+from staticgraph.packing.several import choose_buckets, knee
+from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
 
-FORMAT = "staticgraph.plan"
-VERSION = 1
+__all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
-# Margins over the mean that are tried in turn for exact batches, smallest first.
-MARGINS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.5, 0.75)
-# Epochs drawn for each margin; all of them must fit.
-TRIAL_EPOCHS = 16
-# Graphs that a trial draws at most: enough for a thousand batches, and 50 ms an epoch.
-TRIAL_GRAPHS = 1 << 19
-
-
-@dataclass(frozen=True, slots=True)
-class BucketPlan:
-    """A few capacities and what they were chosen for.
-
-    Attributes:
-        capacities: ascending; the index in this tuple is the bucket's number.
-        batch_size: graphs in every training batch but the last; None where batches are packed.
-        schema: the fields of the data set, so that a runner can warm up without data.
-        digest: :attr:`SizeHistogram.digest` of the data it was made for; None serves any data.
-        strategy: how the capacities were chosen.
-        num_graphs: graphs of that data; 0 where the digest is None.
-        maxima: nodes and edges of its largest graphs, each by itself.
-        margin: how far the main bucket's limits lie over the mean batch, as a share of it.
-        efficiency: expected real rows over physical rows of nodes, edges and graphs.
-        note: for people.
-        versions: name and version of what made it.
-    """
-
-    capacities: tuple[Capacity, ...]
-    batch_size: int | None = None
-    schema: Schema | None = None
-    digest: str | None = None
-    strategy: str = "given"
-    num_graphs: int = 0
-    maxima: tuple[int, ...] = ()
-    margin: float | None = None
-    efficiency: tuple[float, ...] = ()
-    note: str = ""
-    versions: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.capacities:
-            raise ValueError("a plan needs at least one capacity")
-        if list(self.capacities) != sorted(set(self.capacities)):
-            raise ValueError(
-                f"the capacities {', '.join(map(str, self.capacities))} are not ascending and "
-                "distinct: BucketPlan.of(capacities) puts them in order"
-            )
-        if self.batch_size is not None:
-            if self.batch_size < 1:
-                raise ValueError(f"batch_size={self.batch_size} must be at least 1")
-            most = max(capacity.graph_limit for capacity in self.capacities)
-            if most < self.batch_size:
-                raise ValueError(
-                    f"batch_size={self.batch_size}, but the largest bucket takes {most} graphs "
-                    f"(one graph is kept for padding): give a capacity of at least "
-                    f"{self.batch_size + 1} graphs, or a smaller batch_size"
-                )
-
-    @classmethod
-    def of(
-        cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
-    ) -> BucketPlan:
-        """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``."""
-        given = (c if isinstance(c, Capacity) else Capacity(*c) for c in capacities)
-        return cls(tuple(sorted(set(given))), batch_size=batch_size)
-
-    def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
-        """This plan with one more bucket, the last, that holds each of these graphs alone.
-
-        The new bucket is at least as large as the last one in every component, so the numbers of
-        the others stay what they were.
-        """
-        rows = np.asarray(sizes, dtype=np.int64)
-        nodes, edges = rows[:, 0].max(), rows[:, 1].max()
-        last = self.capacities[-1]
-        largest = max(int(nodes), last.max_graph_nodes)
-        extra = Capacity.distinct(
-            max(last.nodes, largest + 1), max(last.edges, int(edges)), last.graphs, largest
-        )
-        return replace(self, capacities=(*self.capacities, extra))
-
-    def bucket_for(
-        self, nodes: int, edges: int, graphs: int = 1, max_graph_nodes: int = 0
-    ) -> int | None:
-        """The number of the first bucket that holds so much, or None.
-
-        Args:
-            nodes: real nodes of the batch.
-            edges: real edges of the batch.
-            graphs: real graphs of the batch.
-            max_graph_nodes: nodes of its largest graph; ``nodes`` itself for a single graph.
-        """
-        largest = max_graph_nodes or (nodes if graphs == 1 else 0)
-        for number, capacity in enumerate(self.capacities):
-            if (
-                nodes <= capacity.node_limit
-                and edges <= capacity.edge_limit
-                and graphs <= capacity.graph_limit
-                and largest <= capacity.max_graph_nodes
-            ):
-                return number
-        return None
-
-    def check(self, source: Any) -> None:
-        """Raises where this plan was made for other data.
-
-        Args:
-            source: a :class:`SizeHistogram`, a digest, or anything with ``.sizes`` ``[n, 2]``.
-
-        Raises:
-            PlanMismatch: the digest differs; the message says what changed and what to do.
-        """
-        if self.digest is None:
-            return
-        if isinstance(source, str):
-            if source != self.digest:
-                raise PlanMismatch(
-                    f"the plan was made for data with digest {self.digest}, this data has "
-                    f"{source}: make a new plan with plan_buckets(store, ...)"
-                )
-            return
-        histogram = histogram_of(source)
-        if histogram.digest == self.digest:
-            return
-        changes = [f"digest {self.digest} then, {histogram.digest} now"]
-        if self.num_graphs != histogram.num_graphs:
-            changes.append(f"{self.num_graphs} graphs then, {histogram.num_graphs} now")
-        maxima = tuple(histogram.maxima.tolist())
-        for name, then, now in zip(histogram.components, self.maxima, maxima, strict=False):
-            if then != now:
-                changes.append(f"at most {then} {name} a graph then, {now} now")
-        if len(changes) == 1:
-            changes.append("as many graphs and the same maxima, but other sizes between")
-        raise PlanMismatch(
-            f"the plan was made for other data: {'; '.join(changes)}. Make a new plan with "
-            "plan_buckets(store, ...), or drop the check with "
-            "BucketPlan.of(plan.capacities, plan.batch_size)"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values in the order in which a person reads them."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "strategy": self.strategy,
-            "note": self.note,
-            "batch_size": self.batch_size,
-            "capacities": [
-                {
-                    "nodes": c.nodes,
-                    "edges": c.edges,
-                    "graphs": c.graphs,
-                    "max_graph_nodes": c.max_graph_nodes,
-                }
-                for c in self.capacities
-            ],
-            "margin": self.margin,
-            "efficiency": dict(zip(("nodes", "edges", "graphs"), self.efficiency, strict=False)),
-            "data": {
-                "digest": self.digest,
-                "num_graphs": self.num_graphs,
-                "maxima": list(self.maxima),
-            },
-            "versions": dict(self.versions),
-            "schema": None if self.schema is None else self.schema.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BucketPlan:
-        """What :meth:`to_dict` gave.
-
-        Raises:
-            ValueError: not a plan, another version of the format, or a field is missing.
-        """
-        if values.get("format") != FORMAT:
-            raise ValueError(f"not a plan: format is {values.get('format')!r}, expected {FORMAT!r}")
-        if values.get("version") != VERSION:
-            raise ValueError(
-                f"the plan has version {values.get('version')!r} of the format, this staticgraph "
-                f"reads version {VERSION}: make the plan again with `staticgraph plan --out`"
-            )
-        try:
-            data = values["data"]
-            schema = values.get("schema")
-            return cls(
-                capacities=tuple(Capacity(**c) for c in values["capacities"]),
-                batch_size=values["batch_size"],
-                schema=None if schema is None else Schema.from_dict(schema),
-                digest=data["digest"],
-                strategy=values.get("strategy", "given"),
-                num_graphs=data.get("num_graphs", 0),
-                maxima=tuple(data.get("maxima", ())),
-                margin=values.get("margin"),
-                efficiency=tuple(values.get("efficiency", {}).values()),
-                note=values.get("note", ""),
-                versions=tuple(values.get("versions", {}).items()),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
-
-    def save(self, path: str | Path) -> None:
-        """Writes JSON that a person can read."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> BucketPlan:
-        """Reads what :meth:`save` wrote.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: not JSON, not a plan, or another version; the message names the file.
-        """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+# Where the number of buckets is chosen by cost: each is one more compile and recording.
+MOST_BUCKETS = 4
 
 
 def plan_buckets(
@@ -254,22 +43,36 @@ def plan_buckets(
     batch_size: int | None = None,
     *,
     indices: ArrayLike | None = None,
+    num_buckets: int | None = None,
+    graphs: int = 128,
     margin: float | None = None,
+    cost: StepCost | None = None,
+    fits: Callable[[Capacity], bool] | None = None,
     seed: int = 0,
 ) -> BucketPlan:
     """Chooses the capacities for a data set.
 
+    With a batch size, training batches hold exactly so many graphs, and one bucket takes them all;
+    a second, smaller one is added where a few huge graphs would make it much too large. Without,
+    batches hold as many graphs as fit, about ``graphs``, and several buckets divide the graphs by
+    their number of nodes.
+
     Args:
         source: a store (anything with ``.sizes`` ``[n, 2]`` and perhaps ``.schema``), a
             :class:`SizeHistogram`, or the sizes themselves.
-        batch_size: exactly so many graphs in each training batch; None packs about 128.
+        batch_size: exactly so many graphs in each training batch; None packs freely.
         indices: the graphs that will train, where the plan need only hold their mean; all
             graphs of the source must still fit alone.
-        margin: how far the limits lie over the mean batch; found by trial where None.
-        seed: of the trial.
+        num_buckets: how many capacities; chosen by cost where None.
+        graphs: about so many graphs a batch where there is no ``batch_size``.
+        margin: how far the limits of exact batches lie over the mean batch; by trial where None.
+        cost: of a step, to choose between buckets; a guess for message passing where None.
+        fits: whether the device holds a capacity; every capacity where None.
+        seed: of the trials.
 
     Raises:
-        ValueError: there are no graphs.
+        ValueError: there are no graphs, or more than two buckets are asked for exact batches, or a
+            bucket does not fit the device.
     """
     sizes = sizes_of(source)
     if not len(sizes):
@@ -277,100 +80,123 @@ def plan_buckets(
     trained = sizes if indices is None else sizes[np.asarray(indices)]
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
-    graphs = min(batch_size or 128, len(trained)) if batch_size is None else batch_size
-    slack = _split_slack(trained) if indices is None else 0.0
-    chosen = _margin(trained, graphs, seed, slack) if margin is None else margin
     histogram = SizeHistogram.from_sizes(sizes)
-    capacity = _capacity(trained, graphs, chosen, histogram.maxima)
-    mean = trained.mean(axis=0) * min(graphs, len(trained))
+    maxima = histogram.maxima
+    price = cost or StepCost()
+    if batch_size is not None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        found = margin
+        if found is None:
+            found = find_margin(trained, batch_size, whole=indices is not None, seed=seed)
+        capacities = _exact_capacities(trained, maxima, batch_size, found, num_buckets, price, seed)
+        efficiency = _mean_efficiency(trained, batch_size, capacities[0])
+    elif num_buckets == 1:
+        capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed)
+        found = None
+    else:
+        capacities, efficiency = _several_capacities(
+            SizeHistogram.from_sizes(trained), maxima, num_buckets, graphs, price, fits
+        )
+        found = None
+        if len(capacities) == 1:
+            capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed)
+    _check_fits(capacities, fits)
     return BucketPlan(
-        capacities=(capacity,),
+        capacities=capacities,
         batch_size=batch_size,
         schema=getattr(source, "schema", None),
         digest=histogram.digest,
         strategy="exact" if batch_size is not None else "packed",
         num_graphs=histogram.num_graphs,
-        maxima=tuple(histogram.maxima.tolist()),
-        margin=chosen,
-        efficiency=(
-            float(mean[0] / capacity.nodes),
-            float(mean[1] / max(1, capacity.edges)),
-            min(graphs, len(trained)) / capacity.graphs,
-        ),
-        versions=_versions(),
+        maxima=tuple(maxima.tolist()),
+        margin=found,
+        efficiency=efficiency,
+        versions=versions(),
     )
 
 
-def sizes_of(source: Any) -> IntArray:
-    """``[n, 2]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
-    if isinstance(source, SizeHistogram):
-        return np.repeat(source.sizes[:, :2], source.counts, axis=0)
-    rows = np.asarray(getattr(source, "sizes", source))
-    if rows.ndim != 2 or rows.shape[1] < 2:
-        raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
-    return np.ascontiguousarray(rows[:, :2], dtype=np.int64)
-
-
-def histogram_of(source: Any) -> SizeHistogram:
-    """The histogram of a store, an array, or a histogram itself."""
-    return (
-        source if isinstance(source, SizeHistogram) else SizeHistogram.from_sizes(sizes_of(source))
-    )
-
-
-def _limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
-    """Usable limits of nodes and edges so far over the mean batch."""
-    mean = sizes.sum(axis=0) * (min(batch_size, len(sizes)) / len(sizes))
-    return np.ceil(mean * (1.0 + margin)).astype(np.int64)
-
-
-def _capacity(sizes: IntArray, batch_size: int, margin: float, maxima: IntArray) -> Capacity:
-    """The capacity for a batch, large enough for the largest graph of all alone."""
-    nodes, edges = np.maximum(_limits(sizes, batch_size, margin), maxima).tolist()
+def _exact_capacities(
+    trained: IntArray,
+    maxima: IntArray,
+    batch_size: int,
+    margin: float,
+    num_buckets: int | None,
+    price: StepCost,
+    seed: int,
+) -> tuple[Capacity, ...]:
+    """One capacity that every exact batch fits, after a smaller one where that pays."""
+    if num_buckets is not None and num_buckets not in (1, 2):
+        raise ValueError(
+            f"num_buckets={num_buckets} with exact batches: they mix graphs of all sizes, so one "
+            "bucket takes them, or two where a few graphs are huge; give no batch_size for more"
+        )
     largest = max(1, int(maxima[0]))
-    return Capacity.distinct(max(nodes, largest) + 1, edges, batch_size + 1, largest)
+    nodes, edges = whole_limits(trained, batch_size, margin, maxima, seed).tolist()
+    whole = Capacity.distinct(max(nodes, largest) + 1, edges, batch_size + 1, largest)
+    if num_buckets == 1:
+        return (whole,)
+    nodes, edges = exact_limits(trained, batch_size, margin).tolist()
+    typical = Capacity.distinct(nodes + 1, edges, batch_size + 1)
+    smaller = rare_cut(trained, batch_size, typical, whole, price)
+    return (whole,) if smaller is None else (smaller, whole)
 
 
-def _split_slack(sizes: IntArray) -> float:
-    """Three standard errors of the mean of a random 80% of the graphs, as a share of the mean."""
-    mean = np.maximum(sizes.mean(axis=0), 1e-9)
-    error = sizes.std(axis=0) * np.sqrt(0.2 / (0.8 * len(sizes)))
-    return float((3.0 * error / mean).max())
+def _mean_efficiency(
+    trained: IntArray, batch_size: int, capacity: Capacity
+) -> tuple[float, float, float]:
+    """Rows of the mean batch over the rows of a capacity."""
+    graphs = min(batch_size, len(trained))
+    nodes, edges = (trained.mean(axis=0) * graphs).tolist()
+    return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs
 
 
-def _margin(sizes: IntArray, batch_size: int, seed: int, slack: float) -> float:
-    """The smallest margin at which every batch of the trial epochs fits, plus the slack."""
-    maxima = sizes.max(axis=0)
-    for margin in MARGINS:
-        limits = np.maximum(_limits(sizes, batch_size, margin), maxima)
-        if not overflow_rate(sizes, batch_size, limits, TRIAL_EPOCHS, seed):
-            return margin + slack
-    return MARGINS[-1] + slack
+def _stream_capacity(
+    trained: IntArray, maxima: IntArray, graphs: int, seed: int
+) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
+    """One capacity for packs of a stream, and what its trials filled."""
+    limits, reached = stream_limits(trained, min(graphs, len(trained)), seed)
+    nodes, edges = np.maximum(limits, maxima).tolist()
+    largest = max(1, int(maxima[0]))
+    capacity = Capacity.distinct(max(nodes, largest) + 1, edges, graph_slots(graphs) + 1, largest)
+    return (capacity,), (reached, reached, reached * graphs / capacity.graphs)
 
 
-def overflow_rate(
-    sizes: IntArray, batch_size: int, limits: IntArray, epochs: int, seed: int = 0
-) -> float:
-    """The share of exact batches that no swap brings within the limits, over so many epochs."""
-    over = batches = 0
-    for epoch in range(epochs):
-        key = stream_of(seed, epoch)
-        order = np.arange(len(sizes), dtype=np.int64)
-        shuffle(order, key)
-        order = order[:TRIAL_GRAPHS]
-        bounds = exact_bounds(len(order), batch_size)
-        batches += len(bounds) - 1
-        over += repair(order, sizes, bounds, int(limits[0]), int(limits[1]), key)[2]
-    return over / batches
+def _several_capacities(
+    trained: SizeHistogram,
+    maxima: IntArray,
+    num_buckets: int | None,
+    graphs: int,
+    price: StepCost,
+    fits: Callable[[Capacity], bool] | None,
+) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
+    """Capacities for classes of graphs by their nodes; the last holds the largest of all."""
+    choices = choose_buckets(
+        trained, num_buckets or MOST_BUCKETS, graphs=graphs, cost=price, fits=fits
+    )
+    chosen = choices[-1] if num_buckets else choices[knee(choices, WORTH_A_BUCKET)]
+    capacities = [
+        Capacity.distinct(
+            b.capacity.nodes,
+            b.capacity.edges,
+            graph_slots(b.capacity.graphs),
+            b.capacity.max_graph_nodes,
+        )
+        for b in chosen.buckets
+    ]
+    last = capacities[-1]
+    largest = max(last.max_graph_nodes, int(maxima[0]))
+    capacities[-1] = Capacity.distinct(
+        max(last.nodes, largest + 1), max(last.edges, int(maxima[1])), last.graphs, largest
+    )
+    return tuple(sorted(set(capacities))), chosen.efficiency()
 
 
-def _versions() -> tuple[tuple[str, str], ...]:
-    """Name and version of what made a plan."""
-    names = ("staticgraph", "numpy", "numba")
-    found = []
-    for name in names:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append((name, "unknown"))
-    return (("python", platform.python_version()), *found)
+def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], bool] | None) -> None:
+    """Raises where the device does not hold a bucket."""
+    for capacity in capacities:
+        if fits is not None and not fits(capacity):
+            raise ValueError(
+                f"the device does not hold a bucket {capacity}: ask for fewer graphs a batch, or "
+                "let several buckets divide the graphs (no batch_size, num_buckets=4)"
+            )

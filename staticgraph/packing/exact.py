@@ -30,6 +30,8 @@ WIDTH = 4
 # Tries in a row for one batch before the next one gets its turn, and turns for all batches.
 TRIES = 20
 SWEEPS = 40
+# Tries for one batch in all.
+BUDGET = 200
 # Turns for all batches that leave no fewer over capacity, after which we stop trying.
 PATIENCE = 4
 
@@ -73,31 +75,40 @@ def repair(
             for c in range(2):
                 local[k, c] = sizes[order[k], c]
                 load[b, c] += local[k, c]
-    over_at_first = 0
+    # A batch with a graph that alone is over a limit cannot be repaired, only placed elsewhere.
+    tries_left = np.full(batches, BUDGET, np.int64)
     for b in range(batches):
-        over_at_first += _excess(load[b, 0], load[b, 1], limit_n, limit_e) > 0
-    over = over_at_first
-    swaps = 0
-    stuck = 0
+        for k in range(bounds[b], bounds[b + 1]):
+            if local[k, 0] > limit_n or local[k, 1] > limit_e:
+                tries_left[b] = 0
+    over_at_first = _count_over(load, limit_n, limit_e)
+    over, stuck, swaps = over_at_first, 0, 0
     counter = seed
     for _ in range(SWEEPS):
         if over == 0 or batches < 2 or stuck > PATIENCE:
             break
-        before = over
-        over = 0
         for b in range(batches):
-            for _ in range(TRIES):
+            for _ in range(min(TRIES, tries_left[b])):
                 if _excess(load[b, 0], load[b, 1], limit_n, limit_e) == 0:
                     break
+                tries_left[b] -= 1
                 counter += STEP
                 partner = _roomiest(load, b, limit_n, limit_e, counter)
                 counter += STEP * np.uint64(PROBES)
                 swaps += _swap(order, local, load, bounds, b, partner, limit_n, limit_e, counter)
                 counter += STEP * np.uint64(WIDTH)
-        for b in range(batches):
-            over += _excess(load[b, 0], load[b, 1], limit_n, limit_e) > 0
+        before, over = over, _count_over(load, limit_n, limit_e)
         stuck = stuck + 1 if over >= before else 0
     return over_at_first, swaps, over
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_over(load: np.ndarray, node_limit: float, edge_limit: float) -> int:
+    """How many batches are over a limit."""
+    over = 0
+    for b in range(len(load)):
+        over += _excess(load[b, 0], load[b, 1], node_limit, edge_limit) > 0
+    return over
 
 
 @numba.njit(nogil=True, cache=True)

@@ -135,7 +135,7 @@ def fewer_by_swaps(best: Packing) -> Packing:
     if histogram.num_graphs < MIN_GRAPHS * best.num_packs:
         return best
     opened_by = histogram.sizes[best.types[best.starts[:-1]]]
-    giant = (opened_by > GIANT * limits).any(axis=1)
+    giant = np.asarray((opened_by > GIANT * limits).any(axis=1))
     kept, rest, rows = _divide(best, giant)
     if not rest.num_graphs:
         return best

@@ -1,0 +1,82 @@
+"""Which capacity holds a batch, a graph, and the graphs of a pack side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.sizes import Capacity, IntArray
+
+
+def limits_table(capacities: Sequence[Capacity]) -> IntArray:
+    """``[buckets, 4]`` nodes, edges, graphs and nodes of one graph that each bucket takes."""
+    rows = [(c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes) for c in capacities]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+def fits_alone(sizes: IntArray, capacity: Capacity) -> NDArray[np.bool_]:
+    """``[n]`` whether each graph of ``sizes`` ``[n, 2]`` fits the capacity by itself."""
+    most = min(capacity.node_limit, capacity.max_graph_nodes)
+    return (sizes[:, 0] <= most) & (sizes[:, 1] <= capacity.edge_limit)
+
+
+def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
+    """``[n]`` int64: of the capacities that hold a graph, the one for the smallest graphs; or -1.
+
+    By the largest graph that a capacity takes, not by its rows: a bucket for few huge graphs may
+    have fewer rows than one for many small ones, and small graphs would be waste there.
+    """
+    found = np.full(len(sizes), -1, dtype=np.int64)
+    by_graph = sorted(range(len(capacities)), key=lambda k: (capacities[k].max_graph_nodes, k))
+    for number in reversed(by_graph):
+        found[fits_alone(sizes, capacities[number])] = number
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def group_by_pack(packs: IntArray, num_packs: int) -> tuple[IntArray, IntArray]:
+    """Positions grouped by pack, each group in its own order, and the ``[P + 1]`` group bounds."""
+    bounds = np.zeros(num_packs + 1, np.int64)
+    for pack in packs:
+        bounds[pack + 1] += 1
+    for p in range(num_packs):
+        bounds[p + 1] += bounds[p]
+    place = bounds[:-1].copy()
+    grouped = np.empty(len(packs), np.int64)
+    for k in range(len(packs)):
+        grouped[place[packs[k]]] = k
+        place[packs[k]] += 1
+    return grouped, bounds
+
+
+@numba.njit(nogil=True, cache=True)
+def place_batches(sizes: IntArray, order: IntArray, bounds: IntArray, limits: IntArray) -> IntArray:
+    """The first bucket that holds each batch, or -1.
+
+    Args:
+        sizes: ``[., 2]`` nodes and edges.
+        order: positions in ``sizes``, batch by batch.
+        bounds: ``[K + 1]`` where each batch starts and ends in ``order``.
+        limits: ``[buckets, 4]`` nodes, edges, graphs and nodes of one graph that a bucket takes.
+    """
+    buckets = np.full(len(bounds) - 1, -1, np.int64)
+    for b in range(len(buckets)):
+        nodes, edges, largest = 0, 0, 0
+        for k in range(bounds[b], bounds[b + 1]):
+            nodes += sizes[order[k], 0]
+            edges += sizes[order[k], 1]
+            largest = max(largest, sizes[order[k], 0])
+        graphs = bounds[b + 1] - bounds[b]
+        for number in range(len(limits)):
+            if (
+                nodes <= limits[number, 0]
+                and edges <= limits[number, 1]
+                and graphs <= limits[number, 2]
+                and largest <= limits[number, 3]
+            ):
+                buckets[b] = number
+                break
+    return buckets
