@@ -162,11 +162,11 @@ class _Training:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self.plan.save(self.folder / "plan.json")
+        resumed_at = 0 if self.state is None else len(self.state["steps"])
+        self._say(self._opening(resumed_at))
         self.runner.warmup(progress=self.progress)
         if self.state is not None:
             self._restore(self.state)
-        resumed_at = len(self.steps)
-        self._say(self._opening())
         events = SummaryWriter(str(self.folder), purge_step=resumed_at)
         with events, Interrupt() as interrupt:
             while self.loader.epoch < self.config.epochs:
@@ -317,10 +317,10 @@ class _Training:
 
     # ------------------------------------------------------------------ saying
 
-    def _opening(self) -> str:
+    def _opening(self, resumed_at: int) -> str:
         plan, mode = self.plan, self.runner.mode
         shapes = ", ".join(map(str, plan.capacities))
-        again = f"resuming after step {len(self.steps):,}; " if self.steps else ""
+        again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
         return (
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
             f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
