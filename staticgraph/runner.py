@@ -37,6 +37,7 @@ from staticgraph.slots import SlotLayout
 from staticgraph.statistics import BucketStatistics
 from staticgraph.store import GraphStore
 from staticgraph.training_state import untouched
+from staticgraph.verification import Verification, verify
 
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
 RECORDING_RUNS = 3
@@ -163,9 +164,7 @@ class StaticGraphRunner:
                 loss.backward()
                 inside = False
             if not inside:
-                if self.clip_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-                self.optimizer.step()
+                self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
@@ -177,6 +176,27 @@ class StaticGraphRunner:
             out = self._run("forward", batch)
             loss = None if self.loss is None else self._computation.mean_loss(out, batch)
         return EvalResult(out, loss)
+
+    def eager_step(self, batch: StaticBatch) -> Tensor:
+        """:meth:`step` without compiling or recording, whatever the mode: the reference."""
+        assert self.optimizer is not None
+        self.model.train(True)
+        with self._computation.active():
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self._computation.run("step", batch)
+            loss.backward()
+        self._update()
+        return loss.detach()
+
+    def eager_forward(self, batch: StaticBatch) -> Any:
+        """The output in evaluation mode, without compiling or recording, whatever the mode."""
+        with self._evaluating(), self._computation.active():
+            return self._computation.run("forward", batch)
+
+    def verify(self, batch: StaticBatch) -> Verification:
+        """Compares a step and a forward with eager on one batch, and changes nothing; see
+        :func:`staticgraph.verification.verify`."""
+        return verify(self, batch)
 
     def predict(self, graphs: Any) -> Any:
         """Outputs for new graphs, in the order given, padding left out.
@@ -382,6 +402,13 @@ class StaticGraphRunner:
         if self._recorded is None:
             self._recorded = self._new_recordings(batch.layout.schema)
         return self._recorded
+
+    def _update(self) -> None:
+        """Clips the gradients and steps the optimizer."""
+        assert self.optimizer is not None
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
 
     @property
     def _precision(self) -> str | None:

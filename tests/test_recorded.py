@@ -342,3 +342,42 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
     assert all(parameter.grad is None for parameter in runner.model.parameters())
     assert [bucket.recordings for bucket in runner.report().buckets] == [0, 0]
     runner.warmup(hiv, progress=False).step(batch)
+
+
+def test_verify_passes_what_is_right_and_changes_nothing(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    runner = runner_of(model, hiv)
+    before = copy.deepcopy(model.state_dict())
+    verification = runner.verify(batches_of(hiv, 1)[0])
+    assert verification.passed, str(verification)
+    assert verification.moved == ("x", "edge_attr")
+    assert max(verification.errors.values()) < 1e-5
+    for name, value in before.items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_verify_finds_stale_inputs(hiv, monkeypatch):
+    runner = runner_of(Net(), hiv)
+    first, second = batches_of(hiv, 2)[0], batches_of(hiv, 3)[2]
+    runner.eval_step(first)
+    runner.step(first)
+    monkeypatch.setattr("staticgraph.recorded.RecordedSteps._copy", lambda *_: None)
+    verification = runner.verify(second)
+    assert not verification.passed
+    assert "fields that move the output: NONE" in str(verification)
+
+
+def test_verify_finds_a_wrong_gradient(hiv, monkeypatch):
+    model = Net()
+    runner = runner_of(model, hiv)
+    batch = batches_of(hiv, 1)[0]
+    step = runner.step
+
+    def wrong(batch):
+        loss = step(batch)
+        model.head.weight.grad.mul_(1.01)
+        return loss
+
+    monkeypatch.setattr(runner, "step", wrong)
+    assert runner.verify(batch).errors["gradients"] > 1e-3
