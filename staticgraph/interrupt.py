@@ -15,6 +15,10 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; everything is in its checkpoint."""
+
+
 class Interrupt:
     """A context in which Ctrl-C and SIGTERM set :attr:`requested`.
 
