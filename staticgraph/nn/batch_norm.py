@@ -28,7 +28,7 @@ def masked_batch_norm(
     norm: torch.nn.modules.batchnorm._BatchNorm,
     input: Tensor,
     mask: Tensor,
-    group: object = None,
+    group: torch.distributed.ProcessGroup | None = None,
 ) -> Tensor:
     """``norm`` of ``input`` ``[R, C, ...]`` with statistics over the rows in ``mask`` ``[R]``.
 
@@ -68,15 +68,15 @@ def _update_running(
     assert norm.num_batches_tracked is not None
     seen = count > 0
     norm.num_batches_tracked.add_(seen)
-    if norm.momentum is None:
-        factor = 1.0 / norm.num_batches_tracked.clamp(min=1).to(mean.dtype)
-    else:
-        factor = norm.momentum
-    factor = torch.where(seen, factor, 0.0)
-    unbiased = var * (count / (count - 1).clamp(min=1)).to(var.dtype)
     running = norm.running_mean.dtype
-    norm.running_mean.lerp_(mean.to(running), factor.to(running))
-    norm.running_var.lerp_(unbiased.to(running), factor.to(running))
+    factor = seen.to(running)
+    if norm.momentum is None:
+        factor = factor / norm.num_batches_tracked.clamp(min=1)
+    else:
+        factor = factor * norm.momentum
+    unbiased = var * (count.to(var.dtype) / (count - 1).clamp(min=1))
+    norm.running_mean.lerp_(mean.to(running), factor)
+    norm.running_var.lerp_(unbiased.to(running), factor)
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
@@ -149,12 +149,12 @@ class MaskedPygBatchNorm(BatchNorm):
         return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)
 
 
-def _summed(value: Tensor, group: object) -> Tensor:
+def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
     """The sum over all ranks, with its derivative (which is the sum of theirs)."""
     import torch.distributed.nn.functional as dist
 
     if not value.is_floating_point():
         value = value.clone()
-        torch.distributed.all_reduce(value, group=group)  # pyright: ignore[reportArgumentType]
+        torch.distributed.all_reduce(value, group=group)
         return value
     return dist.all_reduce(value, group=group)

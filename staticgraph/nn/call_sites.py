@@ -2,10 +2,14 @@
 
 ``global_add_pool(x, batch)`` finds the number of graphs with ``int(batch.max()) + 1``: a host read
 that no CUDA graph records. ``remove_self_loops`` indexes with a mask. Each of these has an equal of
-fixed shape once the bucket is known. They are exchanged by name, from the list below, in the
-modules of PyG and in those that define the model's layers, and only between entering and leaving
-the :class:`StaticCalls` of a runner; everything else keeps calling PyG's own. Nothing is rewritten
-that is not on the list: rewriting every mask generically compiles TopKPooling into garbage.
+fixed shape once the bucket is known. They are exchanged by name, from an allow-list (here and in
+the ``static_functions`` of the modules beside this one), wherever a module has bound them, and only
+between entering and leaving the :class:`StaticCalls` of a runner; everything else keeps calling
+PyG's own. Nothing is rewritten that is not on the list: rewriting every mask generically compiles
+TopKPooling into garbage.
+
+What it does not reach: a listed function held in a closure, a default argument or a container.
+PyG's pools held so are fine if they are given ``batch``: what they call is exchanged beneath them.
 """
 
 from __future__ import annotations
@@ -16,79 +20,84 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch_geometric.backend
 from torch import Tensor
+from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    remove_self_loops,
-    scatter,
-)
+from torch_geometric.utils import scatter
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
+from staticgraph.nn import dense_batch, dropout_edges, refused, relations, self_loops
 from staticgraph.nn.context import BatchContext
 
 Site = tuple[Any, str, Any, Any]  # where, name, stock, static
+Table = dict[Callable[..., Any], Callable[..., Any]]
+
+# Modules that never bind a function of PyG; torch alone has two thousand.
+_UNRELATED = ("torch.", "staticgraph", "numpy", "numba", "llvmlite", "triton", "sympy", "scipy")
 
 
 class StaticCalls:
     """Exchanges the listed functions while it is entered; can be entered again from within."""
 
     def __init__(self, model: torch.nn.Module, context: BatchContext) -> None:
-        table = _static_functions(context)
-        self._sites = [
-            (module, name, stock, static)
-            for module in _modules_of(model)
-            for name, stock, static in _bindings(module, table)
+        static_of = {id(stock): static for stock, static in static_functions(context).items()}
+        holders = [*_modules(), *model.modules()]
+        self._sites: list[Site] = [
+            (holder, name, value, static_of[id(value)])
+            for holder in holders
+            for name, value in list(vars(holder).items())
+            if id(value) in static_of
         ]
-        self._sites.append(
-            (Aggregation, "__call__", Aggregation.__call__, _sized_aggregation(context))
-        )
+        self._sites += _aggregation_sites(context)
+        # Whether to use segment_matmul is a heuristic on counts that it reads from the data.
+        backend = torch_geometric.backend
+        self._sites.append((backend, "use_segment_matmul", backend.use_segment_matmul, False))
         self._depth = 0
 
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
             for where, name, _, static in self._sites:
-                setattr(where, name, static)
+                _bind(where, name, static)
 
     def __exit__(self, *exc: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             for where, name, stock, _ in self._sites:
-                setattr(where, name, stock)
+                _bind(where, name, stock)
 
 
-def _modules_of(model: torch.nn.Module) -> list[ModuleType]:
-    """Modules of PyG, and those that define a class of the model."""
-    defining = {type(module).__module__ for module in model.modules()}
+def _bind(where: Any, name: str, value: Any) -> None:
+    if isinstance(where, type):
+        setattr(where, name, value)
+    else:
+        where.__dict__[name] = value  # a third of the time of setattr, twice a step, 300 times
+
+
+def static_functions(context: BatchContext) -> Table:
+    """The list: each function of PyG and its equal of fixed shape."""
+    return {
+        **_sized_functions(context),
+        **_pools_of_everything(context),
+        **self_loops.static_functions(context),
+        **dense_batch.static_functions(context),
+        **dropout_edges.static_functions(context),
+        **relations.static_functions(context),
+        **refused.static_functions(),
+    }
+
+
+def _modules() -> list[ModuleType]:
     return [
         module
         for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType)
-        and (name in defining or name.startswith("torch_geometric."))
-        and not name.startswith("staticgraph.")
+        if isinstance(module, ModuleType) and not name.startswith(_UNRELATED) and name != "torch"
     ]
 
 
-def _bindings(
-    module: ModuleType, table: dict[Callable[..., Any], Callable[..., Any]]
-) -> list[tuple[str, Any, Any]]:
-    found = []
-    for name, value in list(vars(module).items()):
-        if callable(value) and getattr(value, "__hash__", None) is not None:
-            try:
-                static = table.get(value)
-            except TypeError:  # a callable whose hash is refused
-                continue
-            if static is not None:
-                found.append((name, value, static))
-    return found
-
-
-def _static_functions(
-    context: BatchContext,
-) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The list: each function of PyG and its equal of fixed shape."""
+def _sized_functions(context: BatchContext) -> Table:
+    """Functions that only must be told how many groups or nodes there are."""
 
     def static_scatter(
         src: Tensor,
@@ -102,37 +111,46 @@ def _static_functions(
         return scatter(src, index, dim, dim_size, reduce)
 
     def static_maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> int:
-        if num_nodes is not None:
-            return num_nodes
-        assert context.batch is not None
-        if isinstance(edge_index, Tensor) and edge_index.dim() == 2:
-            return context.batch.num_nodes
-        return context.size_for(edge_index)
+        if num_nodes is not None or not isinstance(edge_index, Tensor):
+            return maybe_num_nodes(edge_index, num_nodes)
+        if edge_index.layout == torch.strided and edge_index.dim() == 2:
+            return context.num_nodes_for(edge_index)
+        if edge_index.dim() == 1:
+            return context.size_for(edge_index)
+        return maybe_num_nodes(edge_index, num_nodes)
 
-    def static_remove_self_loops(edge_index: Tensor, edge_attr: Tensor | None = None) -> Any:
-        return _loops_to_padding(edge_index, static_maybe_num_nodes(edge_index)), edge_attr
+    return {scatter: static_scatter, maybe_num_nodes: static_maybe_num_nodes}
 
-    def static_add_remaining_self_loops(
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        fill_value: float | Tensor | str | None = None,
-        num_nodes: int | None = None,
-    ) -> Any:
-        nodes = static_maybe_num_nodes(edge_index, num_nodes)
-        return _add_remaining_self_loops(edge_index, edge_attr, fill_value, nodes)
+
+def _pools_of_everything(context: BatchContext) -> Table:
+    """Global pools called without ``batch``: one row of all nodes, of which padding is no part."""
+
+    def without_batch(pool: Callable[..., Tensor], fill: float) -> Callable[..., Tensor]:
+        def static_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
+            rows = context.find_rows(x.size(0)) if batch is None and x.dim() <= 2 else None
+            if rows is None:
+                return pool(x, batch, size)
+            kept = torch.where(context.column_mask(x), x, fill)
+            if pool is not global_mean_pool:
+                return pool(kept, None)
+            count = rows.mask.sum().clamp(min=1)
+            return kept.sum(-1 if x.dim() == 1 else -2, keepdim=True) / count
+
+        return static_pool
 
     return {
-        scatter: static_scatter,
-        maybe_num_nodes: static_maybe_num_nodes,
-        remove_self_loops: static_remove_self_loops,
-        add_remaining_self_loops: static_add_remaining_self_loops,
+        global_add_pool: without_batch(global_add_pool, 0.0),
+        global_mean_pool: without_batch(global_mean_pool, 0.0),
+        global_max_pool: without_batch(global_max_pool, -torch.inf),
     }
 
 
-def _sized_aggregation(context: BatchContext) -> Callable[..., Tensor]:
-    stock = Aggregation.__call__
+def _aggregation_sites(context: BatchContext) -> list[Site]:
+    """Methods of PyG's base class of aggregations, which read sizes and order off the index."""
+    stock_call, stock_assert = Aggregation.__call__, Aggregation.assert_sorted_index
+    plain_call = torch.nn.Module.__call__
 
-    def call(
+    def sized_call(
         self: Aggregation,
         x: Tensor,
         index: Tensor | None = None,
@@ -141,35 +159,19 @@ def _sized_aggregation(context: BatchContext) -> Callable[..., Tensor]:
         dim: int = -2,
         **kwargs: Any,
     ) -> Tensor:
-        if dim_size is None and ptr is None and index is not None:
+        if index is None and ptr is None:
+            return stock_call(self, x, index, ptr, dim_size, dim, **kwargs)
+        if dim_size is None and ptr is not None:
+            dim_size = ptr.numel() - 1
+        elif dim_size is None and index is not None:
             dim_size = context.size_for(index)
-        return stock(self, x, index, ptr, dim_size, dim, **kwargs)
+        # Not the stock method: it answers any RuntimeError with a look at index.max().
+        return plain_call(self, x, index=index, ptr=ptr, dim_size=dim_size, dim=dim, **kwargs)
 
-    return call
+    def no_assert(self: Aggregation, index: Tensor | None) -> None:
+        """Batch vectors and destinations of a static batch ascend by construction."""
 
-
-def _loops_to_padding(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Self-loops become edges of the last node, which is always padding."""
-    loops = edge_index[0] == edge_index[1]
-    return torch.where(loops, num_nodes - 1, edge_index)
-
-
-def _add_remaining_self_loops(
-    edge_index: Tensor,
-    edge_attr: Tensor | None,
-    fill_value: float | Tensor | str | None,
-    num_nodes: int,
-) -> tuple[Tensor, Tensor | None]:
-    """One loop a node, which keeps the attribute of a loop that was there, as PyG's does."""
-    from torch_geometric.utils.loop import compute_loop_attr
-
-    nodes = torch.arange(num_nodes, device=edge_index.device)
-    out_index = torch.cat([_loops_to_padding(edge_index, num_nodes), nodes.expand(2, -1)], dim=1)
-    if edge_attr is None:
-        return out_index, None
-    loop_attr = compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
-    loops = edge_index[0] == edge_index[1]
-    owner = torch.where(loops, edge_index[0], num_nodes)  # other edges write a row that is dropped
-    spare = torch.cat([loop_attr, loop_attr.new_zeros(1, *loop_attr.shape[1:])])
-    kept = spare.index_copy(0, owner, edge_attr)[:num_nodes]
-    return out_index, torch.cat([edge_attr, kept])
+    return [
+        (Aggregation, "__call__", stock_call, sized_call),
+        (Aggregation, "assert_sorted_index", stock_assert, no_assert),
+    ]

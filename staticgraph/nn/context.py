@@ -1,30 +1,59 @@
 """What a converted layer knows of the batch that runs through it.
 
-A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real.
-One named object, shared by the converted layers of one model, carries the present batch; where no
-batch is bound (the model is used outside the runner) every layer behaves as it did before.
+A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real,
+and a pool must know how many graphs there are without reading it off the data. One named object,
+shared by the converted layers of one model, carries the present batch and a register of the row
+counts that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and whoever makes others
+(self-loops added, nodes selected by a pool) registers theirs. Where no batch is bound (the model is
+used outside the runner) every layer behaves as it did before.
+
+Invariant: the register is a function of shapes alone, so the same in every step of a bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.nn.dense import DenseLayout
+
+
+class Rows(NamedTuple):
+    """What the rows of a tensor with a certain leading size are.
+
+    Attributes:
+        what: a word for messages.
+        mask: ``[R]`` bool, True on real rows.
+        groups: how many groups an index over these rows names (nodes name graphs, edges nodes);
+            None where there is nothing above.
+        counted: the name of the real count in :class:`RealCounts`, of the rows the batch came with.
+        widest: the most real rows that a group can have; None where nothing bounds it.
+    """
+
+    what: str
+    mask: Tensor
+    groups: int | None
+    counted: str | None = None
+    widest: int | None = None
 
 
 class BatchContext:
     """The present batch of one model, or none."""
 
-    __slots__ = ("_dense", "batch")
+    __slots__ = ("_blocks", "_dense", "_rows", "batch")
 
     def __init__(self) -> None:
         self.batch: StaticBatch | None = None
         self._dense: DenseLayout | None = None
+        self._rows: dict[int, Rows] | None = None
+        self._blocks: dict[tuple[int, int], DenseLayout] | None = None
 
     @contextmanager
     def bind(self, batch: StaticBatch) -> Iterator[None]:
@@ -39,35 +68,159 @@ class BatchContext:
         """Makes ``batch`` the present one; :meth:`leave` ends it."""
         self.batch = batch
         self._dense = None
+        self._blocks = {}
+        nodes, edges, graphs = batch.num_nodes, batch.num_edges, batch.num_graphs
+        self._rows = {
+            edges: Rows("edges", batch.edge_mask, nodes, "edges"),
+            nodes: Rows("nodes", batch.node_mask, graphs, "nodes", batch.capacity.max_graph_nodes),
+            graphs: Rows("graphs", batch.graph_mask, None, "graphs"),
+        }
 
     def leave(self) -> None:
         """Forgets the batch."""
         self.batch = None
         self._dense = None
+        self._blocks = None
+        self._rows = None
 
-    def dense(self) -> DenseLayout:
-        """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
-        assert self.batch is not None
-        if self._dense is None:
-            self._dense = DenseLayout.of(self.batch)
-        return self._dense
+    @property
+    def present(self) -> StaticBatch:
+        """The batch, which must be there."""
+        assert self.batch is not None, "no batch is bound"
+        return self.batch
+
+    @property
+    def real(self) -> RealCounts | None:
+        """The real counts as host numbers; None inside a compiled step."""
+        return self.present.real
+
+    # ------------------------------------------------------------------ rows
+
+    def register(self, size: int, rows: Rows) -> None:
+        """Says what tensors of leading size ``size`` are from now on in this forward."""
+        assert self._rows is not None
+        known = self._rows.get(size)
+        if known is not None and known.counted is not None:
+            raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
+        self._rows[size] = rows
+
+    def free_size(self, at_least: int) -> int:
+        """The smallest row count from ``at_least`` on that means nothing yet."""
+        assert self._rows is not None
+        size = at_least
+        while size in self._rows:
+            size += 1
+        return size
+
+    def find_rows(self, size: int) -> Rows | None:
+        """What tensors of this leading size are, or None."""
+        assert self._rows is not None
+        return self._rows.get(size)
+
+    def rows_of(self, value: Tensor) -> Rows:
+        """What the rows of a tensor are, told by its leading size.
+
+        Raises:
+            NotStatic: the leading size is none of those that occur in this batch.
+        """
+        assert self._rows is not None
+        rows = self._rows.get(value.shape[0]) if value.dim() else None
+        if rows is None:
+            known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.items())
+            raise NotStatic(
+                f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
+                f"them are padding is unknown: expected a leading size of {known}"
+            )
+        return rows
+
+    def mask_of(self, value: Tensor) -> Tensor:
+        """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""
+        return self.rows_of(value).mask
+
+    def column_mask(self, value: Tensor) -> Tensor:
+        """:meth:`mask_of`, shaped ``[R, 1, ...]`` to go with the tensor."""
+        return self.mask_of(value).view(-1, *(1,) * (value.dim() - 1))
+
+    def real_rows(self, value: Tensor) -> int | None:
+        """How many leading rows are real, as a host number where it is known."""
+        rows = self.rows_of(value)
+        if self.real is None or rows.counted is None:
+            return None
+        return getattr(self.real, rows.counted)
+
+    # ------------------------------------------------------------------ groups
 
     def size_for(self, index: Tensor) -> int:
         """How many groups an index without a given size names, without reading it.
 
-        The batch vector names ``G`` graphs; a vector over edges names ``N`` nodes.
+        A vector over nodes names graphs, one over edges nodes.
 
         Raises:
             NotStatic: it is neither, so that only its values could tell.
         """
-        batch = self.batch
-        assert batch is not None
-        if index is batch.batch:
-            return batch.num_graphs
-        if index.dim() == 1 and index.size(0) == batch.num_edges:
-            return batch.num_nodes
-        raise NotStatic(
-            f"the number of groups of an index of shape {list(index.shape)} can only be read from "
-            "its values, which a recorded step cannot do: pass size=, dim_size= or num_nodes= at "
-            "this call (batch.num_graphs for graphs, x.size(0) for nodes)"
-        )
+        rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
+        if rows is None or rows.groups is None:
+            raise NotStatic(
+                f"the number of groups of an index of shape {list(index.shape)} can only be read "
+                "from its values, which a recorded step cannot do: pass size=, dim_size= or "
+                "num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for nodes)"
+            )
+        return rows.groups
+
+    def num_nodes_for(self, edge_index: Any) -> int:
+        """How many nodes an ``edge_index`` ``[2, e]`` connects.
+
+        Raises:
+            NotStatic: its number of edges belongs to nothing in this batch.
+        """
+        rows = self.find_rows(edge_index.size(1))
+        if rows is None or rows.groups is None:
+            raise NotStatic(
+                f"the number of nodes of an edge_index of shape {list(edge_index.shape)} can only "
+                "be read from its values, which a recorded step cannot do: pass num_nodes= at "
+                "this call (x.size(0))"
+            )
+        return rows.groups
+
+    # ------------------------------------------------------------------ dense blocks
+
+    def dense(self) -> DenseLayout:
+        """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
+        if self._dense is None:
+            self._dense = DenseLayout.of(self.present)
+        return self._dense
+
+    def block(self, index: Tensor, groups: int, width: int) -> DenseLayout:
+        """Where each row that ``index`` puts into one of ``groups`` stands in a block of so many
+        rows and ``width`` places; kept for :meth:`find_block` until the forward is over.
+
+        Args:
+            index: ``[R]`` int64, ascending.
+            groups: rows of the block.
+            width: places in each.
+        """
+        assert self._blocks is not None
+        rows = self.rows_of(index)
+        known = self._blocks.get((groups, width))
+        if known is not None and len(known.place_of_node) == len(index):
+            return known
+        zeros = index.new_zeros(groups)
+        all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
+        counts = zeros.scatter_add(0, index, rows.mask.long())
+        starts = all_rows.cumsum(0) - all_rows
+        block = DenseLayout.over(index, rows.mask, starts, counts, groups, width)
+        self._blocks[groups, width] = block
+        return block
+
+    def find_block(self, shape: torch.Size) -> DenseLayout | None:
+        """The block of this shape that :meth:`block` made last."""
+        assert self._blocks is not None
+        return self._blocks.get((shape[0], shape[1])) if len(shape) == 2 else None
+
+    def largest(self) -> int | Tensor:
+        """Nodes of the largest real graph: a host number where it is known, else 0-dim int64."""
+        batch = self.present
+        if batch.real is not None:
+            return max(1, batch.real.largest)
+        sizes = torch.where(batch.graph_mask, batch.ptr.diff(), 0)
+        return sizes.max().clamp(min=1)

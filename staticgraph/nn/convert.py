@@ -7,37 +7,144 @@ only its class changes, to one that asks the shared :class:`BatchContext` for th
 from __future__ import annotations
 
 import torch
-from torch_geometric.nn import GPSConv
+from torch_geometric.nn import (
+    BatchNorm,
+    ChebConv,
+    ClusterGCNConv,
+    FiLMConv,
+    GPSConv,
+    GraphNorm,
+    GraphSizeNorm,
+    HeteroBatchNorm,
+    HeteroLinear,
+    HypergraphConv,
+    InstanceNorm,
+    LayerNorm,
+    MeanSubtractionNorm,
+    MFConv,
+    PairNorm,
+    RGATConv,
+    SAGPooling,
+    TopKPooling,
+)
+from torch_geometric.nn.aggr import (
+    EquilibriumAggregation,
+    GRUAggregation,
+    LCMAggregation,
+    LSTMAggregation,
+    MedianAggregation,
+    PatchTransformerAggregation,
+    QuantileAggregation,
+)
+from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 
-from staticgraph.nn.batch_norm import MaskedBatchNorm1d
+from staticgraph.nn.aggregations import (
+    StaticEquilibriumAggregation,
+    StaticGRUAggregation,
+    StaticLCMAggregation,
+    StaticLSTMAggregation,
+    StaticMedianAggregation,
+    StaticPatchTransformerAggregation,
+    StaticQuantileAggregation,
+)
+from staticgraph.nn.attention import (
+    StaticPerformerAttention,
+    StaticPolynormerAttention,
+    StaticSGFormerAttention,
+)
+from staticgraph.nn.batch_norm import MaskedBatchNorm1d, MaskedPygBatchNorm, MaskedSyncBatchNorm
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.norms import (
+    StaticGraphNorm,
+    StaticGraphSizeNorm,
+    StaticHeteroBatchNorm,
+    StaticInstanceNorm,
+    StaticLayerNorm,
+    StaticMeanSubtractionNorm,
+    StaticPairNorm,
+)
+from staticgraph.nn.pooling import StaticSAGPooling, StaticTopKPooling
+from staticgraph.nn.recurrent import StaticGRU, StaticLSTM
+from staticgraph.nn.refused import refused_forms
+from staticgraph.nn.relations import (
+    StaticChebConv,
+    StaticClusterGCNConv,
+    StaticFiLMConv,
+    StaticHeteroLinear,
+    StaticHypergraphConv,
+    StaticMFConv,
+    StaticRGATConv,
+)
 
 # Stock layer -> its static form. Only the exact class is exchanged: a subclass may do anything.
 STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.BatchNorm1d: MaskedBatchNorm1d,
+    torch.nn.SyncBatchNorm: MaskedSyncBatchNorm,
+    torch.nn.LSTM: StaticLSTM,
+    torch.nn.GRU: StaticGRU,
+    BatchNorm: MaskedPygBatchNorm,
+    LayerNorm: StaticLayerNorm,
+    InstanceNorm: StaticInstanceNorm,
+    GraphNorm: StaticGraphNorm,
+    GraphSizeNorm: StaticGraphSizeNorm,
+    PairNorm: StaticPairNorm,
+    MeanSubtractionNorm: StaticMeanSubtractionNorm,
+    HeteroBatchNorm: StaticHeteroBatchNorm,
     GPSConv: StaticGPSConv,
+    PerformerAttention: StaticPerformerAttention,
+    SGFormerAttention: StaticSGFormerAttention,
+    PolynormerAttention: StaticPolynormerAttention,
+    TopKPooling: StaticTopKPooling,
+    SAGPooling: StaticSAGPooling,
+    QuantileAggregation: StaticQuantileAggregation,
+    MedianAggregation: StaticMedianAggregation,
+    LSTMAggregation: StaticLSTMAggregation,
+    GRUAggregation: StaticGRUAggregation,
+    LCMAggregation: StaticLCMAggregation,
+    PatchTransformerAggregation: StaticPatchTransformerAggregation,
+    EquilibriumAggregation: StaticEquilibriumAggregation,
+    ChebConv: StaticChebConv,
+    ClusterGCNConv: StaticClusterGCNConv,
+    FiLMConv: StaticFiLMConv,
+    HeteroLinear: StaticHeteroLinear,
+    HypergraphConv: StaticHypergraphConv,
+    MFConv: StaticMFConv,
+    RGATConv: StaticRGATConv,
 }
+REFUSED_FORMS = refused_forms()
 
 
-def convert(model: torch.nn.Module) -> torch.nn.Module:
+def convert(model: torch.nn.Module, kernels: bool = False) -> torch.nn.Module:
     """Makes the layers of a model static and inert to padding, in place, and returns the model.
 
     Outside the runner the model computes what it did before. Converting twice does nothing more.
+
+    Args:
+        model: any PyG model.
+        kernels: also put this library's fused kernels under the layers that have them (see
+            :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
     """
-    context_of(model)
+    context = context_of(model)
+    if kernels:
+        from staticgraph.nn.fused import fuse
+
+        fuse(model, context)
     return model
 
 
 def context_of(model: torch.nn.Module) -> BatchContext:
     """The context that a model's converted layers share; converts the model if need be."""
-    forms = set(STATIC_FORMS.values())
-    present = [module._staticgraph for module in model.modules() if type(module) in forms]
-    context = present[0] if present else BatchContext()
+    table = STATIC_FORMS | REFUSED_FORMS
+    forms = set(table.values())
+    present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]
+    context = next((found for found in present if isinstance(found, BatchContext)), None)
+    if context is None:
+        context = BatchContext()
     for module in model.modules():
-        form = STATIC_FORMS.get(type(module))
+        form = table.get(type(module))
         if form is not None:
             module.__class__ = form
-        if type(module) in forms:
-            module._staticgraph = context  # pyright: ignore[reportAttributeAccessIssue]
+        if type(module) in forms or hasattr(module, "_staticgraph"):
+            module.__dict__["_staticgraph"] = context
     return context

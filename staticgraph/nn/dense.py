@@ -26,15 +26,14 @@ class DenseLayout(NamedTuple):
         width: ``M``, places in a row.
         node_of_place: ``[graphs * M]`` int64, the node at each place; ``N`` where there is none.
         place_of_node: ``[N]`` int64, the place of each node; ``graphs * M`` for padding nodes.
-        attendable: ``[graphs, 1, 1, M]`` bool, places that attention may look at: real nodes, and
-            the first place of a graph that has none, so that no softmax is over nothing.
+        occupied: ``[graphs, M]`` bool, places that hold a real node.
     """
 
     graphs: int
     width: int
     node_of_place: Tensor
     place_of_node: Tensor
-    attendable: Tensor
+    occupied: Tensor
 
     @classmethod
     def of(cls, batch: StaticBatch) -> DenseLayout:
@@ -43,17 +42,44 @@ class DenseLayout(NamedTuple):
         graphs, width = batch.num_graphs, batch.capacity.max_graph_nodes
         if batch.real is not None:
             graphs, width = max(1, batch.real.graphs), max(1, batch.real.largest)
-        ptr, mask, owner = batch.ptr, batch.node_mask, batch.batch
-        places = torch.arange(width, device=ptr.device)
-        counts = torch.where(batch.graph_mask[:graphs], ptr[1 : graphs + 1] - ptr[:graphs], 0)
-        occupied = places < counts[:, None]
-        node_of_place = torch.where(occupied, ptr[:graphs, None] + places, batch.num_nodes)
-        within = torch.arange(batch.num_nodes, device=ptr.device) - ptr[owner]
-        place_of_node = torch.where(mask, owner * width + within, graphs * width)
-        attendable = occupied | ((counts == 0)[:, None] & (places == 0))
-        return cls(
-            graphs, width, node_of_place.view(-1), place_of_node, attendable[:, None, None, :]
-        )
+        starts, counts = batch.ptr[:-1], torch.where(batch.graph_mask, batch.ptr.diff(), 0)
+        return cls.over(batch.batch, batch.node_mask, starts, counts, graphs, width)
+
+    @classmethod
+    def over(
+        cls,
+        owner: Tensor,
+        mask: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        graphs: int,
+        width: int,
+    ) -> DenseLayout:
+        """The block of rows that stand group by group; rows beyond ``width`` are left out.
+
+        Args:
+            owner: ``[R]`` int64, the group of each row.
+            mask: ``[R]`` bool, which rows are real.
+            starts: ``[>= graphs]`` int64, the first row of each group.
+            counts: ``[>= graphs]`` int64, real rows of each group.
+            graphs: rows of the block, at least the groups that have real rows.
+            width: places in a row of the block.
+        """
+        rows = len(owner)
+        places = torch.arange(width, device=owner.device)
+        occupied = places < counts[:graphs, None]
+        node_of_place = torch.where(occupied, starts[:graphs, None] + places, rows)
+        within = torch.arange(rows, device=owner.device) - starts[owner]
+        inside = mask & (within < width)
+        place_of_node = torch.where(inside, owner * width + within, graphs * width)
+        return cls(graphs, width, node_of_place.view(-1), place_of_node, occupied)
+
+    @property
+    def attendable(self) -> Tensor:
+        """``[graphs, M]`` bool: real nodes, and the first place of a graph that has none, so that
+        no softmax is over nothing."""
+        first = torch.arange(self.width, device=self.occupied.device) == 0
+        return self.occupied | (~self.occupied[:, :1] & first)
 
     def to_dense(self, rows: Tensor) -> Tensor:
         """``[N, ...]`` -> ``[graphs, M, ...]``, zeros where there is no node."""

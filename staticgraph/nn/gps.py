@@ -8,10 +8,13 @@ block's empty places, and the weights are those of the layer's own ``MultiheadAt
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GPSConv
+from torch_geometric.nn.attention import PerformerAttention
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context import BatchContext
@@ -28,7 +31,7 @@ class StaticGPSConv(GPSConv):
     _staticgraph: BatchContext
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: object
+        self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, batch, **kwargs)
@@ -55,26 +58,29 @@ class StaticGPSConv(GPSConv):
         return norm(h, batch=batch) if self.norm_with_batch else norm(h)
 
     def _attend(self, x: Tensor) -> Tensor:
-        """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph."""
+        """``[N, C]`` -> ``[N, C]``: attention among the nodes of each graph."""
         attn = self.attn
+        layout = self._staticgraph.dense()
+        if isinstance(attn, PerformerAttention):
+            block = attn(layout.to_dense(x), layout.occupied)
+            return layout.to_nodes(block)
         if not isinstance(attn, torch.nn.MultiheadAttention):
             raise NotStatic(
-                f"GPSConv with attn_type={self.attn_type!r} has no static form yet: use "
-                "attn_type='multihead'"
+                f"GPSConv with attn_type={self.attn_type!r} has no static form: use "
+                "attn_type='multihead' or 'performer'"
             )
         if attn.bias_k is not None or attn.add_zero_attn or attn.in_proj_weight is None:
             raise NotStatic(
                 "GPSConv's attention has bias_k, add_zero_attn or separate key and value sizes: "
                 "leave them out of attn_kwargs"
             )
-        layout = self._staticgraph.dense()
         qkv = layout.to_dense(F.linear(x, attn.in_proj_weight, attn.in_proj_bias))
         q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
         out = F.scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=layout.attendable,
+            attn_mask=layout.attendable[:, None, None, :],
             dropout_p=attn.dropout if self.training else 0.0,
         )
         return attn.out_proj(layout.to_nodes(out.transpose(1, 2).flatten(2)))

@@ -1,0 +1,94 @@
+"""What of PyG has no static form, refused by name instead of compiled into garbage.
+
+Each entry says what to use instead. Inside the runner a call raises NotStatic; outside nothing is
+changed. Functions are exchanged like those of :mod:`staticgraph.nn.call_sites`, layers by a forward
+that refuses, so that the message names the layer and not an operation deep within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric import utils
+
+from staticgraph.errors import NotStatic
+
+_HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
+_IN_DATASET = "do it once, in a transform of the data set, before the store is built"
+_SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
+
+# Layer of torch_geometric.nn -> what keeps it from fixed shapes, and what to do.
+REFUSED_LAYERS: dict[str, tuple[str, str]] = {
+    "ASAPooling": ("its clusters are a sparse product of unknown size", _HIERARCHY),
+    "PANPooling": ("its score is a sparse matrix of unknown size", _HIERARCHY),
+    "EdgePooling": ("it contracts edges one by one on the host", _HIERARCHY),
+    "ClusterPooling": ("its clusters are connected components found on the host", _HIERARCHY),
+    "GraphUNet": ("it multiplies adjacency matrices of unknown size", _HIERARCHY),
+    "WLConv": ("it hashes neighbourhoods on the host", _IN_DATASET),
+    "DynamicEdgeConv": ("it searches neighbours among present features", "use EdgeConv"),
+    "GravNetConv": ("it searches neighbours among present features", "use EdgeConv"),
+    "XConv": ("it searches neighbours among present positions", "use PointNetConv"),
+    "MeshCNNConv": ("it asserts on the values of its indices", _IN_DATASET),
+}
+
+# Function -> what keeps it from fixed shapes, and what to do.
+REFUSED_FUNCTIONS: dict[Callable[..., Any], tuple[str, str]] = {
+    utils.contains_self_loops: ("it reads a number off the data", _IN_DATASET),
+    utils.unbatch: ("the sizes of its results are data", "keep the batch vector, or pool over it"),
+    utils.unbatch_edge_index: ("the sizes of its results are data", "keep the batch vector"),
+    utils.segregate_self_loops: ("it picks edges with a mask", _IN_DATASET),
+    utils.get_self_loop_attr: ("it picks edges with a mask", _IN_DATASET),
+    utils.remove_isolated_nodes: ("it picks nodes with a mask", _IN_DATASET),
+    utils.contains_isolated_nodes: ("it reads a number off the data", _IN_DATASET),
+    utils.subgraph: ("it picks edges with a mask", _IN_DATASET),
+    utils.k_hop_subgraph: ("it picks edges with a mask", _IN_DATASET),
+    utils.coalesce: ("it removes duplicates, so that the number left is data", _IN_DATASET),
+    utils.to_undirected: ("it removes duplicates, so that the number left is data", _IN_DATASET),
+    utils.is_undirected: ("it reads a truth value off the data", _IN_DATASET),
+    utils.dense_to_sparse: ("the number of entries is data", "stay with the dense form"),
+    utils.dropout_node: ("the number of nodes left is drawn", "use torch.nn.Dropout on x"),
+    utils.dropout_path: ("the number of edges left is drawn", "use dropout on edge_attr"),
+    utils.negative_sampling: ("the number of edges is data", _SAMPLE),
+    utils.batched_negative_sampling: ("the number of edges is data", _SAMPLE),
+    utils.structured_negative_sampling: ("it draws until nothing collides", _SAMPLE),
+    pyg.knn_graph: ("it searches neighbours among present positions", _IN_DATASET),
+    pyg.radius_graph: ("the number of edges is data", _IN_DATASET),
+}
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """For each refused function one that says so."""
+    return {
+        function: _refusing(function.__name__, *why) for function, why in REFUSED_FUNCTIONS.items()
+    }
+
+
+def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
+
+    return refuse
+
+
+def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
+    """For each refused layer a subclass whose forward, inside the runner, says so."""
+    forms = {}
+    for name, (reason, remedy) in REFUSED_LAYERS.items():
+        stock = getattr(pyg, name, None)
+        if isinstance(stock, type):
+            forms[stock] = _refused_form(stock, name, reason, remedy)
+    return forms
+
+
+def _refused_form(
+    stock: type[torch.nn.Module], name: str, reason: str, remedy: str
+) -> type[torch.nn.Module]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._staticgraph.batch is None:
+            return stock.forward(self, *args, **kwargs)
+        raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
+
+    return type(f"Refused{name}", (stock,), {"forward": forward, "__module__": __name__})

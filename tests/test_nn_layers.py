@@ -1,0 +1,85 @@
+"""Law 2 for every layer of the table: padded with garbage equals plain PyG, and in one graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from layer_cases import CASES, Case, Model
+from parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+
+torch.set_num_threads(1)
+
+
+def model_of(case: Case) -> Model:
+    torch.manual_seed(0)
+    model = Model(case).to(case.dtype)
+    with torch.no_grad():  # the head's input is not known before
+        model.eval()(Batch.from_data_list(BATCH.to_data_list()))
+    return model.train()
+
+
+def call(model, batch):
+    return model(batch)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_padded_with_garbage_equals_plain_pyg(case):
+    """Outputs, loss, gradients and buffers, with counts known (eager) and unknown (compiled)."""
+    model = model_of(case)
+    expected = plain_step(model, call, BATCH)
+    for scale in (1.0, 1000.0):
+        batch = poisoned(BATCH, scale)
+        found, _ = static_step(model, call, batch)
+        assert differences(expected, found, case.tolerance) == []
+        if not case.eager_only:
+            found, _ = static_step(model, call, unknown_counts(batch))
+            assert differences(expected, found, case.tolerance) == []
+
+
+@pytest.mark.slow
+def test_every_layer_is_one_graph_of_fixed_shapes():
+    """Captured as torch.compile would; the captured graph gives PyG's numbers as well."""
+    wrong = {}
+    for case in CASES:
+        model = model_of(case)
+        expected = plain_step(model, call, BATCH)
+        found, trace = static_step(model, call, unknown_counts(poisoned(BATCH, 1000.0)), trace=True)
+        if case.eager_only:
+            assert trace.error is not None
+            assert "pass max_num_elements=" in trace.error
+        elif not trace.static:
+            wrong[case.name] = trace
+        elif differ := differences(expected, found, case.tolerance):
+            wrong[case.name] = differ
+    assert wrong == {}
+
+
+def test_the_table_is_as_long_as_promised():
+    """At least 55 of PyG's convolutions, all its norms, basic aggregations and global pools."""
+    import torch_geometric.nn as pyg
+    from torch_geometric.nn import norm
+
+    def named(kind: str) -> set[str]:
+        return {case.name.split()[0] for case in CASES if case.kind == kind}
+
+    assert len(named("convolutions") & set(pyg.conv.__all__)) >= 55
+    assert set(norm.__all__) <= named("norms")
+    basic = ("Sum", "Mean", "Max", "Min", "Mul", "Var", "Std", "Softmax", "PowerMean", "Median")
+    assert {f"{name}Aggregation" for name in basic} <= named("aggregations")
+    assert {"global_add_pool", "global_mean_pool", "global_max_pool"} <= named("pools")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_outside_the_runner_nothing_changes(case):
+    """Converted, and used on PyG's own batch: the same numbers, and the same state_dict keys."""
+    model = model_of(case)
+    converted = sg.convert(copy.deepcopy(model))
+    assert list(converted.state_dict()) == list(model.state_dict())
+    assert sg.convert(converted) is converted
+    batch = Batch.from_data_list(BATCH.to_data_list())
+    assert torch.equal(converted.eval()(batch), model.eval()(batch))
