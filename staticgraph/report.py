@@ -46,6 +46,8 @@ class Report:
     mode: str
     mode_reason: str
     autocast: str | None
+    warmup_s: float | None
+    warm_start: bool
     buckets: tuple[BucketReport, ...]
     fallbacks: tuple[str, ...]
     versions: dict[str, str]
@@ -104,6 +106,9 @@ class Report:
             f"{self.model} on {self.device}, mode {self.mode} ({self.mode_reason}){precision}",
             table(headers, rows),
         ]
+        if self.warmup_s is not None:
+            source = "from compiled code of an earlier process" if self.warm_start else "compiling"
+            lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)
 

@@ -10,16 +10,19 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from staticgraph import warm_start
 from staticgraph.arguments import Forward
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
@@ -126,6 +129,8 @@ class StaticGraphRunner:
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._warmed_up = False
+        self._warmup_s: float | None = None
+        self._cached = False
 
     # ------------------------------------------------------------------ running
 
@@ -235,6 +240,7 @@ class StaticGraphRunner:
         example: StaticBatch | GraphStore | None = None,
         phases: Iterable[str] | None = None,
         progress: bool = True,
+        cache: str | Path | None = None,
     ) -> StaticGraphRunner:
         """Compiles, and records, every bucket now. Parameters, buffers, gradients and random state
         are as before afterwards.
@@ -246,6 +252,8 @@ class StaticGraphRunner:
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or the second alone without a loss and an optimizer.
             progress: show a bar.
+            cache: a file of compiled code, used where it exists and written afterwards, so that
+                the next process hardly compiles.
 
         Raises:
             ValueError: the fields of the data are not known.
@@ -267,6 +275,8 @@ class StaticGraphRunner:
             phases = ("step", "eval") if trains else ("eval",)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
+        started = time.perf_counter()
+        self._cached = cache is not None and warm_start.load(cache, self.device)
         if self.mode.own:
             self._recorded = self._new_recordings(self._schema)
         with (
@@ -277,6 +287,9 @@ class StaticGraphRunner:
                 bar.set_postfix_str(f"bucket {bucket} {phase}")
                 self._warm(bucket, phase, self._schema)
         self._warmed_up = True
+        self._warmup_s = time.perf_counter() - started
+        if cache is not None:
+            warm_start.save(cache, self.device)
         if self._recorded is not None:
             self._recorded.freeze()
         return self
@@ -357,6 +370,8 @@ class StaticGraphRunner:
             mode=self.mode.name,
             mode_reason=self.mode.reason,
             autocast=self._precision,
+            warmup_s=self._warmup_s,
+            warm_start=self._cached,
             buckets=tuple(
                 statistics.report(bucket, [counts for _, counts in keys[bucket]], recorded[bucket])
                 for bucket, statistics in enumerate(self._statistics)
