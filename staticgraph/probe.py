@@ -205,9 +205,20 @@ def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # The frames of the traceback hold the activations of the step that failed.
-        traceback.clear_frames(error.__traceback__)
-        return None, str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
+        forget(error)
+        return None, reason
+
+
+def forget(error: BaseException) -> None:
+    """Lets go of the tensors that a failed step still holds.
+
+    The frames of the traceback hold activations; autograd's queue holds what the broken backward
+    had not come to, until the next backward of the thread (seen with torch 2.13).
+    """
+    traceback.clear_frames(error.__traceback__)
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).sum().backward()
 
 
 def _model_of(

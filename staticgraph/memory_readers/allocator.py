@@ -15,7 +15,6 @@ from staticgraph.memory_readers.reading import WARM_STEPS, Read, Reading, Subjec
 from staticgraph.memory_readers.step import ProbeStep
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
-from staticgraph.training_state import untouched
 
 
 class Allocator(Protocol):
@@ -124,38 +123,44 @@ class AllocatorReader:
 
 @contextmanager
 def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Puts a model and its optimizer back exactly, the same tensors with the same values.
+    """Puts a model and its optimizer back exactly: the same tensors with the same values, the same
+    classes of layers, no state where there was none.
 
-    The values are kept on the host, so that saving them does not change what is measured.
+    Values are kept on the host, so that saving them changes nothing that is measured.
     """
-    classes = [(m, type(m), "_staticgraph" in vars(m)) for m in model.modules()]
-    parameters = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters()]
+    modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
+    values = [(t, _kept(t)) for t in (*model.parameters(), *model.buffers())]
+    gradients = [(p, p.grad) for p in model.parameters()]
     groups, state = [], {}
     if optimizer is not None:
         groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         state = {
-            p: {k: (v, _kept(v)) for k, v in values.items()}
-            for p, values in optimizer.state.items()
+            p: {k: (v, _kept(v)) for k, v in found.items()} for p, found in optimizer.state.items()
         }
-    with untouched(model):
+    devices = list({p.device.index for p in model.parameters() if p.is_cuda})
+    for parameter, _ in gradients:
+        parameter.grad = None
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in parameters:
-                    parameter.copy_(value)
-                _restore_state(optimizer, groups, state)
-            for module, kind, had_context in classes:
-                module.__class__ = kind
-                if not had_context:
-                    vars(module).pop("_staticgraph", None)
+                for tensor, value in values:
+                    tensor.copy_(value)
+                _restore_optimizer(optimizer, groups, state)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for module, kind, training, names in modules:
+                module.__class__, module.training = kind, training
+                for added in set(vars(module)) - names:
+                    del vars(module)[added]
 
 
 def _kept(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
-def _restore_state(
+def _restore_optimizer(
     optimizer: torch.optim.Optimizer | None,
     groups: list[dict[str, Any]],
     state: dict[Tensor, dict[str, tuple[Any, Any]]],

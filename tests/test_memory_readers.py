@@ -1,0 +1,281 @@
+"""Live storages against an obvious count; an allocator that fails at every stage of a probe."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from staticgraph import models
+from staticgraph.errors import BudgetExceeded, ProbeFailed
+from staticgraph.memory_readers import AllocatorReader, Subject
+from staticgraph.memory_readers.live_storages import LiveStorages
+from staticgraph.out_of_memory import is_out_of_memory
+from staticgraph.probe import probe
+from staticgraph.sizes import Capacity
+
+SMALL = Capacity(100, 210, 6, 60)
+
+
+# ---------------------------------------------------------------------- live storages
+
+
+def test_views_and_in_place_operations_are_not_counted_twice():
+    live = LiveStorages()
+    with live:
+        a = torch.zeros(1000)
+        assert live.live_bytes == 4000
+        b = a.view(10, 100)[3:5]
+        a.add_(1)
+        assert live.live_bytes == 4000
+        c = a + 1
+        assert live.live_bytes == live.peak_bytes == 8000
+        del a
+        assert live.live_bytes == 8000, "b still holds it"
+        del b
+        assert live.live_bytes == 4000
+        del c
+        assert (live.live_bytes, live.peak_bytes) == (0, 8000)
+
+
+def test_what_autograd_saves_is_live_until_the_backward():
+    live = LiveStorages()
+    x = torch.ones(1000, requires_grad=True)
+    with live:
+        live.watch([x])
+        loss = (x.exp().sin() * 2).sum()  # sin keeps its input, exp its output: one storage
+        assert live.live_bytes == 4000 + 4000 + 4
+        loss.backward()
+        del loss
+        assert live.live_bytes == 4000 + 4000  # x and its gradient
+        x.grad = None
+        assert live.live_bytes == 4000
+
+
+def test_blocks_round_up_and_resizing_is_followed():
+    live = LiveStorages(block=512)
+    with live:
+        a = torch.zeros(1)
+        assert live.live_bytes == 512
+        a.resize_(1000)
+        assert live.live_bytes == 4096
+
+
+def test_operands_cast_to_a_common_dtype_are_counted_where_asked():
+    narrow, wide = torch.ones(1000, dtype=torch.bfloat16), torch.ones(1000)
+    for casts, extra in ((True, 4000), (False, 0)):
+        live = LiveStorages(casts=casts)
+        with live:
+            live.watch([narrow, wide])
+            kept = narrow * wide
+            assert live.peak_bytes == 2000 + 4000 + 4000 + extra
+            assert live.live_bytes == 2000 + 4000 + 4000
+            torch.where(kept > 0, narrow, narrow)
+            assert live.peak_bytes == 2000 + 4000 + 4000 + max(extra, 1000 + 2000)
+            del kept
+
+
+def test_a_limit_is_torchs_own_error():
+    with LiveStorages(limit_bytes=100), pytest.raises(torch.OutOfMemoryError, match="limit is 100"):
+        torch.zeros(26)
+
+
+# ---------------------------------------------------------------------- out of memory, by text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("CUDA out of memory"),
+        BudgetExceeded("the plan needs 3 GiB"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_errors_are_not(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_real_failure_of_the_cpu_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+# ---------------------------------------------------------------------- an allocator that fails
+
+
+class FailingAllocator(LiveStorages):
+    """Counts real CPU tensors, keeps what is freed in reserve like CUDA's, fails on demand."""
+
+    name = "a test"
+
+    def __init__(self, fail_at: int | None = None, limit_bytes: int | None = None) -> None:
+        super().__init__(limit_bytes=limit_bytes)
+        self.fail_at = fail_at
+        self.operations = 0
+        self._reserved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operations += 1
+        if self.fail_at is not None and self.operations == self.fail_at:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self._reserved = max(self._reserved, self.peak_bytes)
+        return out
+
+    def allocated(self):
+        return self.live_bytes
+
+    def peak(self):
+        return self.peak_bytes
+
+    def reserved(self):
+        return self._reserved
+
+    def trim(self):
+        self._reserved = self.live_bytes
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def prepared(store):
+    torch.manual_seed(0)
+    model = models.build("gine", store, hidden=16, layers=1, dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters())
+    return Subject(model, store.schema, squared, optimizer)
+
+
+def run(subject, store, allocator, **options):
+    """Probes under the allocator; what is live and reserved, before and after."""
+    with allocator:
+        allocator.watch([*subject.model.parameters(), *subject.model.buffers()])
+        allocator.trim()
+        before = allocator.live_bytes, allocator.reserved()
+        try:
+            return probe(
+                subject.model,
+                store,
+                loss=squared,
+                optimizer=subject.optimizer,
+                reader=AllocatorReader(allocator),
+                **options,
+            )
+        finally:
+            allocator.fail_at = None
+            gc.collect()
+            allocator.trim()
+            assert allocator.live_bytes <= before[0], "bytes leaked"
+            assert allocator.reserved() <= before[1], "the process is left poorer"
+
+
+def stages(store):
+    """The first and the last operation of a reading, its two warm steps included."""
+    subject, allocator = prepared(store), FailingAllocator()
+    with allocator, AllocatorReader(allocator).open(subject) as read:
+        first = allocator.operations + 1
+        read(SMALL)
+        return first, allocator.operations
+
+
+def test_out_of_memory_at_every_stage_leaves_no_trace(esol):
+    first, last = stages(esol)
+    for stage in range(8):
+        subject = prepared(esol)
+        weights = [p.detach().clone() for p in subject.model.parameters()]
+        random = torch.get_rng_state()
+        allocator = FailingAllocator()
+        allocator.fail_at = first + (last - first) * stage // 7
+        with pytest.raises(ProbeFailed, match=r"not even the smallest probe .*\(injected\)"):
+            run(subject, esol, allocator, capacities=[SMALL])
+        assert all(map(torch.equal, subject.model.parameters(), weights)), stage
+        assert all(p.grad is None for p in subject.model.parameters()), stage
+        assert not subject.optimizer.state, stage
+        assert torch.equal(torch.get_rng_state(), random), stage
+
+
+def test_a_tight_limit_is_met_with_smaller_probes(esol):
+    subject, allocator = prepared(esol), FailingAllocator(limit_bytes=1_000_000)
+    memory = run(subject, esol, allocator)
+    assert allocator.peak_bytes <= 1_500_000
+    assert all(point.nbytes <= 1_000_000 for point in memory.points)
+    assert memory.reader == "the allocator of a test"
+
+
+def test_the_allocators_reading_is_the_fake_tensors(esol):
+    """Two of the three ways over the same step: they must tell the same bytes."""
+    subject = prepared(esol)
+    capacities = [
+        Capacity(150 + 40 * k, 310 + 70 * (k % 3), 8 + k % 2, 60 - 9 * k) for k in range(6)
+    ]
+    real = run(subject, esol, FailingAllocator(), capacities=capacities)
+    fake = probe(
+        subject.model,
+        esol,
+        loss=squared,
+        optimizer=subject.optimizer,
+        reader="fake",
+        capacities=capacities,
+    )
+    for one, other in zip(real.points, fake.points, strict=True):
+        assert one.nbytes == pytest.approx(other.nbytes, rel=0.001)
+    assert real.update_bytes == pytest.approx(fake.update_bytes, rel=0.01)
+    assert real.overhead >= 0
+
+
+@pytest.mark.gpu
+def test_the_cuda_allocator_is_read_and_left_as_it_was(esol):
+    subject = prepared(esol)
+    subject.model.cuda()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    memory = probe(subject.model, esol, loss=squared, optimizer=subject.optimizer)
+    assert memory.reader.startswith("the allocator of")
+    assert torch.cuda.memory_reserved() <= reserved
+    assert memory.fit.worst < 0.05
+
+
+def test_a_linear_layer_alone_by_hand():
+    """One linear layer and SGD, every byte derived: an oracle with no model in it."""
+    rows, width = 100, 8
+
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(width, width, bias=False)
+
+    model = Alone()
+    x = torch.zeros(rows, width)
+    live = LiveStorages()
+    with live:
+        live.watch([x, *model.parameters()])
+        start = live.live_bytes
+        model.linear(x).square().sum().backward()
+    activation, weight = 4 * rows * width, 4 * width * width
+    assert start == activation + weight
+    # At the peak: the layer's output kept for the square, the gradient of the square's output
+    # (expanded, no bytes of its own), two factors of its derivative.
+    assert live.peak_bytes - start >= 2 * activation
+    assert live.live_bytes - start == weight, "only the gradient of the weight is left"
