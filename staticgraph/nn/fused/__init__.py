@@ -55,6 +55,8 @@ def fuse(model: torch.nn.Module, context: BatchContext) -> None:
         if form is not None:
             module.__class__ = form
             module._staticgraph = context  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(module, FusedEncoder):
+            module.prepare()
 
 
 def fused_layers(model: torch.nn.Module) -> Iterator[FusedLayer]:

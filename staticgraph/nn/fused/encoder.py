@@ -9,6 +9,9 @@ gradient is 60 rows, too.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -33,6 +36,8 @@ class FusedEncoder(Fused):
     """Mixed into an encoder class; ``tables_attribute`` names its list of embeddings."""
 
     tables_attribute: str
+    _fused_offsets: Tensor
+    _fused_combinations: Tensor | None
 
     def forward(self, values: Tensor) -> Tensor:
         tables = getattr(self, self.tables_attribute)
@@ -42,9 +47,8 @@ class FusedEncoder(Fused):
         if not self.use(reason):
             return super().forward(values)  # pyright: ignore[reportAttributeAccessIssue]
         index = values.view(len(values), -1).long()
-        sizes = [table.num_embeddings for table in tables]
         weight = torch.cat([table.weight for table in tables])
-        offsets, combinations = self._constants(sizes, weight.device)
+        offsets, combinations = self._fused_offsets, self._fused_combinations
         if combinations is None or len(index) < 4 * len(combinations):
             return table_sum(index, offsets, weight)
         rows = table_sum(combinations, offsets, weight)
@@ -54,17 +58,19 @@ class FusedEncoder(Fused):
             out._staticgraph_fold = (rows, code)  # pyright: ignore[reportAttributeAccessIssue]
         return out
 
-    def _constants(self, sizes: list[int], device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Where each table begins, and every combination of entries if they are few; made once."""
-        kept = self.__dict__.get("_staticgraph_constants")
-        if kept is None or kept[0].device != device:
-            bounds = torch.tensor([0, *sizes]).cumsum(0)
-            count = int(torch.tensor(sizes).prod())
-            few = None
-            if len(sizes) > 1 and count <= MAX_FOLDED:
-                few = torch.cartesian_prod(*map(torch.arange, sizes)).to(device)
-            kept = self.__dict__["_staticgraph_constants"] = (bounds.to(device), few)
-        return kept
+    def prepare(self) -> None:
+        """Where each table begins, and every combination of entries if they are few: buffers that
+        move with the module and stay out of its state."""
+        assert isinstance(self, torch.nn.Module)
+        tables = getattr(self, self.tables_attribute)
+        sizes = [table.num_embeddings for table in tables]
+        device = tables[0].weight.device
+        offsets = torch.tensor([0, *accumulate(sizes)], device=device)
+        few = None
+        if len(sizes) > 1 and prod(sizes) <= MAX_FOLDED:
+            few = torch.cartesian_prod(*map(torch.arange, sizes)).to(device)
+        self.register_buffer("_fused_offsets", offsets, persistent=False)
+        self.register_buffer("_fused_combinations", few, persistent=False)
 
 
 class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):

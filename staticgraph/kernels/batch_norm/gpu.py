@@ -1,0 +1,352 @@
+"""``batch_norm`` in Triton: partial statistics over chunks of rows, then everything else at once.
+
+Two launches each way. The first gives every chunk's mean and squared deviations (or gradient sums);
+each program of the second joins them all in the same order (Chan, Golub and LeVeque 1983; there are
+at most :data:`MAX_CHUNKS`), so no atomic addition is needed and no third launch, and writes its
+chunk of the result, ReLU and residual sum included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, wide, wide_like
+
+ROWS = 32
+COLUMNS = 64
+MAX_CHUNKS = 64
+
+
+@triton.jit
+def statistics_kernel(
+    x,
+    count,
+    partial,
+    width,
+    rows_a_chunk,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = tl.load(count)
+    first = chunk.to(tl.int64) * rows_a_chunk
+    last = tl.minimum(first + rows_a_chunk, real)
+    mean = tl.zeros([COLUMNS], WIDE)
+    square = tl.zeros([COLUMNS], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(x + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        found = tl.minimum(last - start, ROWS).to(WIDE)
+        centre = tl.sum(rows, 0) / found
+        away = tl.where(here, rows - centre[None, :], 0)
+        done = (start - first).to(WIDE)
+        step = centre - mean
+        share = found / (done + found)
+        square += tl.sum(away * away, 0) + step * step * done * share
+        mean += step * share
+    tl.store(partial + (2 * chunk) * width + f, mean, mask=f < width)
+    tl.store(partial + (2 * chunk + 1) * width + f, square, mask=f < width)
+
+
+@triton.jit
+def apply_kernel(
+    x,
+    residual,
+    weight,
+    bias,
+    count,
+    partial,
+    out,
+    mean_out,
+    var_out,
+    eps,
+    rows,
+    width,
+    chunks,
+    rows_a_chunk,
+    RELU: tl.constexpr,
+    JOINED: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = f < width
+    real = tl.load(count)
+    mean = tl.zeros([COLUMNS], WIDE)
+    square = tl.zeros([COLUMNS], WIDE)
+    for other in range(chunks):
+        done = (other * rows_a_chunk).to(WIDE)
+        found = tl.minimum(real - other * rows_a_chunk, rows_a_chunk)
+        if found > 0:
+            centre = tl.load(partial + (2 * other) * width + f, mask=inside, other=0)
+            part = tl.load(partial + (2 * other + 1) * width + f, mask=inside, other=0)
+            step = centre - mean
+            share = found.to(WIDE) / (done + found.to(WIDE))
+            square += part + step * step * done * share
+            mean += step * share
+    var = square / tl.maximum(real, 1).to(WIDE)
+    if chunk == 0:
+        tl.store(mean_out + f, mean, mask=inside)
+        tl.store(var_out + f, var, mask=inside)
+    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    first = chunk.to(tl.int64) * rows_a_chunk
+    last = tl.minimum(first + rows_a_chunk, rows)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * width + f[None, :]
+        value = tl.load(x + at, mask=here, other=0).to(WIDE) * scale[None, :] + shift[None, :]
+        if RELU:
+            value = tl.where(value <= 0, 0, value)
+        value = tl.where((r < real)[:, None], value, 0)
+        if JOINED:
+            value += tl.load(residual + at, mask=here, other=0).to(WIDE)
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def gradient_sums_kernel(
+    grad,
+    x,
+    weight,
+    bias,
+    mean_in,
+    var_in,
+    count,
+    partial,
+    eps,
+    width,
+    rows_a_chunk,
+    RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = f < width
+    mean = tl.load(mean_in + f, mask=inside, other=0)
+    var = tl.load(var_in + f, mask=inside, other=0)
+    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    first = chunk.to(tl.int64) * rows_a_chunk
+    last = tl.minimum(first + rows_a_chunk, tl.load(count))
+    sums = tl.zeros([COLUMNS], WIDE)
+    products = tl.zeros([COLUMNS], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * width + f[None, :]
+        value = tl.load(x + at, mask=here, other=0).to(WIDE)
+        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        if RELU:
+            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        sums += tl.sum(part, 0)
+        products += tl.sum(tl.where(here, part * (value - mean[None, :]), 0), 0)
+    tl.store(partial + (2 * chunk) * width + f, sums, mask=inside)
+    tl.store(partial + (2 * chunk + 1) * width + f, products, mask=inside)
+
+
+@triton.jit
+def apply_gradient_kernel(
+    grad,
+    x,
+    weight,
+    bias,
+    mean_in,
+    var_in,
+    count,
+    partial,
+    dx,
+    dweight,
+    dbias,
+    eps,
+    rows,
+    width,
+    chunks,
+    rows_a_chunk,
+    RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = f < width
+    mean = tl.load(mean_in + f, mask=inside, other=0)
+    var = tl.load(var_in + f, mask=inside, other=0)
+    inverse = 1 / tl.sqrt(var + eps)
+    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    sums = tl.zeros([COLUMNS], WIDE)
+    products = tl.zeros([COLUMNS], WIDE)
+    for other in range(chunks):
+        sums += tl.load(partial + (2 * other) * width + f, mask=inside, other=0)
+        products += tl.load(partial + (2 * other + 1) * width + f, mask=inside, other=0)
+    if chunk == 0:
+        tl.store(dbias + f, sums.to(dbias.dtype.element_ty), mask=inside)
+        tl.store(dweight + f, (products * inverse).to(dweight.dtype.element_ty), mask=inside)
+    real = tl.load(count)
+    n = tl.maximum(real, 1).to(WIDE)
+    share = sums / n
+    slope = products * inverse * inverse / n
+    first = chunk.to(tl.int64) * rows_a_chunk
+    last = tl.minimum(first + rows_a_chunk, rows)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * width + f[None, :]
+        value = tl.load(x + at, mask=here, other=0).to(WIDE)
+        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        if RELU:
+            part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+        away = value - mean[None, :]
+        part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
+        part = tl.where((r < real)[:, None], part, 0)
+        tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def update_kernel(
+    mean,
+    var,
+    count,
+    running_mean,
+    running_var,
+    tracked,
+    momentum,
+    width,
+    CUMULATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    real = tl.load(count)
+    if real > 0:
+        before = tl.load(tracked)
+        tl.store(tracked, before + 1)
+        factor = momentum
+        if CUMULATIVE:
+            factor = 1.0 / (before + 1).to(tl.float32)
+        unbias = real.to(tl.float32) / tl.maximum(real - 1, 1).to(tl.float32)
+        old = tl.load(running_mean + f, mask=inside)
+        new = old + factor * (tl.load(mean + f, mask=inside) - old)
+        tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
+        old = tl.load(running_var + f, mask=inside)
+        new = old + factor * (tl.load(var + f, mask=inside) * unbias - old)
+        tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
+
+
+def forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; two launches."""
+    rows, width = x.shape
+    chunks, rows_a_chunk, grid, options = _chunks(x)
+    partial = wide_like(x, chunks, 2, width)
+    out, mean, var = torch.empty_like(x), wide_like(x, width), wide_like(x, width)
+    statistics_kernel[grid](x, count, partial, width, rows_a_chunk, **options)
+    apply_kernel[grid](
+        x,
+        x if residual is None else residual,
+        weight,
+        bias,
+        count,
+        partial,
+        out,
+        mean,
+        var,
+        eps,
+        rows,
+        width,
+        chunks,
+        rows_a_chunk,
+        RELU=relu,
+        JOINED=residual is not None,
+        **options,
+    )
+    return out, mean, var
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; two launches."""
+    grad = grad.contiguous()
+    rows, width = x.shape
+    chunks, rows_a_chunk, grid, options = _chunks(x)
+    partial = wide_like(x, chunks, 2, width)
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    given = (grad, x, weight, bias, mean, var, count, partial)
+    gradient_sums_kernel[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
+    apply_gradient_kernel[grid](
+        *given,
+        dx,
+        dweight,
+        dbias,
+        eps,
+        rows,
+        width,
+        chunks,
+        rows_a_chunk,
+        RELU=relu,
+        **options,
+    )
+    return dx, dweight, dbias
+
+
+def update_running(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float | None,
+) -> None:
+    """As the operator; one launch."""
+    update_kernel[(1,)](
+        mean,
+        var,
+        count,
+        running_mean,
+        running_var,
+        tracked,
+        0.0 if momentum is None else momentum,
+        len(mean),
+        CUMULATIVE=momentum is None,
+        BLOCK=block(len(mean)),
+    )
+
+
+def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
+    rows, width = x.shape
+    rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
+    chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
+    options = {"WIDE": wide(x.dtype), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
+    return chunks, rows_a_chunk, (chunks, triton.cdiv(width, COLUMNS)), options

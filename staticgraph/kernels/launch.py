@@ -1,0 +1,40 @@
+"""Sizes of Triton launches, in one place.
+
+Widths are rounded up to a power of two, which Triton wants, and a program takes a whole row: the
+widths of graph networks (64 to 1,024) fit the registers of a few warps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Wider rows would spill registers; nothing in the model zoo comes near.
+MAX_WIDTH = 8192
+
+
+def block(width: int) -> int:
+    """The block that holds a row, at least 16 (the smallest side of a matrix instruction)."""
+    if width > MAX_WIDTH:
+        raise ValueError(f"rows of {width} columns; the kernels take at most {MAX_WIDTH}")
+    return max(16, triton.next_power_of_2(width))
+
+
+def warps(columns: int) -> int:
+    """Four columns a thread, up to eight warps."""
+    return max(1, min(8, columns // 128))
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """In what a dtype is added up: float32, or float64 for float64."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def wide_like(value: Tensor, *shape: int) -> Tensor:
+    """An empty tensor of that precision."""
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    return torch.empty(shape, dtype=dtype, device=value.device)

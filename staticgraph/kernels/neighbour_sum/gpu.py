@@ -1,0 +1,216 @@
+"""``neighbour_sum`` in Triton: one program a node, edges in order, no atomic addition.
+
+Forward walks the edges into a node by ``row_ptr``; backward the edges out of it by ``col_ptr`` and
+``transpose``, and writes each edge's own gradient on the way, since every edge leaves one node. A
+table that edges share (``code``) then takes the edges' gradients by the same matrix product as
+:mod:`staticgraph.kernels.table_sum`. Everything is added up in float32 (float64 for float64).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide
+from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
+from staticgraph.kernels.table_sum import gpu as tables
+
+COPY = tl.constexpr(0)
+RELU_ADD = tl.constexpr(2)
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    edge,
+    code,
+    src,
+    row_ptr,
+    scale,
+    out,
+    width,
+    TRANSFORM: tl.constexpr,
+    CODED: tl.constexpr,
+    SCALAR: tl.constexpr,
+    SCALED: tl.constexpr,
+    MEAN: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    first = tl.load(row_ptr + i)
+    last = tl.load(row_ptr + i + 1)
+    total = tl.zeros([BLOCK], WIDE)
+    for e in range(first, last):
+        j = tl.load(src + e)
+        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        if TRANSFORM != COPY:
+            r = tl.load(code + e) if CODED else e + i * 0  # int64 from i
+            if SCALAR:
+                value = value * tl.load(edge + r).to(WIDE)
+            else:
+                weight = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                if TRANSFORM == RELU_ADD:
+                    value = value + weight
+                    value = tl.where(value <= 0, 0, value)
+                else:
+                    value = value * weight
+        total += value
+    if MEAN:
+        total = total / tl.maximum(last - first, 1).to(WIDE)
+    if SCALED:
+        own = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+        total += tl.load(scale).to(WIDE) * own
+    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    grad,
+    x,
+    edge,
+    code,
+    dst,
+    row_ptr,
+    col_ptr,
+    transpose,
+    scale,
+    dx,
+    dedge,
+    width,
+    TRANSFORM: tl.constexpr,
+    CODED: tl.constexpr,
+    SCALAR: tl.constexpr,
+    SCALED: tl.constexpr,
+    MEAN: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    total = tl.zeros([BLOCK], WIDE)
+    if SCALED:
+        mine = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+        total += tl.load(scale).to(WIDE) * mine
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
+        if MEAN:
+            part = part / (tl.load(row_ptr + i + 1) - tl.load(row_ptr + i)).to(WIDE)
+        if TRANSFORM == COPY:
+            total += part
+        else:
+            r = tl.load(code + e) if CODED else e
+            if SCALAR:
+                tl.store(dedge + e, tl.sum(part * own, 0).to(dedge.dtype.element_ty))
+                total += part * tl.load(edge + r).to(WIDE)
+            else:
+                weight = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
+                if TRANSFORM == RELU_ADD:
+                    part = tl.where(own + weight <= 0, 0, part)
+                    to_edge = part
+                else:
+                    to_edge = part * own
+                    part = part * weight
+                total += part
+                at = dedge + e * width + f
+                tl.store(at, to_edge.to(dedge.dtype.element_ty), mask=inside)
+    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+
+
+def forward(
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    self_scale: Tensor | None,
+    transform: str,
+    mean: bool,
+) -> Tensor:
+    """As the operator; one launch."""
+    out, columns = torch.empty_like(x), block(x.size(1))
+    forward_kernel[(len(x),)](
+        x,
+        x if edge is None else edge,
+        src if code is None else code,
+        src,
+        row_ptr,
+        x if self_scale is None else self_scale,
+        out,
+        x.size(1),
+        **_options(x, edge, code, self_scale, transform, mean),
+        BLOCK=columns,
+        num_warps=warps(columns),
+    )
+    return out
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    self_scale: Tensor | None,
+    transform: str,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch, three where edges share a table."""
+    dx, columns = torch.empty_like(x), block(x.size(1))
+    if edge is None:
+        dedge = x.new_empty(0)
+    else:
+        # An edge's share of a table's gradient stays wide until it is added up.
+        dtype = edge.dtype if code is None or edge.dtype == torch.float64 else torch.float32
+        dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
+    backward_kernel[(len(x),)](
+        grad.contiguous(),
+        x,
+        x if edge is None else edge,
+        dst if code is None else code,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        x if self_scale is None else self_scale,
+        dx,
+        dedge,
+        x.size(1),
+        **_options(x, edge, code, self_scale, transform, mean),
+        BLOCK=columns,
+        num_warps=warps(columns),
+    )
+    if edge is not None and code is not None:
+        rows = dedge.view(len(dst), -1)
+        dedge = tables.backward(rows, code.view(-1, 1), code.new_zeros(1), len(edge))
+        dedge = dedge.view(edge.shape).to(edge.dtype)
+    return dx, dedge
+
+
+def _options(
+    x: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    self_scale: Tensor | None,
+    transform: str,
+    mean: bool,
+) -> dict[str, object]:
+    return {
+        "TRANSFORM": TRANSFORMS.index(transform),
+        "CODED": code is not None,
+        "SCALAR": edge is not None and edge.dim() == 1,
+        "SCALED": self_scale is not None,
+        "MEAN": mean,
+        "WIDE": wide(x.dtype),
+    }

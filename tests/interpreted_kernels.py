@@ -1,0 +1,169 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against the references.
+
+Started by test_kernels_triton.py in a process of its own, since ``TRITON_INTERPRET`` must stand
+before Triton is imported. A kernel's error is bounded by what its dtype can hold: a few units in
+the last place of the largest value that was added up, times the terms of the longest sum; where the
+result itself is bfloat16, one rounding of it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+from staticgraph.kernels.batch_norm import batch_norm_reference
+from staticgraph.kernels.batch_norm import gpu as norm
+from staticgraph.kernels.neighbour_sum import gpu as neighbour
+from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.segment_sum import gpu as segment
+from staticgraph.kernels.segment_sum import segment_sum_reference
+from staticgraph.kernels.table_sum import gpu as table
+from staticgraph.kernels.table_sum import table_sum_reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def exact(reference, tensors, grad, *rest):
+    """Result and gradients of the reference in float64, from the same (rounded) inputs."""
+    wide = [None if t is None else t.double().requires_grad_() for t in tensors]
+    out = reference(*wide, *rest)
+    out = out[0] if isinstance(out, tuple) else out
+    wanted = [t for t in wide if t is not None]
+    return out, torch.autograd.grad(out, wanted, grad.double())
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
+    """Within the rounding of ``terms`` float32 additions, and of the result's own dtype."""
+    scale = expected.abs().max().item() + 1e-30
+    bound = terms * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
+    return bool((found.double() - expected).abs().max() <= bound * scale)
+
+
+def graph(nodes: int = 23, edges: int = 60):
+    generator = torch.Generator().manual_seed(nodes)
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
+    everything = torch.arange(nodes + 1)
+    row_ptr = torch.searchsorted(dst, everything).int()
+    transpose = torch.argsort(src, stable=True)
+    col_ptr = torch.searchsorted(src[transpose].contiguous(), everything).int()
+    return src, dst, row_ptr, col_ptr, transpose.int()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [5, 64])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize(
+    ("transform", "operand"),
+    [
+        ("copy", None),
+        ("multiply", "scalar"),
+        ("multiply", "edge"),
+        ("relu_add", "edge"),
+        ("relu_add", "table"),
+        ("multiply", "table"),
+    ],
+)
+def test_neighbour_sum(dtype, width, mean, transform, operand):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x = torch.randn(23, width).to(dtype)
+    shape = {"scalar": (60,), "edge": (60, width), "table": (7, width), None: None}[operand]
+    edge = None if shape is None else torch.randn(shape).to(dtype)
+    code = torch.randint(7, (60,)) if operand == "table" else None
+    scale = torch.tensor([1.5]) if mean else None
+    grad = torch.randn(23, width).to(dtype)
+    out = neighbour.forward(x, edge, code, src, row_ptr, scale, transform, mean)
+    dx, dedge = neighbour.backward(
+        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, scale, transform, mean
+    )
+    expected, gradients = exact(
+        neighbour_sum_reference, [x, edge], grad, code, src, dst, scale, transform, mean
+    )
+    assert close(out, expected, 12)
+    assert close(dx, gradients[0], 12)
+    if edge is not None:
+        assert dedge.shape == edge.shape
+        assert close(dedge, gradients[1], max(width, 60))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(3, 5), (200, 70)])
+def test_table_sum(dtype, rows, width):
+    torch.manual_seed(0)
+    sizes = (5, 70, 2)
+    index = torch.stack([torch.randint(size, (rows,)) for size in sizes], 1)
+    offsets = torch.tensor([0, 5, 75, 77])
+    weight, grad = torch.randn(77, width).to(dtype), torch.randn(rows, width).to(dtype)
+    expected, (gradient,) = exact(lambda w: table_sum_reference(index, offsets, w), [weight], grad)
+    assert close(table.forward(index, offsets, weight), expected, 3)
+    assert close(table.backward(grad, index, offsets, 77), gradient, rows)
+    codes = table.codes(index, offsets)
+    assert torch.equal(torch.cartesian_prod(*map(torch.arange, sizes))[codes], index)
+
+
+def test_an_index_outside_its_table_shows():
+    out = table.forward(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 3]), torch.ones(3, 4))
+    assert torch.isfinite(out[0]).all()
+    assert torch.isnan(out[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mean", [False, True])
+def test_segment_sum(dtype, mean):
+    torch.manual_seed(0)
+    ptr = torch.tensor([0, 3, 3, 40, 41])
+    values, grad = torch.randn(41, 20).to(dtype), torch.randn(4, 20).to(dtype)
+    expected, (gradient,) = exact(lambda v: segment_sum_reference(v, ptr, mean), [values], grad)
+    assert close(segment.forward(values, ptr, mean), expected, 37)
+    assert close(segment.backward(grad, ptr, 41, mean), gradient, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("rows", "real"), [(90, 77), (2500, 2400), (40, 0)])
+def test_batch_norm(dtype, relu, joined, rows, real):
+    """2,500 rows make several chunks of several blocks; the mean is far from zero."""
+    torch.manual_seed(0)
+    x = (torch.randn(rows, 20) + 3).to(dtype)
+    residual = torch.randn(rows, 20).to(dtype) if joined else None
+    weight, bias, grad = torch.randn(20), torch.randn(20), torch.randn(rows, 20).to(dtype)
+    count = torch.tensor(real)
+    out, mean, var = norm.forward(x, residual, weight, bias, count, 1e-5, relu)
+    dx, dweight, dbias = norm.backward(grad, x, weight, bias, mean, var, count, 1e-5, relu)
+    expected, gradients = exact(
+        batch_norm_reference, [x, residual, weight, bias], grad, count, 1e-5, relu
+    )
+    assert close(out, expected, 64)
+    if not real:
+        assert not dx.any()
+        return
+    values = x[:real].double()
+    assert close(mean, values.mean(0), 64)
+    assert close(var, values.var(0, unbiased=False), 64)
+    # A value within rounding of zero may fall on the other side of ReLU: leave its column out.
+    at_zero = (expected if residual is None else expected - residual.double()).abs() < 1e-4
+    sure = ~(at_zero[:real] & (expected[:real] != 0)).any(0) if relu else torch.ones(20).bool()
+    for found, gradient in zip((dx, dweight, dbias), (gradients[0], *gradients[-2:]), strict=True):
+        assert close(found[..., sure], gradient[..., sure], 64)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics(momentum):
+    torch.manual_seed(0)
+    stock = torch.nn.BatchNorm1d(6, momentum=momentum)
+    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    for rows in (9, 30):
+        x = torch.randn(rows, 6)
+        stock(x)
+        count, mean, var = torch.tensor(rows), x.mean(0), x.var(0, unbiased=False)
+        norm.update_running(mean, var, count, *ours, momentum)
+        norm.update_running(mean, var, torch.tensor(0), *ours, momentum)  # padding alone
+    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
+    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
+    assert int(ours[2]) == 2

@@ -1,0 +1,106 @@
+"""The Triton kernels without a GPU: interpreted against the references, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
+from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
+from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
+LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
+POINTERS = {"row_ptr", "col_ptr", "transpose"}
+WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "scale"}
+PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
+
+
+@pytest.mark.slow
+def test_interpreted_in_a_process_of_its_own():
+    """TRITON_INTERPRET must be set before Triton is imported."""
+    script = Path(__file__).parent / "interpreted_kernels.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(script), "-q", "-x", "-p", "no:cacheprovider"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def signature(kernel, data: str) -> dict[str, str]:
+    """The types of a kernel's arguments; ``data`` is that of features."""
+    types = {}
+    for parameter in kernel.params:
+        name = parameter.name
+        if parameter.is_constexpr:
+            types[name] = "constexpr"
+        elif name in INTS:
+            types[name] = "i32"
+        elif name in ("eps", "momentum"):
+            types[name] = "fp32"
+        elif name in LONGS or (name == "out" and kernel is table.codes_kernel):
+            types[name] = "*i64"
+        elif name in POINTERS:
+            types[name] = "*i32"
+        elif name in WIDE_POINTERS or name in PARAMETERS:
+            types[name] = "*fp32"
+        else:
+            types[name] = f"*{data}"
+    return types
+
+
+def constants(kernel, **given) -> dict[str, object]:
+    return {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+
+
+TL32 = triton.language.float32
+SHAPES = {"WIDE": TL32, "BLOCK": 64, "ROWS": 64, "ENTRIES": 64, "COLUMNS": 64}
+FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False, "RELU": True}
+GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
+GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
+KERNELS = [
+    neighbour.forward_kernel,
+    neighbour.backward_kernel,
+    table.forward_kernel,
+    table.backward_kernel,
+    table.codes_kernel,
+    segment.forward_kernel,
+    segment.backward_kernel,
+    norm.statistics_kernel,
+    norm.apply_kernel,
+    norm.gradient_sums_kernel,
+    norm.apply_gradient_kernel,
+    norm.update_kernel,
+]
+
+
+CASES = [(kernel, GINE) for kernel in KERNELS] + [(kernel, GCN) for kernel in KERNELS[:2]]
+
+
+def case_name(value: object) -> str:
+    if isinstance(value, dict):
+        return "GINE" if value is GINE else "GCN"
+    return f"{value.__module__.split('.')[-2]}.{value.__name__}"  # pyright: ignore
+
+
+@pytest.mark.parametrize("data", ["fp32", "bf16"])
+@pytest.mark.parametrize(("kernel", "options"), CASES, ids=case_name)
+def test_compiles_for_hopper_without_atomics(kernel, options, data):
+    source = ASTSource(kernel, signature(kernel, data), constants(kernel, **options))
+    assembly = triton.compile(source, target=HOPPER).asm["ptx"]
+    assert ".target sm_90" in assembly
+    assert not [line for line in assembly.splitlines() if "atom." in line or "red.global" in line]
