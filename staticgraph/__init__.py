@@ -11,27 +11,60 @@ graph::
         runner.step(batch)
 """
 
-from staticgraph import datasets
-from staticgraph.batch import StaticBatch
-from staticgraph.buckets import BucketPlan, plan_buckets
-from staticgraph.errors import (
-    BadGraph,
-    GraphTooLarge,
-    NotStatic,
-    PlanMismatch,
-    SlotsExhausted,
-    StoreCorrupt,
-)
-from staticgraph.loader import StaticLoader
-from staticgraph.nn import convert
-from staticgraph.recordable_optimizer import make_capturable
-from staticgraph.report import Report
-from staticgraph.runner import EvalResult, StaticGraphRunner
-from staticgraph.schema import Field, Schema
-from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
-from staticgraph.store import GraphStore
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from staticgraph import datasets
+    from staticgraph.batch import StaticBatch
+    from staticgraph.buckets import BucketPlan, plan_buckets
+    from staticgraph.errors import (
+        BadGraph,
+        GraphTooLarge,
+        NotStatic,
+        PlanMismatch,
+        SlotsExhausted,
+        StoreCorrupt,
+    )
+    from staticgraph.loader import StaticLoader
+    from staticgraph.nn import convert
+    from staticgraph.recordable_optimizer import make_capturable
+    from staticgraph.report import Report
+    from staticgraph.runner import EvalResult, StaticGraphRunner
+    from staticgraph.schema import Field, Schema
+    from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
+    from staticgraph.store import GraphStore
 
 __version__ = "0.1.0"
+
+# Where each name lives. They are imported when first asked for: torch and PyG take seconds, and
+# ``staticgraph --help`` needs neither.
+_HOMES = {
+    "BadGraph": "errors",
+    "BucketPlan": "buckets",
+    "Capacity": "sizes",
+    "EvalResult": "runner",
+    "Field": "schema",
+    "GraphSize": "sizes",
+    "GraphStore": "store",
+    "GraphTooLarge": "errors",
+    "NotStatic": "errors",
+    "PlanMismatch": "errors",
+    "Report": "report",
+    "Schema": "schema",
+    "SizeHistogram": "sizes",
+    "SlotsExhausted": "errors",
+    "StaticBatch": "batch",
+    "StaticGraphRunner": "runner",
+    "StaticLoader": "loader",
+    "StoreCorrupt": "errors",
+    "convert": "nn",
+    "datasets": "datasets",
+    "make_capturable": "recordable_optimizer",
+    "plan_buckets": "buckets",
+}
 
 __all__ = [
     "BadGraph",
@@ -57,3 +90,16 @@ __all__ = [
     "make_capturable",
     "plan_buckets",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'staticgraph' has no attribute {name!r}")
+    home = importlib.import_module(f"staticgraph.{_HOMES[name]}")
+    value = home if name == _HOMES[name] else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

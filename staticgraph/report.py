@@ -16,14 +16,15 @@ from staticgraph.table import table
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """One bucket. Efficiencies are real rows over physical rows, times in milliseconds; None where
-    nothing was measured."""
+    """One bucket. Efficiencies are real rows over physical rows, of the training batches, or of the
+    others where nothing was trained; times are in milliseconds; None where nothing was measured."""
 
     bucket: int
     nodes: int
     edges: int
     graphs: int
     batches: int
+    eval_batches: int
     real_graphs: int
     node_efficiency: float | None
     edge_efficiency: float | None
@@ -75,6 +76,7 @@ class Report:
                 f"{b.edges:,}",
                 f"{b.graphs:,}",
                 f"{b.batches:,}",
+                f"{b.eval_batches:,}",
                 _percent(b.node_efficiency),
                 _percent(b.edge_efficiency),
                 _percent(b.graph_efficiency),
@@ -91,7 +93,8 @@ class Report:
             "nodes",
             "edges",
             "graphs",
-            "batches",
+            "steps",
+            "evals",
             "node eff",
             "edge eff",
             "graph eff",

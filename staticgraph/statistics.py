@@ -26,15 +26,17 @@ class BucketStatistics:
         self.capacity = capacity
         self.late_compiles = 0
         self._device = device
-        self._batches = 0
-        self._real = np.zeros(3, dtype=np.int64)
+        # Training batches and others apart: evaluation packs as many graphs as fit.
+        self._batches = {True: 0, False: 0}
+        self._real = {True: np.zeros(3, dtype=np.int64), False: np.zeros(3, dtype=np.int64)}
         self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
         self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=TIMES_KEPT)
 
     def count(self, real: RealCounts, phase: str) -> None:
         """One more batch."""
-        self._batches += 1
-        self._real += real[:3]
+        training = phase == "step"
+        self._batches[training] += 1
+        self._real[training] += real[:3]
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -61,15 +63,18 @@ class BucketStatistics:
             torch.cuda.synchronize(self._device)
             times = [start.elapsed_time(end) for start, end in self._events]
         physical = np.array([self.capacity.nodes, self.capacity.edges, self.capacity.graphs])
-        filled = self._real / np.maximum(1, physical * self._batches)
-        shares = [float(share) for share in filled] if self._batches else [None] * 3
+        training = self._batches[True] > 0
+        batches, real = self._batches[training], self._real[training]
+        filled = real / np.maximum(1, physical * batches)
+        shares = [float(share) for share in filled] if batches else [None] * 3
         return BucketReport(
             bucket=bucket,
             nodes=self.capacity.nodes,
             edges=self.capacity.edges,
             graphs=self.capacity.graphs,
-            batches=self._batches,
-            real_graphs=int(self._real[2]),
+            batches=self._batches[True],
+            eval_batches=self._batches[False],
+            real_graphs=int(real[2]),
             node_efficiency=shares[0],
             edge_efficiency=shares[1],
             graph_efficiency=shares[2],
