@@ -1,0 +1,164 @@
+"""``staticgraph partition`` and ``train-large``, and the data sets that they open."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from staticgraph import cli
+from staticgraph.errors import UnknownDataset
+from staticgraph.outofcore import PartitionedGraph, data
+
+LINKS = ["train-large", "--task", "link", "--dimension", "8", "--batch-size", "40", "--chunks", "4",
+         "--negatives", "10", "--epochs", "2"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def triples(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "triples.npz"
+    rng = np.random.default_rng(0)
+    parts = {
+        name: np.stack([rng.integers(0, 64, n), rng.integers(0, 3, n), rng.integers(0, 64, n)])
+        for name, n in (("train", 300), ("valid", 20), ("test", 20))
+    }
+    np.savez(path, num_entities=64, num_relations=3, **parts)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("data") / "graph.npz"
+    rng = np.random.default_rng(0)
+    ends = rng.integers(0, 120, (2, 400))
+    np.savez(path, edges=np.unique(np.sort(ends[:, ends[0] != ends[1]], 0), axis=1), num_nodes=120)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["partition", "train-large"])
+def test_help_has_an_example(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([name, "--help"])
+    assert stopped.value.code == 0
+    assert f"staticgraph {name} " in capsys.readouterr().out.split("examples:")[1]
+
+
+def test_partition_writes_a_graph_that_opens(triples, tmp_path, capsys):
+    arguments = ["partition", "--data", triples, "--partitions", "4", "--out", str(tmp_path / "g")]
+    assert cli.main([*arguments, "--verify", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["nodes"], printed["edges"], printed["partitions"]) == (64, 300, 4)
+    assert PartitionedGraph(tmp_path / "g").num_edges == 300
+
+
+def test_partition_of_arrays(tmp_path, capsys):
+    np.save(tmp_path / "e.npy", np.array([[0, 1], [1, 2]]))
+    np.save(tmp_path / "x.npy", np.ones((3, 2), np.float32))
+    arguments = ["partition", "--edges", str(tmp_path / "e.npy"), "--out", str(tmp_path / "g")]
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert cli.main([*arguments, "--nodes", "3", "--features", str(tmp_path / "x.npy")]) == 0
+    assert "edges" in capsys.readouterr().out
+    assert cli.main([*arguments, "--nodes", "3", "--partitions", "9"]) == 2
+    assert "choose num_partitions=3" in capsys.readouterr().err
+
+
+def test_links_train_report_and_go_on(triples, tmp_path, capsys):
+    arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
+                 "4", "--out", str(tmp_path)]  # fmt: skip
+    assert cli.main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "MRR" in captured.out
+    assert "waited" in captured.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+    assert 0 < report["test"]["mrr"] < 1
+    assert (tmp_path / "schedule.png").read_bytes()[:4] == b"\x89PNG"
+    # Two epochs are committed; a third goes on from them and equals three in one go.
+    assert cli.main([*arguments, "--epochs", "3"]) == 0
+    gone_on = json.loads((tmp_path / "report.json").read_text())
+    assert [epoch["epoch"] for epoch in gone_on["epochs"]] == [3]
+    assert cli.main([*arguments, "--epochs", "3", "--overwrite"]) == 0
+    at_once = json.loads((tmp_path / "report.json").read_text())
+    assert at_once["test"] == gone_on["test"]
+    assert cli.main([*arguments, "--partitions", "4"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_memory_chooses_the_sizes(triples, tmp_path, capsys):
+    arguments = [*LINKS, "--data", triples, "--out", str(tmp_path)]
+    assert cli.main([*arguments, "--memory", "7K"]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["partitions"] > 1
+    assert cli.main([*arguments, "--memory", "1G", "--overwrite"]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["partitions"] == 1
+    assert cli.main([*arguments, "--memory", "many"]) == 2
+    assert "K, M or G" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["in-memory", "node-cache", "dispersed"])
+def test_nodes_train_and_report(graph, tmp_path, capsys, policy):
+    sizes = [] if policy == "in-memory" else ["--partitions", "8", "--buffer", "4"]
+    arguments = ["train-large", "--task", "node", "--data", graph, "--policy", policy, "--fanouts",
+                 "4,3", "--hidden", "8", "--epochs", "2", "--batch-size", "5", *sizes]  # fmt: skip
+    assert cli.main([*arguments, "--out", str(tmp_path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["epochs"][-1]["seeds"] == 12
+    assert 0 <= printed["test_accuracy"] <= 1
+    assert (tmp_path / "schedule.png").exists()
+
+
+def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train-large", "--task", "node", "--data", graph, "--out", str(tmp_path / "r")])
+    assert "takes --policy in-memory, node-cache, dispersed" in capsys.readouterr().err
+
+
+def test_a_foreign_folder_is_not_overwritten(triples, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        cli.main([*LINKS, "--data", triples, "--out", str(tmp_path), "--overwrite"])
+    assert (tmp_path / "thesis.txt").exists()
+
+
+# ---------------------------------------------------------------------- data sets
+
+
+def test_the_example_graphs_have_the_sizes_they_are_known_for():
+    links = data.open_links("fb15k-237")
+    assert links.num_nodes == 14541
+    assert [part.shape[1] for part in (links.train, links.valid, links.test)] == [
+        272_115, 17_535, 20_466,
+    ]  # fmt: skip
+    # Rows are source, destination, relation.
+    assert links.train[2].max() == 236
+    for name, n, classes, width in (("cora", 2708, 7, 1433), ("citeseer", 3327, 6, 3703)):
+        nodes = data.open_nodes(name)
+        assert nodes.features.shape == (n, width)
+        assert set(nodes.labels.tolist()) >= set(range(classes))
+        np.testing.assert_array_equal(
+            np.unique(nodes.edges, axis=1), np.unique(nodes.edges[::-1], axis=1)
+        )
+
+
+def test_generated_labels_can_be_learned_and_come_again(graph):
+    first, second = data.open_nodes(graph), data.open_nodes(graph)
+    np.testing.assert_array_equal(first.labels, second.labels)
+    np.testing.assert_array_equal(first.features, second.features)
+    parts = np.concatenate([first.train, first.valid, first.test])
+    assert sorted(parts.tolist()) == list(range(120))
+
+
+def test_links_of_a_plain_graph_are_held_out(graph):
+    links = data.open_links(graph)
+    with np.load(graph) as file:
+        edges = file["edges"]
+    assert sorted(map(tuple, links.known.T.tolist())) == sorted(map(tuple, edges.T.tolist()))
+    assert links.test.shape[1] == links.valid.shape[1] == round(0.05 * edges.shape[1])
+
+
+def test_what_cannot_be_opened_is_named(tmp_path, triples):
+    with pytest.raises(UnknownDataset, match="one of fb15k-237, cora"):
+        data.open_links("wikikg90m")
+    with pytest.raises(UnknownDataset, match=r"has no edges, num_nodes; it holds"):
+        data.open_nodes(triples)
