@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.budget import MemoryBudget
+from staticgraph.memory_model import MemoryModel
 from staticgraph.packing.cost import StepCost
 from staticgraph.packing.margin import (
     WORTH_A_BUCKET,
@@ -31,6 +33,7 @@ from staticgraph.packing.margin import (
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
+from staticgraph.sizing import MIN_STEPS, sized_plan
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
@@ -48,6 +51,9 @@ def plan_buckets(
     margin: float | None = None,
     cost: StepCost | None = None,
     fits: Callable[[Capacity], bool] | None = None,
+    memory: MemoryModel | None = None,
+    budget: MemoryBudget | None = None,
+    min_steps_per_epoch: int = MIN_STEPS,
     seed: int = 0,
 ) -> BucketPlan:
     """Chooses the capacities for a data set.
@@ -68,9 +74,14 @@ def plan_buckets(
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
+        memory: predicts the bytes of a step (:func:`staticgraph.probe.probe`); with ``budget`` and
+            no ``batch_size`` the largest batches that fit are chosen.
+        budget: the cap that the plan is held to.
+        min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
         seed: of the trials.
 
     Raises:
+        BudgetExceeded: the batches that were asked for, or any, need more than the budget.
         ValueError: there are no graphs, or more than two buckets are asked for exact batches, or a
             bucket does not fit the device.
     """
@@ -80,6 +91,31 @@ def plan_buckets(
     trained = sizes if indices is None else sizes[np.asarray(indices)]
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    if memory is not None or budget is not None:
+        if memory is None or budget is None:
+            raise ValueError("memory= and budget= go together: what a step takes, and the cap")
+
+        def make(size: int, tried: float | None) -> BucketPlan:
+            return plan_buckets(
+                source,
+                size,
+                indices=indices,
+                num_buckets=num_buckets,
+                margin=tried,
+                cost=cost,
+                fits=fits,
+                seed=seed,
+            )
+
+        return sized_plan(
+            make,
+            len(trained),
+            memory,
+            budget,
+            min_steps_per_epoch=min_steps_per_epoch,
+            batch_size=batch_size,
+            margin=margin,
+        )
     histogram = SizeHistogram.from_sizes(sizes)
     maxima = histogram.maxima
     price = cost or StepCost()

@@ -1,0 +1,140 @@
+"""Sizing: the plan fits and the next larger does not; what set the limit is said."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import staticgraph as sg
+from staticgraph.budget import BudgetExceeded, MemoryBudget, breakdown_of
+from staticgraph.memory_model import BatchBytes, MemoryModel, Resident
+from staticgraph.sizing import autosize_workers, in_tiles
+
+RESIDENT = Resident(10_000, 100, 10_000, 20_000)
+
+
+def model(**coefficients):
+    found = MemoryModel.of("attention", RESIDENT, **coefficients)
+    return MemoryModel(found.fit, RESIDENT, BatchBytes(2_560, 90, 20, 12))
+
+
+MODELS = {
+    "nodes": model(fixed=1e4, nodes=5_000, edges=100),
+    "edges": model(fixed=1e4, nodes=500, edges=8_000),
+    "attention": model(fixed=1e4, nodes=500, edges=100, pairs=400),
+    "graphs": model(fixed=1e4, graphs=1e6),
+}
+
+
+@pytest.mark.parametrize("term", MODELS)
+@pytest.mark.parametrize("cap", ["3MB", "17MB", "60MB"])
+def test_the_plan_fits_and_one_more_graph_does_not(esol, term, cap):
+    memory, budget = MODELS[term], MemoryBudget(cap)
+    plan = sg.plan_buckets(esol, memory=memory, budget=budget, min_steps_per_epoch=1)
+    assert budget.fits(memory, plan.capacities)
+    assert plan.batch_size is not None
+    if plan.batch_size < len(esol):
+        more = sg.plan_buckets(esol, plan.batch_size + 1, margin=plan.margin)
+        assert not budget.fits(memory, in_tiles(more).capacities)
+        assert "by memory, most of it " in plan.note
+        assert breakdown_of(memory, plan.capacities).binding == term
+
+
+def test_a_larger_cap_never_gives_smaller_batches(esol):
+    sizes = [
+        sg.plan_buckets(
+            esol, memory=MODELS["nodes"], budget=MemoryBudget(cap), min_steps_per_epoch=1
+        ).batch_size
+        for cap in (2_000_000, 4_000_000, 9_000_000, 30_000_000)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_steps_an_epoch_are_kept(esol):
+    budget = MemoryBudget("100GiB")
+    plan = sg.plan_buckets(esol, memory=MODELS["nodes"], budget=budget, min_steps_per_epoch=40)
+    assert plan.batch_size == len(esol) // 40
+    assert math.ceil(len(esol) / plan.batch_size) >= 40
+    assert "by min_steps_per_epoch=40, memory to spare" in plan.note
+    with pytest.raises(ValueError, match="min_steps_per_epoch=0"):
+        sg.plan_buckets(esol, memory=MODELS["nodes"], budget=budget, min_steps_per_epoch=0)
+
+
+def test_the_same_seed_the_same_plan(esol):
+    options = {"memory": MODELS["nodes"], "budget": MemoryBudget("9MB"), "seed": 3}
+    assert sg.plan_buckets(esol, **options) == sg.plan_buckets(esol, **options)
+
+
+def test_a_given_batch_size_is_held_to_the_budget(esol):
+    memory = MODELS["nodes"]
+    plan = sg.plan_buckets(esol, 16, memory=memory, budget=MemoryBudget("1GB"))
+    assert plan.capacities == sg.plan_buckets(esol, 16).capacities
+    assert "as asked" in plan.note
+    with pytest.raises(BudgetExceeded, match="take batches of at most"):
+        sg.plan_buckets(esol, 500, memory=memory, budget=MemoryBudget("9MB"))
+
+
+def test_where_nothing_fits_the_floor_is_told(esol):
+    with pytest.raises(BudgetExceeded, match="the floor for this plan") as caught:
+        sg.plan_buckets(esol, memory=MODELS["nodes"], budget=MemoryBudget("100kB"))
+    floor = MemoryBudget(caught.value.floor_bytes)
+    assert sg.plan_buckets(esol, memory=MODELS["nodes"], budget=floor).batch_size == 1
+
+
+def test_memory_and_budget_go_together(esol):
+    with pytest.raises(ValueError, match="go together"):
+        sg.plan_buckets(esol, memory=MODELS["nodes"])
+    with pytest.raises(ValueError, match="go together"):
+        sg.plan_buckets(esol, budget=MemoryBudget("1GB"))
+
+
+@given(st.integers(2, 10**6), st.integers(0, 10**6), st.integers(2, 10**5))
+def test_tiles_only_grow_and_little(nodes, edges, graphs):
+    before = sg.BucketPlan.of([sg.Capacity.distinct(nodes, edges, graphs, 1)])
+    after = in_tiles(before).capacities[0]
+    first = before.capacities[0]
+    for name in ("nodes", "edges", "graphs"):
+        old, new = getattr(first, name), getattr(after, name)
+        assert old <= new <= max(old + 2, old * 1.04 + 2), name
+        assert new % 8 in (0, 1, 2) or new < 256
+    assert after.max_graph_nodes == first.max_graph_nodes
+
+
+# ---------------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize(
+    ("times", "cores", "workers"),
+    [
+        ((0.0, 0.001, 0.010), 8, 1),
+        ((0.004, 0.007, 0.010), 8, 2),
+        ((0.0, 0.050, 0.010), 8, 5),
+        ((0.0, 0.500, 0.010), 8, 7),
+        ((0.0, 0.500, 0.010), 1, 1),
+        ((0.0, 0.0, 0.010), 8, 0),
+    ],
+)
+def test_workers_for_measured_times(times, cores, workers):
+    found = autosize_workers(*times, cores=cores)
+    assert found.num_workers == workers
+    assert found.slots == workers + 2
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 1), st.integers(1, 64))
+@settings(max_examples=50)
+def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cores):
+    found = autosize_workers(read_s, collate_s, step_s, cores=cores)
+    keeps_up = found.num_workers * step_s >= (read_s + collate_s) * (1 - 1e-9)
+    assert keeps_up or found.num_workers == max(1, cores - 1)
+    assert found.num_workers <= max(1, cores - 1)
+
+
+def test_times_that_are_none_are_refused():
+    for times in ((-1.0, 0.0, 1.0), (0.0, 0.0, 0.0)):
+        with pytest.raises(ValueError, match="measure a few warm batches"):
+            autosize_workers(*times)
+    assert "ms to make a batch" in autosize_workers(0.1, 0.1, 0.1).reason
