@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from staticgraph import datasets
     from staticgraph.batch import StaticBatch
     from staticgraph.buckets import BucketPlan, plan_buckets
+    from staticgraph.budget import MemoryBudget, MemoryModel
     from staticgraph.errors import (
         BadGraph,
+        BudgetExceeded,
         GraphTooLarge,
         NotStatic,
         PlanMismatch,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     )
     from staticgraph.loader import StaticLoader
     from staticgraph.nn import convert
+    from staticgraph.probing import probe
     from staticgraph.recordable_optimizer import make_capturable
     from staticgraph.report import Report
     from staticgraph.runner import EvalResult, StaticGraphRunner
@@ -44,12 +47,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "BadGraph": "errors",
     "BucketPlan": "buckets",
+    "BudgetExceeded": "errors",
     "Capacity": "sizes",
     "EvalResult": "runner",
     "Field": "schema",
     "GraphSize": "sizes",
     "GraphStore": "store",
     "GraphTooLarge": "errors",
+    "MemoryBudget": "budget",
+    "MemoryModel": "budget",
     "NotStatic": "errors",
     "PlanMismatch": "errors",
     "Report": "report",
@@ -64,17 +70,21 @@ _HOMES = {
     "datasets": "datasets",
     "make_capturable": "recordable_optimizer",
     "plan_buckets": "buckets",
+    "probe": "probing",
 }
 
 __all__ = [
     "BadGraph",
     "BucketPlan",
+    "BudgetExceeded",
     "Capacity",
     "EvalResult",
     "Field",
     "GraphSize",
     "GraphStore",
     "GraphTooLarge",
+    "MemoryBudget",
+    "MemoryModel",
     "NotStatic",
     "PlanMismatch",
     "Report",
@@ -89,6 +99,7 @@ __all__ = [
     "datasets",
     "make_capturable",
     "plan_buckets",
+    "probe",
 ]
 
 

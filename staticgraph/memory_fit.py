@@ -17,7 +17,7 @@ apart) and where it explains them to within 5%; else a reason.
 
 Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
 exactly and kept apart, so that the fixed term holds only what the step adds and nothing counts
-twice. What it does not do: measure (:mod:`staticgraph.probe`) or decide
+twice. What it does not do: measure (:mod:`staticgraph.probing`) or decide
 (:mod:`staticgraph.budget`). Pure numbers, no torch.
 """
 

@@ -2,7 +2,7 @@
 
 Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
 exactly and kept apart from the fit of what the step adds, so that nothing counts twice. What it
-does not do: measure (:mod:`staticgraph.probe`) or decide (:mod:`staticgraph.budget`). Pure numbers,
+does not do: measure (:mod:`staticgraph.probing`) or decide (:mod:`staticgraph.budget`). Pure numbers,
 no torch.
 """
 

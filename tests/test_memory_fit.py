@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from staticgraph.memory_fit import COUNTS, TERMS, FitRefused, Point, fit
 from staticgraph.memory_forms import line_through, parabola_through, positive_root
-from staticgraph.probe import probe_capacities
+from staticgraph.probing import probe_capacities
 from staticgraph.sizes import Capacity
 
 SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])

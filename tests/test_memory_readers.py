@@ -13,7 +13,7 @@ from staticgraph.errors import BudgetExceeded, ProbeFailed
 from staticgraph.memory_readers import AllocatorReader, Subject
 from staticgraph.memory_readers.live_storages import LiveStorages
 from staticgraph.out_of_memory import is_out_of_memory
-from staticgraph.probe import probe
+from staticgraph.probing import probe
 from staticgraph.sizes import Capacity
 
 SMALL = Capacity(100, 210, 6, 60)

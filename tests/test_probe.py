@@ -22,7 +22,7 @@ from staticgraph.memory_readers import (
     resident_bytes,
 )
 from staticgraph.nn.dense import DenseLayout
-from staticgraph.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.probing import ascending, batch_bytes, probe, probe_capacities
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
 
