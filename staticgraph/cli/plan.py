@@ -1,0 +1,295 @@
+"""``staticgraph plan``: choose the capacities of a data set, or see how well given ones pack."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from staticgraph.buckets import BucketPlan
+    from staticgraph.packing.pack import Packing
+    from staticgraph.sizes import SizeHistogram
+
+EXAMPLE = """\
+examples:
+  staticgraph plan --data examples/data/hiv.npz --batch-size 128 --out plan.json
+  staticgraph plan --histogram sizes.csv --graphs 32 --buckets 3 --plot plan.png
+  staticgraph plan --histogram sizes.csv --efficiency 0.99
+  staticgraph plan --histogram sizes.csv --limits 222 502 --max-graphs 256 --json
+  staticgraph plan --reproduce-paper
+
+A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
+literature; a bucket's capacity has one node and one graph more, which stay padding.
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="choose fixed shapes for a data set, or pack it at given limits",
+        description="Choose the few capacities that carry a data set, or pack it at given limits.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    source = parser.add_argument_group("data (one of)")
+    source.add_argument("--data", metavar="SPEC", help="a data set, as for staticgraph train")
+    source.add_argument("--histogram", type=Path, metavar="FILE", help="sizes and counts as CSV")
+    source.add_argument(
+        "--reproduce-paper",
+        action="store_true",
+        help="print the published efficiencies of tuple packing beside ours",
+    )
+    target = parser.add_argument_group("what to plan (one of; --graphs 128 by default)")
+    target.add_argument(
+        "--batch-size", type=int, metavar="B", help="exactly B graphs in each training batch"
+    )
+    target.add_argument(
+        "--graphs", type=int, metavar="B", help="as many graphs as fit, about B a batch"
+    )
+    target.add_argument(
+        "--efficiency", type=float, metavar="X", help="the smallest limits that fill so much"
+    )
+    target.add_argument(
+        "--limits", type=int, nargs="+", metavar="N", help="pack at these limits: nodes edges ..."
+    )
+    more = parser.add_argument_group("how")
+    more.add_argument("--max-graphs", type=int, metavar="G", help="most graphs in a pack")
+    more.add_argument("--buckets", type=int, metavar="K", help="capacities; by cost if not given")
+    more.add_argument(
+        "--cost",
+        type=float,
+        nargs=4,
+        metavar=("FIXED", "NODE", "EDGE", "PAIR"),
+        help="of a step: FIXED + NODE*N + EDGE*E + PAIR*G*M*M (default: 1000 1 0.5 0)",
+    )
+    more.add_argument(
+        "--certify", action="store_true", help="with --limits: prove how far from best (SciPy)"
+    )
+    more.add_argument(
+        "--compare", action="store_true", help="with --limits: beside the paper's heuristics"
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw sizes, limits and packs (PNG)")
+    out.add_argument("--map", type=Path, metavar="FILE", help="efficiency over limits as CSV")
+    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans, packs or reproduces, and prints what came of it."""
+    _check(args)
+    if args.reproduce_paper:
+        return _reproduce(args)
+    histogram, source = _sizes(args)
+    if args.limits:
+        return _pack(args, histogram)
+    if args.efficiency:
+        return _search(args, histogram)
+    return _plan(args, histogram, source)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Ends with a usage error where the options do not go together."""
+    given = [bool(args.data), bool(args.histogram), args.reproduce_paper]
+    if sum(given) != 1:
+        args.parser.error("give one of --data, --histogram and --reproduce-paper")
+    targets = [args.batch_size, args.graphs, args.efficiency, args.limits]
+    if sum(target is not None for target in targets) > 1:
+        args.parser.error("give one of --batch-size, --graphs, --efficiency and --limits")
+    if (args.certify or args.compare) and not args.limits:
+        args.parser.error("--certify and --compare need --limits")
+    if args.out and (args.limits or args.efficiency or args.reproduce_paper):
+        args.parser.error("--out writes a plan: give --batch-size or --graphs")
+
+
+def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
+    """The histogram, and what to plan for (a store knows its fields)."""
+    from staticgraph.sizes import SizeHistogram
+
+    if args.histogram:
+        histogram = SizeHistogram.from_csv(args.histogram)
+        return histogram, histogram
+    from staticgraph import datasets
+
+    store = datasets.open(args.data)
+    return SizeHistogram.from_sizes(store.sizes), store
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result, seconds of the second run, and what the first took beyond it (compilation)."""
+    begin = time.perf_counter()
+    work()
+    middle = time.perf_counter()
+    result = work()
+    end = time.perf_counter()
+    return result, end - middle, max(0.0, (middle - begin) - (end - middle))
+
+
+def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
+    """Packs at given limits."""
+    from staticgraph.packing.fill import pack_histogram
+
+    def work() -> Packing:
+        return pack_histogram(histogram, args.limits, max_graphs=args.max_graphs)
+
+    packing, seconds, compiling = _timed(work)
+    found = {**packing.to_dict(), "seconds": seconds, "compile_seconds": compiling}
+    if args.certify:
+        from staticgraph.packing.bound import packing_bound
+
+        begin = time.perf_counter()
+        bound = packing_bound(histogram, args.limits, max_graphs=args.max_graphs, start=packing)
+        found["bound"] = bound.packs
+        found["linear_bound"] = bound.linear
+        found["bound_columns"] = bound.columns
+        found["bound_seconds"] = time.perf_counter() - begin
+    if args.compare:
+        found["paper"] = _paper_results(args, histogram)
+    _pictures(args, histogram, [packing])
+    if args.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    _print_packings(args, found)
+    return 0
+
+
+def _paper_results(args: argparse.Namespace, histogram: SizeHistogram) -> dict[str, Any]:
+    """Packs and seconds of each heuristic of the paper."""
+    from staticgraph.packing.paper import HEURISTICS, pack_paper
+
+    results = {}
+    for heuristic in HEURISTICS:
+        begin = time.perf_counter()
+        packing = pack_paper(
+            histogram, args.limits, heuristic=heuristic, max_graphs=args.max_graphs
+        )
+        seconds = time.perf_counter() - begin
+        results[heuristic] = {**packing.to_dict(), "seconds": seconds}
+    return results
+
+
+def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    from staticgraph.table import table
+
+    def row(name: str, values: dict[str, Any]) -> list[str]:
+        filled = [f"{v:.2%}" for k, v in values.items() if k.endswith("_efficiency")]
+        return [name, f"{values['packs']:,}", *filled, f"{1000 * values['seconds']:.1f} ms"]
+
+    components = [k.removesuffix("_efficiency") for k in found if k.endswith("_efficiency")]
+    rows = [row("staticgraph", found)]
+    rows += [row(f"paper, {name}", values) for name, values in found.get("paper", {}).items()]
+    print(f"limits {', '.join(map(str, args.limits))}, at most {args.max_graphs or 'any'} graphs")
+    print(table(["packing", "packs", *(f"{c}s filled" for c in components), "time"], rows))
+    if "bound" in found:
+        print(
+            f"no packing has fewer than {found['bound']:,} packs (linear programming "
+            f"{found['linear_bound']:,.2f}, volume {found['volume_bound']:,})"
+        )
+    else:
+        print(f"no packing has fewer than {found['volume_bound']:,} packs (volume)")
+
+
+def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
+    """The smallest limits that reach an efficiency."""
+    from staticgraph.packing.limits import limits_for_efficiency
+
+    choice = limits_for_efficiency(histogram, args.efficiency, max_graphs=args.max_graphs)
+    limits = choice.limits.tolist()
+    found = {
+        "limits": limits,
+        "reached": choice.reached,
+        "reason": choice.reason,
+        **choice.packing.to_dict(),
+    }
+    _pictures(args, histogram, [choice.packing])
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(f"limits {', '.join(map(str, limits))} (capacity {choice.capacity})")
+        print(f"{choice.packing.harmonic_mean:.2%} filled (harmonic mean): {choice.reason}")
+    return 0
+
+
+def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> int:
+    """Chooses the capacities."""
+    from staticgraph.buckets import plan_buckets
+    from staticgraph.packing.cost import StepCost
+    from staticgraph.plan_report import PlanReport
+
+    price = StepCost(*args.cost) if args.cost else StepCost()
+    begin = time.perf_counter()
+    plan = plan_buckets(
+        source,
+        args.batch_size,
+        num_buckets=args.buckets,
+        graphs=args.graphs or 128,
+        cost=price,
+    )
+    report = PlanReport.of(plan, histogram, price, time.perf_counter() - begin)
+    if args.out:
+        plan.save(args.out)
+    _pictures(args, histogram, [], plan)
+    print(json.dumps(report.to_dict(), indent=1) if args.json else report)
+    return 0
+
+
+def _pictures(
+    args: argparse.Namespace,
+    histogram: SizeHistogram,
+    packings: list[Packing],
+    plan: BucketPlan | None = None,
+) -> None:
+    """Writes what --plot and --map ask for."""
+    if not (args.plot or args.map):
+        return
+    from staticgraph import plots_plan
+
+    shown = plots_plan.map_around(histogram, args.max_graphs)
+    if args.map:
+        plots_plan.save_map(args.map, shown)
+    if args.plot:
+        plots_plan.save_plan_picture(args.plot, histogram, shown, packings, plan)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    """The published figures beside ours."""
+    from staticgraph.reproduction import reproduce
+    from staticgraph.table import table
+
+    rows = reproduce()
+    if args.json:
+        print(json.dumps([row.to_dict() for row in rows], indent=1))
+        return 0
+
+    def pair(values: tuple[float, float] | None) -> str:
+        return "-" if values is None else f"{values[0]:.2f} {values[1]:.2f}"
+
+    def mean(values: tuple[float, float] | None) -> str:
+        return "-" if values is None else f"{2 / (1 / values[0] + 1 / values[1]):.2f}"
+
+    print("node and edge efficiency in percent; printed figures are those of the paper's tutorial")
+    print(
+        table(
+            ["data", "limits", "method", "printed", "ours", "harmonic", "packs", "note"],
+            [
+                [
+                    row.data,
+                    f"{row.nodes} {row.edges}",
+                    row.method,
+                    pair(row.published),
+                    pair(row.ours),
+                    mean(row.ours),
+                    "-" if row.packs is None else f"{row.packs:,}",
+                    row.note,
+                ]
+                for row in rows
+            ],
+        )
+    )
+    return 0

@@ -1,0 +1,183 @@
+"""The picture of a plan: where the graphs lie, how limits fill, and how full the packs are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from staticgraph.batching import Batcher
+from staticgraph.buckets import BucketPlan, sizes_of
+from staticgraph.packing.limits import EfficiencyMap, efficiency_map
+from staticgraph.packing.pack import Packing
+from staticgraph.packing.several import SeveralChoice, knee
+from staticgraph.sizes import SizeHistogram
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+NODES, EDGES, GRAPHS, MARK = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+# The map goes from the largest graph to so many times it, with so many steps a side.
+MAP_REACH, MAP_STEPS = 3.0, 36
+
+
+def map_around(histogram: SizeHistogram, max_graphs: int | None = None) -> EfficiencyMap:
+    """Efficiencies over limits from the largest graph upwards (paper, figure 5)."""
+    nodes, edges = histogram.maxima[:2].tolist()
+    grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
+    steps = np.linspace(1.0, MAP_REACH, MAP_STEPS)
+    return efficiency_map(
+        histogram,
+        np.unique(np.ceil(max(1, nodes) * steps).astype(np.int64)),
+        np.unique(np.ceil(max(1, edges) * steps / grain).astype(np.int64) * grain),
+        max_graphs=max_graphs,
+    )
+
+
+def save_map(path: Path, shown: EfficiencyMap) -> None:
+    """Writes the map as ``max_nodes,max_edges,harmonic_mean``."""
+    lines = ["max_nodes,max_edges,harmonic_mean"]
+    for a, nodes in enumerate(shown.nodes):
+        for b, edges in enumerate(shown.edges):
+            lines.append(f"{nodes},{edges},{shown.harmonic[a, b]:.6f}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def save_plan_picture(
+    path: Path,
+    histogram: SizeHistogram,
+    shown: EfficiencyMap,
+    packings: Sequence[Packing],
+    plan: BucketPlan | None = None,
+) -> None:
+    """Writes a PNG of three panels: sizes and buckets, efficiency over limits, filling of packs."""
+    figure = _figure((15, 4.8))
+    left, middle, right = figure.subplots(1, 3)
+    draw_sizes(left, histogram, plan, packings)
+    draw_map(middle, shown, packings)
+    draw_filling(right, *_fills(histogram, packings, plan))
+    figure.savefig(path, dpi=110)
+
+
+def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> None:
+    """Writes a PNG of the cost of an epoch against the number of buckets, a line for each name."""
+    figure = _figure((7, 4.5))
+    axes = figure.subplots()
+    for (name, line), colour in zip(
+        choices.items(), (NODES, EDGES, GRAPHS, MARK, "#CC79A7", "#56B4E9"), strict=False
+    ):
+        costs = np.array([choice.cost for choice in line]) / line[0].cost
+        number = np.arange(1, len(costs) + 1)
+        axes.plot(number, costs, "o-", color=colour, label=name)
+        at = knee(line)
+        axes.plot(number[at], costs[at], "s", color=colour, markersize=11, fillstyle="none")
+    axes.set(
+        xlabel="buckets",
+        ylabel="cost of an epoch, one bucket = 1",
+        yscale="log",
+        title="What several buckets save (square: the last that saves 5%)",
+    )
+    axes.set_xticks(range(1, 1 + max(len(line) for line in choices.values())))
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3, which="both")
+    figure.savefig(path, dpi=110)
+
+
+def draw_sizes(
+    axes: Axes, histogram: SizeHistogram, plan: BucketPlan | None, packings: Sequence[Packing]
+) -> None:
+    """The histogram, one dot a size, and the mean size with the capacities as a ratio of it."""
+    nodes, edges = histogram.sizes[:, 0], histogram.sizes[:, 1]
+    area = 4 + 60 * histogram.counts / histogram.counts.max()
+    axes.scatter(nodes, edges, s=area, color=NODES, alpha=0.5, linewidths=0)
+    axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
+    title = f"{histogram.num_graphs:,} graphs of {len(nodes):,} sizes"
+    if plan is not None:
+        for number, capacity in enumerate(plan.capacities):
+            axes.axvline(capacity.max_graph_nodes, color=MARK, linewidth=1)
+            axes.annotate(
+                f"bucket {number}\n{capacity.nodes:,} nodes\n{capacity.edges:,} edges\n"
+                f"{capacity.graphs:,} graphs",
+                (capacity.max_graph_nodes, 0.98 - 0.24 * (number % 4)),
+                xycoords=("data", "axes fraction"),
+                xytext=(-4, 0),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+                fontsize=8,
+                color=MARK,
+            )
+        title += "; lines: the largest graph of a bucket"
+    else:
+        for packing in packings:
+            axes.plot(*packing.limits[:2], "P", color=MARK, label="limits of a pack")
+        axes.legend(frameon=False, loc="lower right")
+    axes.set_title(title, fontsize=10)
+
+
+def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
+    """The harmonic mean of the efficiencies over limits, with the best marked."""
+    mesh = axes.pcolormesh(
+        shown.edges, shown.nodes, 100 * shown.harmonic, cmap="cividis", shading="nearest"
+    )
+    axes.figure.colorbar(mesh, ax=axes, label="harmonic mean of the efficiencies, %")
+    nodes, edges, value = shown.best
+    axes.plot(edges, nodes, "o", color=MARK, fillstyle="none", markersize=12, markeredgewidth=2)
+    for packing in packings:
+        if packing.limits[0] <= shown.nodes[-1] and packing.limits[1] <= shown.edges[-1]:
+            axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
+    axes.set(xlabel="limit on edges", ylabel="limit on nodes")
+    axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}", fontsize=10)
+
+
+def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
+    """How full the packs are, the fullest first."""
+    for values, colour, name in ((nodes, NODES, "nodes"), (edges, EDGES, "edges")):
+        ranked = np.sort(values)[::-1]
+        share = np.arange(1, len(ranked) + 1) / len(ranked)
+        label = f"{name}: {values.mean():.2%} on average"
+        axes.plot(100 * share, 100 * ranked, color=colour, label=label)
+    low = min(nodes.min(initial=1.0), edges.min(initial=1.0))
+    axes.set(
+        xlabel="packs, the fullest first, %",
+        ylabel="real over physical rows, %",
+        ylim=(max(0.0, 100 * np.floor(20 * low) / 20 - 2), 101),
+    )
+    axes.set_title(f"filling of {len(nodes):,} packs", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower left")
+
+
+def _fills(
+    histogram: SizeHistogram, packings: Sequence[Packing], plan: BucketPlan | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """``[packs]`` filling of nodes and of edges, of given packings or an epoch of a plan."""
+    if plan is None:
+        filled = [
+            np.repeat(p.loads[:, :2] / np.maximum(1, p.limits[:2]), p.counts, axis=0)
+            for p in packings
+        ]
+        both = np.concatenate(filled)
+        return both[:, 0], both[:, 1]
+    sizes = sizes_of(histogram)
+    batches = Batcher(sizes, plan, exact=plan.batch_size is not None, shuffle=True).epoch(0)
+    rows = np.array(
+        [(plan.capacities[b.bucket].nodes, plan.capacities[b.bucket].edges) for b in batches]
+    )
+    real = np.array([sizes[b.ids].sum(axis=0) for b in batches])
+    both = real / np.maximum(1, rows)
+    return both[:, 0], both[:, 1]
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    """A figure that draws without a display, whatever backend the user chose."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
