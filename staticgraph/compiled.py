@@ -21,6 +21,7 @@ from staticgraph.cuda_graph import recorded_graphs, skipped_recordings
 from staticgraph.errors import NotStatic
 from staticgraph.modes import Mode
 from staticgraph.obstacles import obstacles
+from staticgraph.tracing import tracing_options
 
 
 @dataclass(slots=True)
@@ -113,7 +114,8 @@ class CompiledFunction:
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
         before, started = self.counts.snapshot(self._device), time.perf_counter()
         try:
-            result = self._call(*tensors)
+            with tracing_options():
+                result = self._call(*tensors)
         except TorchDynamoException as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):

@@ -18,6 +18,7 @@ from staticgraph.batch import StaticBatch
 from staticgraph.losses import masked_mean, without_missing
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
+from staticgraph.padding import sanitized, zero_padding
 
 Loss = Callable[[Any, StaticBatch], Tensor]
 
@@ -31,6 +32,7 @@ class Computation:
         loss: one value a row.
         autocast: the dtype of forward and loss, or None.
         device: where the model is.
+        sanitize: set padding rows of the input to zero inside the step.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Computation:
         loss: Loss | None,
         autocast: torch.dtype | None,
         device: torch.device,
+        sanitize: bool = False,
     ) -> None:
         self._model = model
         self._forward = forward or forward_of(model)
         self._loss = loss
         self._autocast = autocast
         self._device = device
+        self._sanitize = sanitize
         self._context = context_of(model)
         self._static_calls = StaticCalls(model, self._context)
 
@@ -60,6 +64,8 @@ class Computation:
 
     def run(self, phase: str, batch: StaticBatch) -> Any:
         """The output for phase ``forward``, the mean loss for ``step``."""
+        if self._sanitize:
+            batch = sanitized(batch)
         self._context.enter(batch)
         precision = (
             nullcontext()
@@ -67,7 +73,7 @@ class Computation:
             else torch.autocast(self._device.type, dtype=self._autocast)
         )
         with precision:
-            out = self._forward(self._model, batch)
+            out = zero_padding(self._forward(self._model, batch), batch)
             result = out if phase == "forward" else self.mean_loss(out, batch)
         self._context.leave()
         return result

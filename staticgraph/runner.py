@@ -89,6 +89,8 @@ class StaticGraphRunner:
         on_miss: what ``cuda-graph`` does with a batch whose key was not recorded by
             :meth:`warmup`: ``error``, or ``eager`` (counted in the report).
         recorder: makes what records, given the device; CUDA graphs by default.
+        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
+            filled by this library can have anything else there.
 
     Raises:
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
@@ -110,6 +112,7 @@ class StaticGraphRunner:
         scope: Scope = "step",
         on_miss: OnMiss = "error",
         recorder: Callable[[torch.device], Recorder] | None = None,
+        sanitize: bool = False,
     ) -> None:
         self.model = model
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
@@ -119,7 +122,7 @@ class StaticGraphRunner:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.clip_norm = clip_norm
         self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
-        self._computation = Computation(model, forward, loss, autocast, self.device)
+        self._computation = Computation(model, forward, loss, autocast, self.device, sanitize)
         self._scope: Scope = scope
         self._on_miss: OnMiss = on_miss
         self._recorder = recorder or CudaGraphRecorder
