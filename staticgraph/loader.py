@@ -71,32 +71,31 @@ class StaticLoader:
         **batching: Any,
     ) -> None:
         self.store = store
-        self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self.device = torch.device(device)
         self.num_workers = num_workers
-        _check_plan(self.plan, store)
-        self.layouts = [
-            SlotLayout(bucket, capacity, store.schema, pointers)
-            for bucket, capacity in enumerate(self.plan.capacities)
-        ]
+        given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        _check_plan(given, store)
         self._batcher = Batcher(
             store.sizes,
-            self.plan,
-            indices=None if indices is None else np.asarray(indices, dtype=np.int64),
-            exact=self.plan.batch_size is not None if exact is None else exact,
+            given,
+            indices=None if indices is None else np.asarray(indices),
+            exact=given.batch_size is not None if exact is None else exact,
             shuffle=shuffle,
             seed=seed,
             rank=rank,
             world_size=world_size,
             **batching,
         )
+        self.plan = self._batcher.plan  # oversize="bucket" may have added one
+        self.layouts = [
+            SlotLayout(bucket, capacity, store.schema, pointers)
+            for bucket, capacity in enumerate(self.plan.capacities)
+        ]
         ahead = num_workers + 1 if num_workers else 0
         on_cuda = self.device.type == "cuda"
         self._staging = SlotPool(self.layouts, 2 + ahead, pinned=True) if on_cuda else None
         self._pool = SlotPool(self.layouts, slots if on_cuda else slots + ahead, device=self.device)
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
-        self._epoch = 0
-        self._position = 0
         self._resumed = False
 
     @property
@@ -107,47 +106,44 @@ class StaticLoader:
     @property
     def epoch(self) -> int:
         """The epoch that is being iterated, or comes next."""
-        return self._epoch
+        return self._batcher.current_epoch
 
     def __len__(self) -> int:
         """Batches of the present epoch."""
-        return len(self._batcher.epoch(self._epoch))
+        return len(self._batcher)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts the next iteration at the beginning of this epoch."""
-        self._epoch, self._position, self._resumed = epoch, 0, False
+        self._batcher.current_epoch, self._batcher.position = epoch, 0
+        self._resumed = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: the batches handed out count as done."""
-        return {"epoch": self._epoch, "position": self._position, "plan": self.plan.digest}
+        """Where the loader stands: the batches handed out count as done. Plain values."""
+        return self._batcher.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues, with the next iteration, after the last batch that was handed out.
 
         Raises:
-            PlanMismatch: the state comes from a loader over another plan.
+            ValueError: the state comes from a loader over other graphs, another plan, order or
+                number of ranks; the message says which.
         """
-        if state.get("plan") != self.plan.digest:
-            raise PlanMismatch(
-                f"the saved position belongs to a plan for data {state.get('plan')}, this loader's "
-                f"is for {self.plan.digest}: resume with the data and the plan of the first run"
-            )
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._batcher.load_state_dict(state)
         self._resumed = True
 
     def __iter__(self) -> Iterator[StaticBatch]:
-        if self._position and not self._resumed:  # the last iteration was broken off
-            self.set_epoch(self._epoch + 1)
+        if self._batcher.position and not self._resumed:  # the last iteration was broken off
+            self.set_epoch(self.epoch + 1)
         self._resumed = False
-        batches = self._batcher.epoch(self._epoch)[self._position :]
+        batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
         filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
         for ids, slot, real in filled:
             batch = self._hand_over(ids.bucket, slot, real)
             del slot  # the batch alone holds it
-            self._position += 1
+            self._batcher.position += 1
             yield batch
             del batch
-        self.set_epoch(self._epoch + 1)
+        self.set_epoch(self.epoch + 1)
 
     # ------------------------------------------------------------------ filling
 

@@ -140,3 +140,21 @@ def test_a_failed_fill_returns_its_slot(esol, plan, monkeypatch):
             with pytest.raises(OSError, match="the disk is gone"):
                 next(iter(loader))
     assert len(ids_of(loader)) == len(loader)
+
+
+def test_a_saved_position_of_another_loader_is_refused(esol, plan):
+    state = sg.StaticLoader(esol, plan, shuffle=True, seed=1).state_dict()
+    with pytest.raises(ValueError, match="seed was 1 and is 2"):
+        sg.StaticLoader(esol, plan, shuffle=True, seed=2).load_state_dict(state)
+
+
+def test_oversize_graphs_get_a_bucket_or_are_skipped(esol):
+    small = [(30, 80, 9)]
+    added = sg.StaticLoader(esol, small, oversize="bucket")
+    assert len(added.plan.capacities) == 2
+    assert sorted(chain(*ids_of(added))) == list(range(len(esol)))
+    skipping = sg.StaticLoader(esol, small, oversize="skip")
+    kept = sorted(chain(*ids_of(skipping)))
+    fits = np.flatnonzero((esol.sizes <= (29, 80)).all(1)).tolist()
+    assert kept == fits
+    assert skipping.batcher.stats.skipped == len(esol) - len(fits)
