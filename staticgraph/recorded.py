@@ -30,7 +30,7 @@ from staticgraph.modes import Mode
 from staticgraph.recordable_optimizer import RecordableOptimizer
 from staticgraph.recorder import Recorder, Recording
 from staticgraph.slots import Slot, SlotLayout
-from staticgraph.training_state import untouched
+from staticgraph.training_state import train, untouched
 
 Scope = Literal["forward", "forward_backward", "step"]
 SCOPES: tuple[Scope, ...] = ("forward", "forward_backward", "step")
@@ -141,7 +141,7 @@ class RecordedSteps:
         body = self._body(key)
         try:
             with untouched(self._model, self._optimizer):
-                self._model.train(phase == "step")
+                train(self._model) if phase == "step" else self._model.eval()
                 self._recorder.warm(body, WARM_RUNS)
                 self._recordings[key] = self._recorder.record(body)
                 self._grads[key] = [parameter.grad for parameter in self._model.parameters()]

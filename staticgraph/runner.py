@@ -39,7 +39,7 @@ from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
 from staticgraph.statistics import BucketStatistics
 from staticgraph.store import GraphStore
-from staticgraph.training_state import untouched
+from staticgraph.training_state import train, untouched
 from staticgraph.verification import Verification, verify
 
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
@@ -159,8 +159,7 @@ class StaticGraphRunner:
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
-        if not self.model.training:
-            self.model.train()
+        train(self.model)
         statistics = self._statistics[batch.bucket]
         with statistics.timed():
             if self.mode.own and self._scope != "forward":
@@ -188,7 +187,7 @@ class StaticGraphRunner:
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
         assert self.optimizer is not None
-        self.model.train(True)
+        train(self.model)
         with self._computation.active():
             self.optimizer.zero_grad(set_to_none=True)
             loss = self._computation.run("step", batch)
@@ -334,10 +333,10 @@ class StaticGraphRunner:
         batch = StaticBatch.blank(layout, self.device)
         for _ in range(RECORDING_RUNS if self.mode.recording else 1):
             if phase == "step":
-                self.model.train()
+                train(self.model)
                 self._run("step", batch, counted=False).backward()
             elif phase == "forward":
-                self.model.train()
+                train(self.model)
                 self._run("forward", batch, counted=False)
             elif phase == "eval":
                 with self._evaluating():

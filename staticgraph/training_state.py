@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 
+def train(model: torch.nn.Module) -> None:
+    """Training mode, where the model as a whole is not in it; a model that is may hold layers
+    frozen in evaluation mode, which stay so."""
+    if not model.training:
+        model.train()
+
+
 class SavedTraining:
     """Parameters, buffers, gradients, optimizer state and random state, to be put back in place:
     addresses stay, values return. State that did not exist is put back to zeros."""

@@ -319,6 +319,19 @@ def test_without_warmup_a_key_is_recorded_at_its_first_batch(hiv):
     assert [bucket.recordings for bucket in runner.report().buckets] == [1, 1]
 
 
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
+def test_a_frozen_layer_stays_frozen(hiv, mode):
+    model = Net()
+    model.conv.nn[1].eval()
+    own = mode == "cuda-graph"
+    runner = runner_of(model, hiv) if own else eager_of(model, adam(model))
+    for batch in batches_of(hiv, 4):
+        runner.step(batch)
+        runner.eval_step(batch)
+    assert bool((model.conv.nn[1].running_mean == 0).all())
+    assert not model.conv.nn[1].training
+
+
 def test_gradients_belong_to_the_bucket_that_ran(hiv):
     """Scope forward_backward: after each replay, ``grad`` is that bucket's, whatever ran before."""
     torch.manual_seed(0)
