@@ -91,6 +91,26 @@ def test_damage_is_named_with_file_and_offset(tmp_path):
         EmbeddingFile(tmp_path / "elsewhere")
 
 
+def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
+    """A kill keeps the page cache, a power cut does not: the order of the calls is what protects."""
+    file = made(tmp_path)
+    calls = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        calls.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    file.commit()
+    assert calls == ["embeddings.bin", ".commit.bin", "replace", tmp_path.name]
+
+
 # ---------------------------------------------------------------------- killed and restarted
 
 
