@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 NODES, EDGES, GRAPHS, MARK = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+LINES = (MARK, EDGES, GRAPHS, "#CC79A7", "#56B4E9")
 # The map goes from the largest graph to so many times it, with so many steps a side.
 MAP_REACH, MAP_STEPS = 3.0, 36
 
@@ -55,7 +56,7 @@ def save_plan_picture(
     plan: BucketPlan | None = None,
 ) -> None:
     """Writes a PNG of three panels: sizes and buckets, efficiency over limits, filling of packs."""
-    figure = _figure((15, 4.8))
+    figure = _figure((16, 4.8))
     left, middle, right = figure.subplots(1, 3)
     draw_sizes(left, histogram, plan, packings)
     draw_map(middle, shown, packings)
@@ -67,9 +68,7 @@ def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> No
     """Writes a PNG of the cost of an epoch against the number of buckets, a line for each name."""
     figure = _figure((7, 4.5))
     axes = figure.subplots()
-    for (name, line), colour in zip(
-        choices.items(), (NODES, EDGES, GRAPHS, MARK, "#CC79A7", "#56B4E9"), strict=False
-    ):
+    for (name, line), colour in zip(choices.items(), (NODES, *LINES), strict=False):
         costs = np.array([choice.cost for choice in line]) / line[0].cost
         number = np.arange(1, len(costs) + 1)
         axes.plot(number, costs, "o-", color=colour, label=name)
@@ -92,31 +91,24 @@ def draw_sizes(
 ) -> None:
     """The histogram, one dot a size, and the mean size with the capacities as a ratio of it."""
     nodes, edges = histogram.sizes[:, 0], histogram.sizes[:, 1]
-    area = 4 + 60 * histogram.counts / histogram.counts.max()
-    axes.scatter(nodes, edges, s=area, color=NODES, alpha=0.5, linewidths=0)
+    order = np.argsort(histogram.counts)  # the frequent sizes on top
+    dots = axes.scatter(
+        nodes[order], edges[order], s=9, c=histogram.counts[order], cmap="viridis_r", norm="log"
+    )
+    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
     axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
-    title = f"{histogram.num_graphs:,} graphs of {len(nodes):,} sizes"
-    if plan is not None:
-        for number, capacity in enumerate(plan.capacities):
-            axes.axvline(capacity.max_graph_nodes, color=MARK, linewidth=1)
-            axes.annotate(
-                f"bucket {number}\n{capacity.nodes:,} nodes\n{capacity.edges:,} edges\n"
-                f"{capacity.graphs:,} graphs",
-                (capacity.max_graph_nodes, 0.98 - 0.24 * (number % 4)),
-                xycoords=("data", "axes fraction"),
-                xytext=(-4, 0),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=8,
-                color=MARK,
-            )
-        title += "; lines: the largest graph of a bucket"
-    else:
-        for packing in packings:
-            axes.plot(*packing.limits[:2], "P", color=MARK, label="limits of a pack")
-        axes.legend(frameon=False, loc="lower right")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(f"{histogram.num_graphs:,} graphs of {len(nodes):,} sizes", fontsize=10)
+    capacities = () if plan is None else plan.capacities
+    for number, capacity in enumerate(capacities):
+        label = (
+            f"bucket {number}: graphs to {capacity.max_graph_nodes:,} nodes in batches of\n"
+            f"{capacity.nodes:,} nodes, {capacity.edges:,} edges, {capacity.graphs:,} graphs"
+        )
+        colour = LINES[number % len(LINES)]
+        axes.axvline(capacity.max_graph_nodes, color=colour, linewidth=1.5, label=label)
+    for packing in packings if plan is None else ():
+        axes.plot(*packing.limits[:2], "P", color=MARK, label="limits of a pack")
+    axes.legend(frameon=True, fontsize=7, loc="best")
 
 
 def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
@@ -131,6 +123,7 @@ def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> N
         if packing.limits[0] <= shown.nodes[-1] and packing.limits[1] <= shown.edges[-1]:
             axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
     axes.set(xlabel="limit on edges", ylabel="limit on nodes")
+    axes.locator_params(axis="x", nbins=5)
     axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}", fontsize=10)
 
 
@@ -141,11 +134,12 @@ def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
         share = np.arange(1, len(ranked) + 1) / len(ranked)
         label = f"{name}: {values.mean():.2%} on average"
         axes.plot(100 * share, 100 * ranked, color=colour, label=label)
-    low = min(nodes.min(initial=1.0), edges.min(initial=1.0))
+    few = min(0.02, 2.0 / len(nodes))  # the last packs may be nearly empty: not shown
+    low = min(float(np.quantile(nodes, few)), float(np.quantile(edges, few)))
     axes.set(
         xlabel="packs, the fullest first, %",
         ylabel="real over physical rows, %",
-        ylim=(max(0.0, 100 * np.floor(20 * low) / 20 - 2), 101),
+        ylim=(max(0.0, 100 * np.floor(20 * low) / 20 - 1), 100.5),
     )
     axes.set_title(f"filling of {len(nodes):,} packs", fontsize=10)
     axes.grid(alpha=0.3)
