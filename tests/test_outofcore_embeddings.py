@@ -92,7 +92,7 @@ def test_damage_is_named_with_file_and_offset(tmp_path):
 
 
 def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
-    """A kill keeps the page cache, a power cut does not: the order of the calls is what protects."""
+    """A kill keeps the page cache, a power cut does not: what protects is the order of calls."""
     file = made(tmp_path)
     calls = []
     fsync, replace = os.fsync, os.replace

@@ -195,9 +195,10 @@ class HopBatch:
         mask: ``[R]`` bool; real rows.
         x: ``[R, F]`` features, zeros in the padding; None until filled.
         y: ``[N_0]`` labels of the seeds, None where there are none.
+        copied: recorded when a device has its copy; the slot is not filled again before.
     """
 
-    __slots__ = ("capacity", "degree", "mask", "rows", "rung", "tables", "x", "y")
+    __slots__ = ("capacity", "copied", "degree", "mask", "rows", "rung", "tables", "x", "y")
 
     def __init__(self, capacity: HopCapacity, rung: int | None, pinned: bool = False) -> None:
         rows, sizes = capacity.rows, zip(capacity.nodes, capacity.widths, strict=False)
@@ -210,6 +211,7 @@ class HopBatch:
         )
         self.x: Tensor | None = None
         self.y: Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
 
     @property
     def hops(self) -> int:

@@ -285,6 +285,8 @@ class SampledLoader:
                 hops = HopBatch(self.ladder.rungs[rung], rung, self._pinned)
         if hops is None:
             hops = HopBatch(exact_capacity(sample), None)
+        if hops.copied is not None:
+            hops.copied.synchronize()
         hops.fill(sample, resident.degrees)
         width = resident.features.shape[1]
         if width:

@@ -66,13 +66,14 @@ class HopRunner:
             if self.mode.compiled
             else None
         )
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
 
     def __call__(self, hops: HopBatch) -> Tensor:
         """``[N_0, out]`` of a batch."""
         assert hops.x is not None
         x = hops.x.float()
-        inputs = [t.to(self.device, non_blocking=True) for t in (x, hops.degree, *hops.tables)]
+        inputs = self._on_device(hops, [x, hops.degree, *hops.tables])
         if self._compiler is None or hops.rung is None:
             return self._forward(*inputs)
         key = (hops.rung, self.model.training)
@@ -84,6 +85,20 @@ class HopRunner:
             phase = "train" if self.model.training else "eval"
             self.compiled[key] = self._compiler(run, f"rung {hops.rung} {phase}")
         return self.compiled[key](*inputs)
+
+    def _on_device(self, hops: HopBatch, tensors: list[Tensor]) -> list[Tensor]:
+        """Copies, on a stream of their own on CUDA, so that they run beside the step before."""
+        if self._stream is None:
+            return [tensor.to(self.device) for tensor in tensors]
+        present = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._stream):
+            copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+            hops.copied = hops.copied or torch.cuda.Event()
+            hops.copied.record()
+        present.wait_stream(self._stream)
+        for copy in copies:
+            copy.record_stream(present)
+        return copies
 
     def _forward(self, x: Tensor, degree: Tensor, *tables: Tensor) -> Tensor:
         return self.model(x, _Tables(degree, tables))
@@ -118,7 +133,9 @@ class NodeTrainer:
         started, waited = time.perf_counter(), self.loader.waited_s
         read = self.loader.states.partitions_read
         self.model.train()
-        loss_sum = right = seeds = batches = 0.0
+        # Kept on the device: reading a number each step would make it wait for every batch.
+        loss_sum, right = torch.zeros(2, dtype=torch.float64, device=self.runner.device)
+        seeds = batches = 0
         for batch in self.loader:
             out, y = self._out(batch.hops)
             loss = nn.functional.cross_entropy(out, y, ignore_index=-1)
@@ -126,15 +143,15 @@ class NodeTrainer:
             loss.backward()
             self.optimizer.step()
             n = len(batch.seeds)
-            loss_sum += float(loss.detach()) * n
-            right += float((out.argmax(1) == y).sum())
+            loss_sum += loss.detach() * n
+            right += (out.argmax(1) == y).sum()
             seeds, batches = seeds + n, batches + 1
         return NodeEpoch(
             epoch=self.loader.epoch,
-            loss=loss_sum / max(1, seeds),
-            accuracy=right / max(1, seeds),
-            seeds=int(seeds),
-            batches=int(batches),
+            loss=float(loss_sum) / max(1, seeds),
+            accuracy=float(right) / max(1, seeds),
+            seeds=seeds,
+            batches=batches,
             partitions_read=self.loader.states.partitions_read - read,
             seconds=time.perf_counter() - started,
             waited_s=self.loader.waited_s - waited,
