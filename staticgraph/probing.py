@@ -241,7 +241,7 @@ def _model_of(
     return MemoryModel(
         fit=found,
         resident=resident_bytes(subject),
-        batch=batch_bytes(subject.schema),
+        batch=batch_bytes(subject.schema, subject.pointers),
         update_bytes=max(reading.update for reading in every),
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
@@ -252,11 +252,11 @@ def _model_of(
     )
 
 
-def batch_bytes(schema: Schema) -> BatchBytes:
+def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     """Bytes of a slot for any capacity, alignment counted in full for every array."""
 
     def unaligned(nodes: int, edges: int, graphs: int) -> int:
-        layout = SlotLayout(0, Capacity(nodes, edges, graphs, 1), schema)
+        layout = SlotLayout(0, Capacity(nodes, edges, graphs, 1), schema, pointers)
         return sum(entry.nbytes for entry in layout.entries)
 
     base = unaligned(100, 200, 50)
@@ -265,7 +265,7 @@ def batch_bytes(schema: Schema) -> BatchBytes:
         unaligned(100, 201, 50) - base,
         unaligned(100, 200, 51) - base,
     )
-    entries = len(SlotLayout(0, Capacity(100, 200, 50, 1), schema).entries)
+    entries = len(SlotLayout(0, Capacity(100, 200, 50, 1), schema, pointers).entries)
     fixed = base - 100 * node - 200 * edge - 50 * graph + entries * ALIGNMENT
     return BatchBytes(fixed, node, edge, graph)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch_geometric
 
+from staticgraph.byte_sizes import human_bytes
 from staticgraph.table import table
 
 
@@ -36,6 +37,8 @@ class BucketReport:
     compile_s: float
     step_ms: float | None
     step_ms_p90: float | None
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,12 @@ class Report:
             "step ms",
             "p90",
         )
+        if any(b.predicted_bytes is not None for b in self.buckets):
+            headers = (*headers, "predicted", "measured")
+            rows = [
+                (*row, _bytes(b.predicted_bytes), _bytes(b.measured_bytes))
+                for row, b in zip(rows, self.buckets, strict=True)
+            ]
         precision = f", autocast {self.autocast}" if self.autocast else ""
         lines = [
             f"{self.model} on {self.device}, mode {self.mode} ({self.mode_reason}){precision}",
@@ -130,6 +139,10 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "torch_geometric": torch_geometric.__version__,
     }
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else human_bytes(count)
 
 
 def _percent(share: float | None) -> str:

@@ -26,6 +26,8 @@ from staticgraph import warm_start
 from staticgraph.arguments import Forward
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
+from staticgraph.budget import MemoryBudget, MemoryModel
+from staticgraph.commitments import Commitments, RunnerStats, drop_recordings
 from staticgraph.compiled import CompiledFunction
 from staticgraph.computation import Computation, Loss
 from staticgraph.loader import StaticLoader
@@ -91,8 +93,11 @@ class StaticGraphRunner:
         recorder: makes what records, given the device; CUDA graphs by default.
         sanitize: set padding rows of every input to zero inside the step; only a batch that was not
             filled by this library can have anything else there.
+        budget: a cap on what this runner makes torch hold; see :mod:`staticgraph.commitments`.
+        memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
 
     Raises:
+        BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
         NotStatic: the optimizer's step cannot be recorded.
     """
@@ -113,6 +118,8 @@ class StaticGraphRunner:
         on_miss: OnMiss = "error",
         recorder: Callable[[torch.device], Recorder] | None = None,
         sanitize: bool = False,
+        budget: MemoryBudget | None = None,
+        memory: MemoryModel | None = None,
     ) -> None:
         self.model = model
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
@@ -134,6 +141,9 @@ class StaticGraphRunner:
         self._warmed_up = False
         self._warmup_s: float | None = None
         self._cached = False
+        self._commitments = budget and Commitments.of(
+            model, self.plan, budget, memory, loss, optimizer, forward, autocast
+        )
 
     # ------------------------------------------------------------------ running
 
@@ -324,7 +334,20 @@ class StaticGraphRunner:
         )
         return recorded
 
+    def _tear_down(self) -> None:
+        self.close()
+        self._compiled.clear()
+        if self.mode.recording:
+            drop_recordings(self.device)
+
     def _warm(self, bucket: int, phase: str, schema: Schema) -> None:
+        if self._commitments is None:
+            self._warm_key(bucket, phase, schema)
+        else:
+            with self._commitments.recording(bucket, self._tear_down):
+                self._warm_key(bucket, phase, schema)
+
+    def _warm_key(self, bucket: int, phase: str, schema: Schema) -> None:
         layout = SlotLayout(bucket, self.plan.capacities[bucket], schema, self._pointers)
         if self._recorded is not None and self._records(phase, phase != "step"):
             with self._computation.active():
@@ -345,6 +368,10 @@ class StaticGraphRunner:
                 raise ValueError(f"phase {phase!r}; choose of 'step', 'eval', 'forward'")
 
     # ------------------------------------------------------------------ reporting
+
+    def stats(self) -> RunnerStats:
+        """What the runner holds under its budget; it grows, then stays, and never passes it."""
+        return RunnerStats() if self._commitments is None else self._commitments.stats
 
     def report(self) -> Report:
         """What ran so far, bucket by bucket."""
@@ -375,7 +402,10 @@ class StaticGraphRunner:
             warmup_s=self._warmup_s,
             warm_start=self._cached,
             buckets=tuple(
-                statistics.report(bucket, [counts for _, counts in keys[bucket]], recorded[bucket])
+                replace(
+                    statistics.report(bucket, [c for _, c in keys[bucket]], recorded[bucket]),
+                    **(self._commitments.of_bucket(bucket) if self._commitments else {}),
+                )
                 for bucket, statistics in enumerate(self._statistics)
             ),
             fallbacks=(*skipped, *missed),
@@ -398,6 +428,8 @@ class StaticGraphRunner:
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
+        if self._commitments is not None:
+            self._commitments.use(batch.bucket)
         if counted and batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, phase)
         with self._computation.active():

@@ -332,3 +332,19 @@ def test_the_table_tells_measured_fitted_and_error(esol):
     for word in ("measured", "fitted", "held out", "residual 0.00%", "held-out error 0.00%"):
         assert word in text
     assert re.search(r"1,000\.0 nodes \+ 10\.0 edges", text)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimizer_made_for_recording_is_read_without_its_device(esol, kind):
+    """Fused, capturable, its learning rate in a tensor: none of it changes the bytes on a CPU."""
+    subject = subject_of(esol)
+    plain = Subject(subject.model, esol.schema, squared, kind(subject.model.parameters(), lr=0.1))
+    recorded = Subject(
+        subject.model,
+        esol.schema,
+        squared,
+        sg.make_capturable(kind(subject.model.parameters(), lr=0.1)),
+    )
+    assert resident_bytes(plain) == resident_bytes(recorded)
+    with FakeTensorReader().open(plain) as one, FakeTensorReader().open(recorded) as other:
+        assert one(POINTS[0]).step == other(POINTS[0]).step

@@ -97,7 +97,8 @@ class AllocatorReader:
         allocator = self.allocator
         device = next((p.device for p in subject.model.parameters()), torch.device("cpu"))
         try:
-            batch = StaticBatch.blank(SlotLayout(0, capacity, subject.schema), device)
+            layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
+            batch = StaticBatch.blank(layout, device)
             batch.real = subject.real_counts(capacity)
             step = ProbeStep(subject, subject.model, subject.optimizer, capacity)
             for _ in range(WARM_STEPS):

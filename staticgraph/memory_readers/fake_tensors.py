@@ -51,7 +51,7 @@ class FakeTensorReader:
                 _step_over_all_at_once(optimizer, on_cuda)
                 optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
                 optimizer.register_step_post_hook(lambda *_: _allow(live, False))
-            layout = SlotLayout(0, capacity, subject.schema)
+            layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
             with torch.random.fork_rng(devices=[]), mode:
                 tensors = {
                     e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
@@ -80,7 +80,5 @@ def _allow(live: LiveStorages, on: bool) -> None:
 
 def _step_over_all_at_once(optimizer: torch.optim.Optimizer, on_cuda: bool) -> None:
     for group in optimizer.param_groups:
-        if group.get("fused"):  # no kernel for fake tensors; it takes no memory of its own
-            group["fused"], group["foreach"] = False, False
-        elif on_cuda and group.get("foreach", False) is None:
+        if on_cuda and group.get("foreach", False) is None:
             group["foreach"] = True

@@ -69,7 +69,7 @@ def fake_optimizer(
         return twins[parameter]
 
     groups = [
-        {**group, "params": [twin_of(p) for p in group["params"]]}
+        {**_on_the_host(group), "params": [twin_of(p) for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     state: dict[Tensor, Any] = defaultdict(dict)
@@ -81,6 +81,15 @@ def fake_optimizer(
     twin = type(optimizer).__new__(type(optimizer))
     twin.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
     return twin
+
+
+def _on_the_host(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's options without those that ask for a device: a fused kernel (which takes no memory
+    of its own), counting steps on the device, a learning rate in a tensor."""
+    options = {k: float(v) if isinstance(v, Tensor) else v for k, v in group.items()}
+    if options.get("fused"):
+        options["foreach"] = False
+    return {**options, **{k: False for k in ("fused", "capturable") if k in options}}
 
 
 def _like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

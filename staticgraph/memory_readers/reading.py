@@ -48,6 +48,11 @@ class Subject:
     accumulate: int = 1
     counted: bool = False
 
+    @property
+    def pointers(self) -> bool:
+        """Whether the model's layers read row pointers, so that a batch must carry them."""
+        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+
     def real_counts(self, capacity: Capacity) -> RealCounts | None:
         """The host counts that a batch of this capacity tells its layers."""
         if not self.counted:

@@ -1,0 +1,141 @@
+"""A runner under a budget: refused at construction, committed as it runs, measured after."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tape import TapeRecorder
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.budget import breakdown_of
+
+BUCKETS = [(120, 260, 9), (240, 520, 17)]
+RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def made(store, budget, memory=None, name="gcn", **options):
+    torch.manual_seed(0)
+    model = models.build(name, store, hidden=16, layers=1)
+    return sg.StaticGraphRunner(
+        model,
+        options.pop("plan", BUCKETS),
+        loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        budget=budget,
+        memory=memory,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def memory(esol):
+    model = models.build("gcn", esol, hidden=16, layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return sg.probe(model, esol, loss=squared, optimizer=optimizer)
+
+
+@pytest.fixture(scope="module")
+def floor(memory):
+    return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).total_bytes
+
+
+def batch_of(store, bucket):
+    return sg.StaticBatch.of(store, range(3), BUCKETS[bucket], bucket)
+
+
+def test_too_small_a_budget_is_refused_before_anything_is_compiled(esol, memory, floor):
+    made(esol, sg.MemoryBudget(floor), memory)
+    with pytest.raises(sg.BudgetExceeded, match="take batches of at most") as caught:
+        made(esol, sg.MemoryBudget(floor - 1), memory)
+    assert caught.value.floor_bytes == floor
+    assert caught.value.breakdown.total_bytes == floor
+
+
+def test_what_is_committed_grows_then_stays(esol, memory, floor):
+    runner = made(esol, sg.MemoryBudget(floor), memory)
+    seen = [runner.stats().bytes_committed]
+    for bucket in (0, 0, 1, 0, 1):
+        runner.step(batch_of(esol, bucket))
+        seen.append(runner.stats().bytes_committed)
+    assert 0 < seen[0] < seen[1] == seen[2] < seen[3] == seen[4] == seen[5] == floor
+    assert runner.stats().max_bytes == floor
+    assert sum(nbytes for _, nbytes in runner.stats().entries) == floor
+
+
+def test_without_a_budget_nothing_is_committed(esol):
+    stats = made(esol, None).stats()
+    assert (stats.bytes_committed, stats.max_bytes) == (0, None)
+
+
+def test_a_budget_alone_probes_by_itself(esol):
+    plan = sg.plan_buckets(esol, 8)
+    runner = made(esol, sg.MemoryBudget("1GiB"), plan=plan)
+    assert 0 < runner.stats().bytes_committed < 1 << 30
+    with pytest.raises(ValueError, match=r"pass memory=probe\(model, store"):
+        made(esol, sg.MemoryBudget("1GiB"))
+
+
+def test_the_report_has_predicted_beside_measured(esol, memory):
+    runner = made(esol, sg.MemoryBudget("1GiB"), memory)
+    report = runner.report()
+    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
+    assert [b.predicted_bytes for b in report.buckets] == list(map(memory.step_bytes, capacities))
+    assert all(b.measured_bytes is None for b in report.buckets), "a CPU records nothing"
+    assert "predicted" in str(report)
+    assert "predicted" not in str(made(esol, None).report())
+
+
+class GivenAllocator:
+    """Answers with a fixed peak, and counts what it is asked."""
+
+    name = "given"
+
+    def __init__(self, peak):
+        self._peak, self.trims = peak, 0
+
+    def allocated(self):
+        return 1_000
+
+    def reset_peak(self):
+        pass
+
+    def peak(self):
+        return 1_000 + self._peak
+
+    def reserved(self):
+        return 0
+
+    def trim(self):
+        self.trims += 1
+
+
+def test_what_a_recording_took_is_measured(esol, memory, floor):
+    runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED)
+    runner._commitments.allocator = GivenAllocator(peak=777)
+    runner.warmup(esol, progress=False)
+    assert [b.measured_bytes for b in runner.report().buckets] == [777, 777]
+    assert "777 B" in str(runner.report())
+    assert runner.stats().bytes_committed == floor
+
+
+def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(esol, memory, floor):
+    runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED)
+    allocator = runner._commitments.allocator = GivenAllocator(peak=10 * floor)
+    weights = [p.detach().clone() for p in runner.model.parameters()]
+    with pytest.raises(sg.BudgetExceeded, match=r"measured, .* predicted.*eager steps still run"):
+        runner.warmup(esol, progress=False)
+    assert allocator.trims
+    assert runner.stats().bytes_committed == 0
+    assert runner._recorded is None
+    assert not runner._compiled
+    assert all(map(torch.equal, runner.model.parameters(), weights))
+    again = made(esol, sg.MemoryBudget("1GiB"), memory)
+    assert torch.isfinite(again.step(batch_of(esol, 0)))
+    with pytest.raises(sg.BudgetExceeded) as caught:
+        runner.warmup(esol, progress=False)
+    assert caught.value.floor_bytes > floor
