@@ -166,6 +166,26 @@ def test_a_kill_anywhere_loses_nothing_committed(graph, tmp_path, call, numbers,
     assert killed == len(numbers)
 
 
+@pytest.mark.parametrize("state", [0, 1, 2])
+def test_an_epoch_that_is_interrupted_begins_anew(graph, tmp_path, state):
+    whole = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "whole")
+    trainer = LinkTrainer(graph, Comet(4, 3), SMALL, tmp_path / "interrupted")
+
+    def interrupt(number, of):
+        if number == state:
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        whole.train_epoch()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train_epoch(interrupt)
+        trainer.train_epoch()
+    for now, then in zip(everything(trainer), everything(whole), strict=True):
+        np.testing.assert_array_equal(now, then)
+    trainer.close()
+    whole.close()
+
+
 def test_another_configuration_is_refused(graph, tmp_path):
     LinkTrainer(graph, InMemory(), SMALL, tmp_path).close()
     with pytest.raises(ValueError, match=r"seed=3.*this is.*seed=0.*choose another folder"):

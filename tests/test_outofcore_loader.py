@@ -225,6 +225,29 @@ def test_at_most_one_compile_a_rung_and_the_same_result_as_eager(graph, kind):
     loader.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_every_rung_compiles_once_on_a_gpu_and_equals_the_cpu(graph):
+    graph, _ = graph
+    torch.manual_seed(0)
+    model = SampledGNN("sage", 3, 8, 7, 2)
+    on_gpu = SampledGNN("sage", 3, 8, 7, 2).cuda()
+    on_gpu.load_state_dict(model.state_dict())
+    ladder = HopLadder((HopCapacity((8, 16, 16), (3, 2)), HopCapacity((8, 24, 48), (3, 2))))
+    loader = SampledLoader(graph, Dispersed(3), [3, 2], 8, labels=LABELS, ladder=ladder)
+    recorded, eager = HopRunner(on_gpu, "reduce-overhead"), HopRunner(model)
+    with torch.no_grad():
+        for _ in range(4):
+            for batch in loader:
+                batch.hops.x.div_(N * 3)
+                found = recorded(batch.hops).clone().cpu()
+                # float32 sums of a few terms of order one in another order.
+                torch.testing.assert_close(found, eager(batch.hops), rtol=1e-4, atol=1e-4)
+    assert [f.counts.compiles for f in recorded.compiled.values()] == [1, 1]
+    assert not any(f.counts.skipped for f in recorded.compiled.values())
+    loader.close()
+
+
 def test_training_on_the_whole_graph_equals_pyg_in_full_batch(graph):
     """All neighbours, all seeds in one batch: the same losses as PyG's own layers."""
     graph, edges = graph

@@ -136,6 +136,13 @@ class EmbeddingBuffer:
         self._drain(everything=True)
         self._free.sort()
 
+    def abandon(self) -> None:
+        """Forgets what is resident, once nothing is under way any more."""
+        self._thread.submit(lambda: None).result()
+        self._writing.clear()
+        self._slot_of[:] = -1
+        self._free = list(range(len(self.values) // self._size))
+
     def close(self) -> None:
         """Waits for what is under way and ends the thread."""
         self._thread.shutdown(wait=True)

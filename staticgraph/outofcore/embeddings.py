@@ -65,6 +65,7 @@ class EmbeddingFile:
         self._crc: NDArray[np.uint32] = commit.pop("crc32")
         self.extras: dict[str, NDArray[Any]] = commit
         self._place = self._committed.copy()
+        self._committed_crc = self._crc.copy()
         self._file = BlockFile(self.folder / DATA, writable=True)
         expected = 2 * self.num_partitions * self.record_bytes
         if (found := (self.folder / DATA).stat().st_size) != expected:
@@ -154,7 +155,11 @@ class EmbeddingFile:
         shape = np.array([self.num_partitions, self.partition_size, self.dimension])
         _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, self.extras)
         self.epoch += 1
-        self._committed = self._place.copy()
+        self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
+
+    def rollback(self) -> None:
+        """Forgets everything written since the last commit."""
+        self._place, self._crc = self._committed.copy(), self._committed_crc.copy()
 
     def close(self) -> None:
         """Closes the file; what was not committed is forgotten."""

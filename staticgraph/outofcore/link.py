@@ -117,8 +117,7 @@ class LinkTrainer:
         p = graph.num_partitions
         slots, group = policy.slots(p), policy.group(p)
         self.file = self._open(Path(folder))
-        self.relations = torch.from_numpy(self.file.extras["relations"].copy())
-        self.relation_sums = torch.from_numpy(self.file.extras["relation_sums"].copy())
+        self._restore()
         self.buffer = EmbeddingBuffer(graph, self.file, slots, group)
         self.step = LinkStep(config, self.decoder)
         self._place = np.full(len(self.buffer.values), -1, np.int32)
@@ -134,6 +133,21 @@ class LinkTrainer:
         Args:
             on_state: told the number of the state that begins and of how many.
         """
+        try:
+            return self._train_epoch(on_state)
+        except BaseException:
+            # Also an interrupt: the next epoch must begin where this one did.
+            self.buffer.abandon()
+            self.file.rollback()
+            self._restore()
+            raise
+
+    def close(self) -> None:
+        """Ends the thread and closes the file."""
+        self.buffer.close()
+        self.file.close()
+
+    def _train_epoch(self, on_state: Callable[[int, int], None] | None) -> LinkEpoch:
         started, waited = time.perf_counter(), self.buffer.waited_s
         read_before = self.file.bytes_read
         seed, epoch = self.config.seed, self.epoch
@@ -166,10 +180,10 @@ class LinkTrainer:
             waited_s=self.buffer.waited_s - waited,
         )
 
-    def close(self) -> None:
-        """Ends the thread and closes the file."""
-        self.buffer.close()
-        self.file.close()
+    def _restore(self) -> None:
+        """Relation parameters as they were committed."""
+        self.relations = torch.from_numpy(self.file.extras["relations"].copy())
+        self.relation_sums = torch.from_numpy(self.file.extras["relation_sums"].copy())
 
     def _train_batch(
         self, edges: NDArray[Any], resident: Resident, rng: np.random.Generator

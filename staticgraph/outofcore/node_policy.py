@@ -42,7 +42,8 @@ class NodeCache:
         if places < min(1, len(others)):
             raise ValueError(
                 f"{len(training)} partitions hold training nodes and a buffer of {self.buffer} "
-                "leaves no place beside them: raise the buffer, or use Dispersed"
+                "leaves no place beside them: raise the buffer, partition with training_nodes=, "
+                "or use Dispersed"
             )
         drawn = rng.choice(others, places, replace=False).tolist() if places else []
         resident = tuple(sorted([*training, *drawn]))
