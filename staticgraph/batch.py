@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.collate import RealCounts, fill
+from staticgraph.errors import StaleBatch
 from staticgraph.schema import Level
 from staticgraph.sizes import Capacity
 from staticgraph.slots import Lease, SlotLayout
@@ -153,9 +154,27 @@ class StaticBatch:
         """Where the tensors are."""
         return self._tensors["batch"].device
 
+    def release(self) -> None:
+        """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.
+
+        Nothing happens to a batch with memory of its own.
+        """
+        if self._lease is not None:
+            self._lease.give_back()
+
+    def _check_lease(self) -> None:
+        lease = self._lease
+        if lease is not None and lease.stale:
+            raise StaleBatch(
+                f"this batch of bucket {self.bucket} gave its slot back, and the slot has been or "
+                "will be filled with other graphs: use a batch before release(), or keep a copy "
+                "with batch.clone()"
+            )
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        self._check_lease()
         try:
             return self._tensors[name]
         except KeyError:
@@ -175,6 +194,7 @@ class StaticBatch:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name, ``counts`` included, in the layout's order."""
+        self._check_lease()
         return self._tensors
 
     def argument(self, name: str) -> Any:
@@ -222,6 +242,7 @@ class StaticBatch:
         return self if same else self._moved(target, copy=False)
 
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
+        self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
         return StaticBatch(self.layout, tensors, self.real)
 

@@ -22,12 +22,17 @@ from staticgraph.budget import DEVICE_SLOTS, Ledger, MemoryBudget
 from staticgraph.byte_sizes import human_bytes
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory_model import MemoryModel
+from staticgraph.out_of_memory import is_out_of_memory
 from staticgraph.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes import IntArray
 
 if TYPE_CHECKING:
     from staticgraph.memory_readers import Allocator
+
+
+STEP, GRADIENTS = "step (largest bucket)", "gradients"
+WHAT_NOW = "All recordings were torn down, eager steps still run:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,36 +138,52 @@ class Commitments:
         """Commits a bucket's step and measures what the block takes.
 
         Raises:
-            BudgetExceeded: measured, it passes the cap; ``tear_down`` was called before.
+            BudgetExceeded: memory ran out, or what was measured passes the cap; ``tear_down`` was
+                called before.
         """
         self.use(bucket)
-        if self.allocator is None:
+        before = 0
+        if self.allocator is not None:
+            before = self.allocator.allocated()
+            self.allocator.reset_peak()
+        try:
             yield
+        except Exception as error:
+            cause = error if is_out_of_memory(error) else error.__cause__
+            if cause is None or not is_out_of_memory(cause):
+                raise
+            self._end(tear_down)
+            raise BudgetExceeded(
+                f"bucket {bucket} {self._plan.capacities[bucket]} ran out of memory, "
+                f"{human_bytes(self.predicted[bucket])} were predicted: {cause}\n{WHAT_NOW} lower "
+                "the budget to what the device really has, and plan again",
+                self.breakdown,
+                self.breakdown.total_bytes,
+            ) from error
+        if self.allocator is None:
             return
-        before = self.allocator.allocated()
-        self.allocator.reset_peak()
-        yield
         taken = self.allocator.peak() - before
         self.measured[bucket] = max(taken, self.measured[bucket] or 0)
         others = sum(n for name, n in self._ledger.entries.items() if name not in (STEP, GRADIENTS))
         cap = self._ledger.max_bytes
         if cap is not None and others + taken > cap:
-            tear_down()
-            self._ledger.release()
-            self._used.clear()
-            self.allocator.trim()
+            self._end(tear_down)
             raise BudgetExceeded(
                 f"bucket {bucket} {self._plan.capacities[bucket]} took {human_bytes(taken)} "
                 f"measured, {human_bytes(self.predicted[bucket])} predicted; with "
                 f"{human_bytes(others)} for all else that passes the cap of {human_bytes(cap)}. "
-                "All recordings were torn down, eager steps still run: raise the cap to "
-                f"{others + taken:,} bytes, or probe on the device (reader='cuda') and plan again",
+                f"{WHAT_NOW} raise the cap to {others + taken:,} bytes, or probe on the device "
+                "(reader='cuda') and plan again",
                 self.breakdown,
                 others + taken,
             )
 
-
-STEP, GRADIENTS = "step (largest bucket)", "gradients"
+    def _end(self, tear_down: Callable[[], Any]) -> None:
+        tear_down()
+        self._ledger.release()
+        self._used.clear()
+        if self.allocator is not None:
+            self.allocator.trim()
 
 
 class PlanSource:

@@ -44,6 +44,10 @@ class SlotsExhausted(RuntimeError):
     """Every slot of a loader is held by a batch that is still alive."""
 
 
+class StaleBatch(RuntimeError):
+    """A batch is used after its slot was given back; its arrays carry, or will carry, another."""
+
+
 class NotStatic(RuntimeError):
     """A step cannot run in fixed shapes; the message names the operation or the guard."""
 

@@ -8,7 +8,8 @@ so, instead of memory growing in silence.
 
 from __future__ import annotations
 
-from collections import deque
+import gc
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,12 +110,13 @@ class SlotLayout:
 class Slot:
     """One buffer with its views, for every bucket of a plan."""
 
-    __slots__ = ("_layouts", "_views", "buffer", "released")
+    __slots__ = ("_layouts", "_views", "buffer", "generation", "released")
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
         self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
         self.released: torch.cuda.Event | None = None
+        self.generation = 0  # how often it was given back
         self._layouts = layouts
         self._views: dict[int, tuple[dict[str, Tensor], dict[str, Array]]] = {}
 
@@ -151,7 +153,8 @@ class SlotPool:
     ) -> None:
         self.device = torch.device(device)
         self.count = count
-        self._free = deque(Slot(layouts, self.device, pinned) for _ in range(count))
+        self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
+        self._free = deque(self._all)
 
     @property
     def free(self) -> int:
@@ -169,8 +172,8 @@ class SlotPool:
             return self._free.popleft()
         except IndexError:
             raise SlotsExhausted(
-                f"all {self.count} slots are held by batches that are still alive: use a batch "
-                "and drop it, keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
+                f"all {self.count} slots are held: {holders(self._all)}. Use a batch and drop it, "
+                "keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
             ) from None
 
     def take_back(self, slot: Slot) -> None:
@@ -178,17 +181,48 @@ class SlotPool:
         if self.device.type == "cuda":
             slot.released = slot.released or torch.cuda.Event()
             slot.released.record(torch.cuda.current_stream(self.device))
+        slot.generation += 1
         self._free.append(slot)
 
 
 class Lease:
-    """Held by a batch; gives the slot back when the batch is dropped."""
+    """Held by a batch; gives the slot back when the batch is dropped, or before."""
 
-    __slots__ = ("pool", "slot")
+    __slots__ = ("generation", "pool", "slot")
 
     def __init__(self, pool: SlotPool, slot: Slot) -> None:
         self.pool = pool
         self.slot = slot
+        self.generation = slot.generation
+
+    @property
+    def stale(self) -> bool:
+        """Whether the slot was given back since, so that its arrays are another batch's."""
+        return self.generation != self.slot.generation
+
+    def give_back(self) -> None:
+        """Gives the slot back now; does nothing the second time."""
+        if self.generation == self.slot.generation:
+            self.pool.take_back(self.slot)
 
     def __del__(self) -> None:
-        self.pool.take_back(self.slot)
+        self.give_back()
+
+
+def holders(slots: Sequence[Slot]) -> str:
+    """Who holds how many of these, as far as Python's references tell. Slow: for error messages."""
+    found: Counter[str] = Counter()
+    for slot in slots:
+        leases = [r for r in gc.get_referrers(slot) if isinstance(r, Lease) and not r.stale]
+        batches = [r for lease in leases for r in gc.get_referrers(lease) if hasattr(r, "layout")]
+        kept = [
+            f"a {type(r).__name__} of {len(r)}"
+            for batch in batches
+            for r in gc.get_referrers(batch)
+            if isinstance(r, list | tuple | dict | deque) and r is not batches
+        ]
+        if not leases:
+            found["being filled"] += 1
+        else:
+            found[f"by batches in {kept[0]}" if kept else "by batches still alive"] += 1
+    return ", ".join(f"{count} {holder}" for holder, count in found.most_common())

@@ -139,3 +139,32 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(esol
     with pytest.raises(sg.BudgetExceeded) as caught:
         runner.warmup(esol, progress=False)
     assert caught.value.floor_bytes > floor
+
+
+class FailingRecorder(TapeRecorder):
+    """Runs out of memory while it records the second key."""
+
+    def record(self, body):
+        if self.recorded == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return super().record(body)
+
+
+def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory):
+    budget = sg.MemoryBudget("1GiB")
+    runner = made(esol, budget, memory, **{**RECORDED, "recorder": FailingRecorder})
+    with pytest.raises(sg.BudgetExceeded, match=r"bucket 0 .* ran out of memory, .* predicted"):
+        runner.warmup(esol, phases=("step",), progress=False)
+    assert runner.stats().bytes_committed == 0
+    assert runner._recorded is None
+    again = made(esol, budget, memory)
+    assert torch.isfinite(again.step(batch_of(esol, 1)))
+
+
+def test_any_other_failure_of_a_recording_passes_unchanged(esol, memory):
+    def forward(model, batch):
+        return model(batch.x, batch.edge_index, None, batch.batch, int(batch.batch.max()) + 1)
+
+    runner = made(esol, sg.MemoryBudget("1GiB"), memory, forward=forward, **RECORDED)
+    with pytest.raises(sg.NotStatic):
+        runner.warmup(esol, progress=False)

@@ -1,0 +1,74 @@
+"""Slots: who holds them is said, and a batch whose slot went back is caught, not read."""
+
+from __future__ import annotations
+
+import timeit
+
+import pytest
+import torch
+
+import staticgraph as sg
+from staticgraph.errors import StaleBatch
+
+PLAN = [(120, 260, 9)]
+
+
+def loader(store, **options):
+    return sg.StaticLoader(store, PLAN, exact=False, **{"slots": 3, **options})
+
+
+def test_a_consumer_that_keeps_batches_is_told_who_holds_how_many(esol):
+    kept = []
+    told = r"all 3 slots are held: 3 by batches in a list of 3"
+    with pytest.raises(sg.SlotsExhausted, match=told):
+        kept.extend(loader(esol))
+    assert len(kept) == 3
+
+
+def test_a_batch_that_is_dropped_frees_its_slot(esol):
+    assert sum(batch.real.graphs for batch in loader(esol, slots=2)) == len(esol)
+
+
+def test_a_released_batch_raises_instead_of_showing_another(esol):
+    batches = iter(loader(esol))
+    first = next(batches)
+    held = first.x.clone()
+    again = first.replace(x=first.x + 1)
+    first.release()
+    first.release()
+    for use in (
+        lambda: first.x,
+        lambda: first["edge_index"],
+        lambda: first.tensors(),
+        lambda: first.clone(),
+        lambda: again.y,
+    ):
+        with pytest.raises(StaleBatch, match=r"gave its slot back.*batch\.clone"):
+            use()
+    others = [next(batches).x.clone() for _ in range(3)]
+    assert not any(torch.equal(held, other) for other in others)
+    with pytest.raises(StaleBatch):
+        first.x  # noqa: B018
+
+
+def test_releasing_twice_or_dropping_afterwards_gives_the_slot_back_once(esol):
+    source = loader(esol)
+    batches = iter(source)
+    batch = next(batches)
+    free = source._pool.free
+    batch.release()
+    batch.release()
+    del batch
+    assert source._pool.free == free + 1
+
+
+def test_a_batch_with_memory_of_its_own_has_nothing_to_give_back(esol):
+    batch = sg.StaticBatch.of(esol, range(3), PLAN[0])
+    batch.release()
+    assert batch.x.shape[0] == 120
+
+
+def test_the_check_costs_far_less_than_a_microsecond_a_use(esol):
+    batch = next(iter(loader(esol)))
+    once = min(timeit.repeat(batch._check_lease, number=2000, repeat=5)) / 2000
+    assert once < 5e-6, "five times what is promised, for a busy machine"
