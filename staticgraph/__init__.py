@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from staticgraph.loader import StaticLoader
     from staticgraph.nn import convert
+from staticgraph.preflight import PreflightReport, preflight
     from staticgraph.probing import probe
     from staticgraph.recordable_optimizer import make_capturable
     from staticgraph.report import Report
@@ -87,6 +88,7 @@ __all__ = [
     "MemoryModel",
     "NotStatic",
     "PlanMismatch",
+    "PreflightReport",
     "Report",
     "Schema",
     "SizeHistogram",
@@ -99,6 +101,7 @@ __all__ = [
     "datasets",
     "make_capturable",
     "plan_buckets",
+    "preflight",
     "probe",
 ]
 

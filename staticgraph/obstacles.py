@@ -1,41 +1,159 @@
 """What in a traced step depends on data and so cannot have one fixed shape.
 
 ``torch.compile(fullgraph=True)`` does not prove static shapes: it traces ``x.max().item()`` and
-``nonzero()`` as symbols without a value, compiles them, and the recording fails or is skipped later.
-This reads the traced graph before it is compiled and names each such operation with its line.
+``nonzero()`` as symbols without a value, compiles them, and the recording fails or is skipped
+later. It also compiles ``x[mask] = y``, which has a fixed shape and yet counts the mask on the
+device, and copies from the host, which a recording would repeat with stale or freed memory. This
+reads the traced graph before it is compiled and names each such operation with its line.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+# The kinds of obstacles: why each prevents a recording, and what to write instead.
+KINDS: dict[str, tuple[str, str]] = {
+    "host read": (
+        "the host waits for a number of the device; a recording has no host in it",
+        "give sizes instead of reading them (batch.num_graphs, x.size(0)), and keep numbers in "
+        "tensors",
+    ),
+    "branch on data": (
+        "which way Python goes is decided once, when the step is recorded",
+        "compute both and choose with torch.where",
+    ),
+    "size from data": (
+        "the size of the result is data",
+        "keep all rows and use torch.where(mask, x, 0) instead of choosing rows",
+    ),
+    "index with a mask": (
+        "as many results as the mask has True: the size is data",
+        "keep all rows and use torch.where(mask, x, 0) instead of x[mask]",
+    ),
+    "write through a mask": (
+        "the mask is counted on the device and the count read by the host",
+        "use torch.where(mask, new, x) instead of x[mask] = new",
+    ),
+    "host-to-device copy": (
+        "a recording would copy again from memory of the host that may be gone",
+        "make it once, in __init__ with register_buffer, or on the device (torch.arange(n, "
+        "device=x.device))",
+    ),
+    "device-to-host copy": (
+        "the host waits for the device; a recording has no host in it",
+        "keep the tensor on the device, and move it after the step",
+    ),
+    "activation checkpointing": (
+        "it saves and restores the random state on the host, in forward and backward",
+        "leave it out, and give the plan smaller buckets, or let torch.compile recompute",
+    ),
+    "refused": ("it has no static form", "see the message"),
+    "cannot be traced": ("torch.compile stops here", "see the message"),
+    "padding reaches real rows": (
+        "what stands in padding rows changes the result of real ones",
+        "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",
+    ),
+    "differs from plain PyG": (
+        "on the same graphs without padding the model gives something else",
+        "look for a number of nodes, edges or graphs that it takes from a shape",
+    ),
+}
 
 
 class Obstacle(NamedTuple):
-    """One operation whose result depends on data, and where the model calls it."""
+    """One operation that prevents a recording, and where the model calls it.
+
+    Attributes:
+        operation: what is called.
+        where: ``file:line`` in the model, or in PyG where the model's own line is not known.
+        line: the source there.
+        kind: one of :data:`KINDS`.
+        module: the path of the module that was running.
+    """
 
     operation: str
     where: str
     line: str
+    kind: str = "size from data"
+    module: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it prevents a recording."""
+        return KINDS[self.kind][0]
+
+    @property
+    def remedy(self) -> str:
+        """What to write instead."""
+        return KINDS[self.kind][1]
 
     def __str__(self) -> str:
         return f"{self.operation} at {self.where}: {self.line}"
 
 
 def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
-    """The operations that bring a size or a number from data into the trace, in order; those that
-    only pass it on are left out."""
+    """The operations that bring a size or a number from data into the trace, write through a mask,
+    or cross between host and device, in order; those that only pass it on are left out."""
     found, known = [], set()
     for node in graph.graph.nodes:
-        fresh = _unbacked(node.meta.get("example_value")) - known
-        if fresh and node.op in ("call_function", "call_method", "call_module"):
-            where, line = _place(node.stack_trace or "")
-            found.append(Obstacle(_name(node.target), where, line))
+        value = node.meta.get("example_value")
+        if node.op not in ("call_function", "call_method", "call_module"):
+            known |= _unbacked(value)
+            continue
+        fresh = _unbacked(value) - known
+        kind = "size from data" if fresh else None
+        if _writes_through_mask(node):
+            kind = "write through a mask"
+        elif _crosses(node):
+            kind = "host-to-device copy"
+        if kind:
+            where, line = place_of(node.stack_trace or "")
+            found.append(Obstacle(_name(node.target), where, line, kind))
         known |= fresh
     return found
+
+
+def is_mask(index: Any) -> bool:
+    """Whether an index picks rows by truth value."""
+    if isinstance(index, tuple | list):
+        return any(is_mask(item) for item in index)
+    return (
+        isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) and index.dim() > 0
+    )
+
+
+def _writes_through_mask(node: torch.fx.Node) -> bool:
+    if node.target not in (operator.setitem, torch.index_put, "index_put", "index_put_"):
+        return False
+    index, value = (_example(arg) for arg in node.args[1:3])
+    # One number is a masked fill, which has a fixed shape and counts nothing.
+    return is_mask(index) and isinstance(value, Tensor) and value.numel() != 1
+
+
+def _crosses(node: torch.fx.Node) -> bool:
+    """Whether a tensor of the CPU goes to another device here."""
+    out = node.meta.get("example_value")
+    if not isinstance(out, Tensor) or out.device.type == "cpu":
+        return False
+    if node.target is torch.tensor or node.target is torch.as_tensor:
+        return True
+    tensors = [value for arg in node.args if isinstance(value := _example(arg), Tensor)]
+    moves = node.target in ("to", "cuda", "copy_", "type_as")
+    return moves and any(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _example(arg: Any) -> Any:
+    if isinstance(arg, torch.fx.Node):
+        return arg.meta.get("example_value")
+    if isinstance(arg, tuple | list):
+        return tuple(_example(item) for item in arg)
+    return arg
 
 
 def _unbacked(value: Any) -> set[Any]:
@@ -50,8 +168,8 @@ def _name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def _place(stack: str) -> tuple[str, str]:
-    """File, line number and source of the innermost frame of a stack trace."""
+def place_of(stack: str) -> tuple[str, str]:
+    """File, line number and source of the innermost frame of a stack trace as text."""
     frames = re.findall(r'File "(.+?)", line (\d+), in .+\n\s+(.+)', stack)
     if not frames:
         return "an unknown place", ""

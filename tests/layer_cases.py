@@ -14,7 +14,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.nn import aggr
-from torch_geometric.utils import to_dense_adj, to_dense_batch
+from torch_geometric.utils import scatter, to_dense_adj, to_dense_batch
 
 Call = Callable[[Any, Tensor, Any], Tensor]
 C = 8  # channels in and out
@@ -592,8 +592,6 @@ def polynormer() -> nn.Module:
 
 
 def meta_layer() -> nn.Module:
-    from torch_geometric.utils import scatter
-
     class Edges(nn.Module):
         def __init__(self) -> None:
             super().__init__()

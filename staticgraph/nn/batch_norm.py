@@ -80,7 +80,7 @@ def _update_running(
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
-    """Takes the place of ``torch.nn.BatchNorm1d`` in a converted model, with the same state.
+    """``torch.nn.BatchNorm1d``: statistics over real rows, with the same state.
 
     Which rows are real is told by the leading size: ``[N, C]`` nodes, ``[E, C]`` edges, ``[G, C]``
     graphs, and what self-loops and pools make of them.
@@ -106,7 +106,7 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
 
 
 class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
-    """Takes the place of ``torch.nn.SyncBatchNorm``: statistics over the real rows of all ranks.
+    """``torch.nn.SyncBatchNorm``: statistics over the real rows of all ranks.
 
     Unlike torch's it runs on the CPU as well.
     """
@@ -125,8 +125,10 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
 
 
 class MaskedPygBatchNorm(BatchNorm):
-    """PyG's ``BatchNorm``, whose inner layer is converted already; here only
-    ``allow_single_element``, which must ask for the real rows."""
+    """PyG's ``BatchNorm``: the layer inside is converted.
+
+    Here is only ``allow_single_element``, which must ask for the real rows.
+    """
 
     _staticgraph: BatchContext
 

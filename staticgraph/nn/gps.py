@@ -21,7 +21,7 @@ from staticgraph.nn.context import BatchContext
 
 
 class StaticGPSConv(GPSConv):
-    """Takes the place of ``GPSConv`` in a converted model, with the same state.
+    """``GPSConv``: attention over a block of the bucket's shape, with the same state.
 
     Raises:
         NotStatic: attention other than multi-head, or with options whose result depends on the

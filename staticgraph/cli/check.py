@@ -1,0 +1,77 @@
+"""``staticgraph check``: whether a model can run in fixed shapes, and what stands in its way."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from staticgraph.store import GraphStore
+
+NOT_STATIC = 1
+EXAMPLE = """\
+examples:
+  staticgraph check --model mymodule:build --data examples/data/esol.npz
+  staticgraph check --model mymodule:Net --data tu:PROTEINS --batch-size 64 --json
+
+The model is what build() returns, or build(store) where it takes an argument. The exit status is 1
+where something stands in the way.
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "check",
+        help="see whether a model can run in fixed shapes",
+        description="Run a model once on a padded batch and name what cannot be recorded.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="MODULE:NAME", help="what builds the model"
+    )
+    parser.add_argument("--data", required=True, metavar="SPEC", help="as for staticgraph train")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="B")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report; 0 where nothing stands in the way."""
+    if ":" not in args.model:
+        args.parser.error(f"--model {args.model}: expected MODULE:NAME, such as mymodule:build")
+    from staticgraph import datasets
+    from staticgraph.buckets import plan_buckets
+    from staticgraph.preflight import preflight
+
+    store = datasets.open(args.data)
+    plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
+    report = preflight(_built(args.model, store), plan, store)
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report)
+    return 0 if report.ok else NOT_STATIC
+
+
+def _built(spec: str, store: GraphStore) -> Module:
+    """Imports and calls what ``MODULE:NAME`` names; modules of the present folder are found."""
+    module, _, name = spec.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        build = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise ValueError(f"--model {spec}: there is no module {module!r} here") from None
+    except AttributeError:
+        raise ValueError(f"--model {spec}: {module} has nothing called {name!r}") from None
+    parameters = inspect.signature(build).parameters.values()
+    needs = any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
+    return build(store) if needs else build()

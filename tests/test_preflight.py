@@ -1,0 +1,282 @@
+"""Obstacles put in on purpose are found and named with their line; static models have none."""
+
+from __future__ import annotations
+
+import copy
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from layer_cases import CASES, C
+from parity import BATCH, CAPACITY, STORE, unknown_counts
+from test_nn_layers import model_of
+from torch import nn
+from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
+
+import staticgraph as sg
+from staticgraph.cli import main
+from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.preflight import preflight
+from staticgraph.watching import Watch
+
+PLAN = [CAPACITY]
+
+
+class Net(nn.Module):
+    """A static model; the obstacles derive from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(C, C)
+        self.norm = nn.BatchNorm1d(C)
+        self.head = nn.Linear(C, 2)
+
+    def forward(self, x, edge_index, batch):
+        h = self.trick(self.norm(self.conv(x, edge_index)))
+        return self.head(global_mean_pool(h, batch))
+
+    def trick(self, h):
+        return h.relu()
+
+
+class Item(Net):
+    def trick(self, h):
+        return h / h.detach().max().item()  # here
+
+
+class Nonzero(Net):
+    def trick(self, h):
+        rows = (h[:, 0] > 0).nonzero().view(-1)  # here
+        return h.index_fill(0, rows, 0.0)
+
+
+class Unique(Net):
+    def trick(self, h):
+        values = torch.unique(h.detach())  # here
+        return h - values.mean()
+
+
+class MaskIndex(Net):
+    def trick(self, h):
+        positive = h[h[:, 0] > 0]  # here
+        return h - positive.mean(0)
+
+
+class MaskWrite(Net):
+    def trick(self, h):
+        h = h.clone()
+        h[h[:, 0] > 0] = torch.ones(C, dtype=h.dtype, device=h.device)  # here
+        return h
+
+
+class HostTensor(Net):
+    def trick(self, h):
+        return h * torch.tensor([1.0, 2.0] * 4, dtype=h.dtype).to(h.device)  # here
+
+
+class HostRange(Net):
+    def trick(self, h):
+        return h * torch.arange(C)  # here
+
+
+class Branch(Net):
+    def trick(self, h):
+        if h.mean() > 0:  # here
+            return h.relu()
+        return h
+
+
+class Checkpointed(Net):
+    def trick(self, h):
+        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False)  # here
+
+
+class CheckpointedReentrant(Net):
+    def trick(self, h):
+        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=True)  # here
+
+
+class ToHost(Net):
+    def trick(self, h):
+        return h + h.detach().cpu().std()  # here
+
+
+class Repeats(Net):
+    def trick(self, h):
+        counts = (h[:, 0] > 0).long()
+        return h + torch.repeat_interleave(h.detach(), counts, dim=0).mean()  # here
+
+
+OBSTACLES = [
+    (Item, "host read", ".item()"),
+    (Nonzero, "size from data", "nonzero"),
+    (Unique, "size from data", "unique"),
+    (MaskIndex, "index with a mask", "x[mask]"),
+    (MaskWrite, "write through a mask", "x[mask] = y"),
+    (HostTensor, "host-to-device copy", "torch.tensor"),
+    (HostRange, "host-to-device copy", "torch.arange without device="),
+    (Branch, "branch on data", "bool() of a tensor"),
+    (Checkpointed, "activation checkpointing", "checkpoint"),
+    (CheckpointedReentrant, "activation checkpointing", "checkpoint"),
+    (ToHost, "device-to-host copy", ".cpu()"),
+    (Repeats, "size from data", "repeat_interleave"),
+]
+
+
+def line_of(kind: type) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
+    return next(i for i in range(start, len(lines)) if "# here" in lines[i]) + 1
+
+
+@pytest.mark.parametrize(("kind", "reason", "operation"), OBSTACLES, ids=lambda v: str(v)[:40])
+def test_an_obstacle_is_found_and_named_with_its_line(kind, reason, operation):
+    report = preflight(kind().double(), PLAN, STORE)
+    assert not report.ok
+    found = {(o.kind, o.where) for o in report.obstacles}
+    assert (reason, f"{__file__}:{line_of(kind)}") in found
+    assert operation in str(report)
+    first = report.obstacles[0]
+    assert first.kind == reason
+    assert "# here" in first.line
+    assert first.remedy in str(report)
+
+
+def test_every_obstacle_of_a_model_is_found_at_once():
+    class Several(Net):
+        def trick(self, h):
+            h = Item.trick(self, h)
+            h = MaskIndex.trick(self, h)
+            return Unique.trick(self, h)
+
+    wheres = [o.where for o in preflight(Several().double(), PLAN, STORE).obstacles]
+    assert wheres == [f"{__file__}:{line_of(kind)}" for kind in (Item, MaskIndex, Unique)]
+
+
+def test_a_static_model_passes_and_is_not_changed():
+    model = Net().double()
+    before = copy.deepcopy(model.state_dict())
+    report = preflight(model, PLAN, STORE).raise_for_obstacles()
+    assert report
+    assert report.graphs == 1
+    assert report.parity < 1e-9
+    assert type(model.norm) is nn.BatchNorm1d
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    rows = {row.path: row for row in report.modules}
+    assert rows["conv"].how == "as it is"
+    assert rows["norm"].how != "as it is"
+    assert all(row.inert for row in rows.values())
+    json.dumps(report.to_dict())
+
+
+def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
+    class Centred(nn.Module):
+        def forward(self, h):
+            return h - h.mean(0)
+
+    model = Net().double()
+    model.norm = Centred()
+    report = preflight(model, PLAN, STORE)
+    (obstacle,) = report.obstacles
+    assert obstacle.kind == "padding reaches real rows"
+    assert obstacle.module == "norm"
+    assert {row.path: row.inert for row in report.modules}["norm"] is False
+
+
+def test_attention_without_a_static_form_is_named():
+    class Attending(Net):
+        def __init__(self):
+            super().__init__()
+            self.gps = GPSConv(C, None, attn_kwargs={"add_bias_kv": True})
+
+        def forward(self, x, edge_index, batch):
+            return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
+
+    report = preflight(Attending().double(), PLAN, STORE)
+    (obstacle,) = report.obstacles
+    assert obstacle.kind == "refused"
+    assert obstacle.module == "gps"
+    assert "bias_k" in obstacle.operation
+    with pytest.raises(sg.NotStatic, match="leave them out of attn_kwargs"):
+        report.raise_for_obstacles()
+
+
+def test_a_tensor_that_is_no_buffer_is_named():
+    model = Net().double()
+    model.head.scale = torch.ones(2)
+    (obstacle,) = preflight(model, PLAN, STORE).obstacles
+    assert (obstacle.kind, obstacle.module) == ("host-to-device copy", "head")
+    assert "self.scale" in obstacle.operation
+
+
+def test_a_model_that_differs_from_plain_pyg_is_told():
+    class Counting(Net):
+        def trick(self, h):
+            return h / len(h)
+
+    (obstacle,) = preflight(Counting().double(), PLAN, STORE).obstacles
+    assert obstacle.kind == "differs from plain PyG"
+
+
+def test_without_data_graphs_are_made_up_from_the_schema():
+    plan = sg.plan_buckets(STORE, batch_size=4)
+    assert preflight(Net().double(), plan).ok
+    with pytest.raises(ValueError, match=r"pass preflight\(model, plan, store\)"):
+        preflight(Net(), PLAN)
+
+
+def test_no_layer_of_the_table_is_blamed():
+    """Watched as preflight does, none of the static forms shows an obstacle."""
+    blamed = {}
+    for case in CASES:
+        if case.eager_only:
+            continue
+        model = model_of(case)
+        context, watch = sg.nn.context_of(model), Watch()
+        with StaticCalls(model, context), watch.running():
+            context.enter(unknown_counts(BATCH))
+            model(unknown_counts(BATCH))
+            context.leave()
+        if watch.obstacles:
+            blamed[case.name] = [(o.kind, o.operation, o.where) for o in watch.obstacles]
+    assert blamed == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "says"),
+    [("h", 0, "static: nothing stands in the way"), ("h / h.max().item()", 1, "net.py:12")],
+)
+def test_the_command_names_the_line(source, status, says, tmp_path, monkeypatch, capsys, request):
+    name = f"net_{status}"
+    (tmp_path / f"{name}.py").write_text(
+        textwrap.dedent(
+            f"""\
+            import torch
+            from torch_geometric.nn import GCNConv, global_add_pool
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.conv = GCNConv(7, 4)
+
+                def forward(self, x, edge_index, batch):
+                    h = self.conv(x.float(), edge_index)
+                    return global_add_pool(
+                        {source}, batch)
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = Path(__file__).parent.parent / "examples" / "data" / "MUTAG.npz"
+    assert main(["check", "--model", f"{name}:Net", "--data", str(data)]) == status
+    assert says.replace("net.py", f"{name}.py") in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_cannot_import(capsys):
+    data = str(Path(__file__).parent.parent / "examples" / "data" / "MUTAG.npz")
+    assert main(["check", "--model", "nowhere_at_all:Net", "--data", data]) == 2
+    assert "there is no module 'nowhere_at_all' here" in capsys.readouterr().err
