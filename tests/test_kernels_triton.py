@@ -23,7 +23,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
 LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
 POINTERS = {"row_ptr", "col_ptr", "transpose"}
-WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "scale"}
+WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "self_eps"}
 PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
 
 

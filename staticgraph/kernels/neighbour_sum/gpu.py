@@ -6,6 +6,9 @@ table that edges share (``code``) then takes the edges' gradients by the same ma
 :mod:`staticgraph.kernels.table_sum`. Everything is added up in float32 (float64 for float64).
 """
 
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import torch
@@ -28,7 +31,7 @@ def forward_kernel(
     code,
     src,
     row_ptr,
-    scale,
+    self_eps,
     out,
     width,
     TRANSFORM: tl.constexpr,
@@ -64,7 +67,7 @@ def forward_kernel(
         total = total / tl.maximum(last - first, 1).to(WIDE)
     if SCALED:
         own = tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
-        total += tl.load(scale).to(WIDE) * own
+        total += (1 + tl.load(self_eps).to(WIDE)) * own
     tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -78,7 +81,7 @@ def backward_kernel(
     row_ptr,
     col_ptr,
     transpose,
-    scale,
+    self_eps,
     dx,
     dedge,
     width,
@@ -97,7 +100,7 @@ def backward_kernel(
     total = tl.zeros([BLOCK], WIDE)
     if SCALED:
         mine = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
-        total += tl.load(scale).to(WIDE) * mine
+        total += (1 + tl.load(self_eps).to(WIDE)) * mine
     for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
         e = tl.load(transpose + k).to(tl.int64)
         i = tl.load(dst + e)
@@ -131,7 +134,7 @@ def forward(
     code: Tensor | None,
     src: Tensor,
     row_ptr: Tensor,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: str,
     mean: bool,
 ) -> Tensor:
@@ -143,10 +146,10 @@ def forward(
         src if code is None else code,
         src,
         row_ptr,
-        x if self_scale is None else self_scale,
+        x if self_eps is None else self_eps,
         out,
         x.size(1),
-        **_options(x, edge, code, self_scale, transform, mean),
+        **_options(x, edge, code, self_eps, transform, mean),
         BLOCK=columns,
         num_warps=warps(columns),
     )
@@ -162,7 +165,7 @@ def backward(
     row_ptr: Tensor,
     col_ptr: Tensor,
     transpose: Tensor,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: str,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -183,16 +186,16 @@ def backward(
         row_ptr,
         col_ptr,
         transpose,
-        x if self_scale is None else self_scale,
+        x if self_eps is None else self_eps,
         dx,
         dedge,
         x.size(1),
-        **_options(x, edge, code, self_scale, transform, mean),
+        **_options(x, edge, code, self_eps, transform, mean),
         BLOCK=columns,
         num_warps=warps(columns),
     )
     if edge is not None and code is not None:
-        rows = dedge.view(len(dst), -1)
+        rows = dedge.unsqueeze(1) if dedge.dim() == 1 else dedge
         dedge = tables.backward(rows, code.view(-1, 1), code.new_zeros(1), len(edge))
         dedge = dedge.view(edge.shape).to(edge.dtype)
     return dx, dedge
@@ -202,7 +205,7 @@ def _options(
     x: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: str,
     mean: bool,
 ) -> dict[str, object]:
@@ -210,7 +213,7 @@ def _options(
         "TRANSFORM": TRANSFORMS.index(transform),
         "CODED": code is not None,
         "SCALAR": edge is not None and edge.dim() == 1,
-        "SCALED": self_scale is not None,
+        "SCALED": self_eps is not None,
         "MEAN": mean,
         "WIDE": wide(x.dtype),
     }

@@ -21,7 +21,7 @@ def _forward(
     row_ptr: Tensor,
     col_ptr: Tensor,
     transpose: Tensor,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: str,
     mean: bool,
 ) -> Tensor:
@@ -33,7 +33,7 @@ def _forward(
         _codes(code).numpy(),
         src.numpy(),
         row_ptr.numpy(),
-        0.0 if self_scale is None else float(self_scale),
+        0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         out.numpy(),
     )
@@ -51,7 +51,7 @@ def _backward(
     row_ptr: Tensor,
     col_ptr: Tensor,
     transpose: Tensor,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: str,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def _backward(
         row_ptr.numpy(),
         col_ptr.numpy(),
         transpose.numpy(),
-        0.0 if self_scale is None else float(self_scale),
+        0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         dx.numpy(),
         dedge.view(rows.shape).numpy(),
@@ -76,18 +76,18 @@ def _backward(
 
 
 @_forward.register_kernel("cuda")
-def _(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_scale, transform, mean):
+def _(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
     from staticgraph.kernels.neighbour_sum import gpu
 
-    return gpu.forward(x, edge, code, src, row_ptr, self_scale, transform, mean)
+    return gpu.forward(x, edge, code, src, row_ptr, self_eps, transform, mean)
 
 
 @_backward.register_kernel("cuda")
-def _(grad, x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_scale, transform, mean):
+def _(grad, x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
     from staticgraph.kernels.neighbour_sum import gpu
 
     return gpu.backward(
-        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, self_scale, transform, mean
+        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean
     )
 
 
@@ -124,11 +124,11 @@ def neighbour_sum(
     transpose: Tensor,
     *,
     code: Tensor | None = None,
-    self_scale: Tensor | None = None,
+    self_eps: Tensor | None = None,
     transform: str = "copy",
     mean: bool = False,
 ) -> Tensor:
-    """``out[i] = self_scale * x[i] + sum over edges e into i of transform(x[src[e]], edge[e])``.
+    """``out[i] = (1 + self_eps) x[i] + sum over edges e into i of transform(x[src[e]], edge[e])``.
 
     Args:
         x: ``[N, F]`` float32, float64, or bfloat16 and float16, which are added up in float32.
@@ -137,7 +137,7 @@ def neighbour_sum(
         row_ptr, col_ptr, transpose: ``[N + 1]``, ``[N + 1]``, ``[E]`` int32, as
             :class:`staticgraph.slots.SlotLayout` describes them.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
-        self_scale: 0-dim or ``[1]``, without a gradient of its own; None leaves ``x[i]`` out.
+        self_eps: 0-dim or ``[1]``, GIN's epsilon, without a gradient; None leaves ``x[i]`` out.
         transform: ``copy`` (GIN, SAGE), ``multiply`` (GCN) or ``relu_add`` (GINE).
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
@@ -155,8 +155,10 @@ def neighbour_sum(
             "operand: 'copy' reads the node alone, 'multiply' and 'relu_add' node and edge"
         )
     if edge is not None:
-        common = torch.promote_types(x.dtype, edge.dtype)
-        x, edge = x.to(common), edge.to(common).contiguous()
+        if x.dtype != edge.dtype:
+            common = torch.promote_types(x.dtype, edge.dtype)
+            x, edge = x.to(common), edge.to(common)
+        edge = edge.contiguous()
     return _forward(
         x.contiguous(),
         edge,
@@ -166,7 +168,7 @@ def neighbour_sum(
         row_ptr,
         col_ptr,
         transpose,
-        self_scale,
+        self_eps,
         transform,
         mean,
     )
@@ -183,7 +185,8 @@ def _rows(edge: Tensor | None, x: Tensor) -> Tensor:
     """The edge operand as ``[V, F]`` or ``[V, 1]``; something empty where there is none."""
     if edge is None:
         return x.new_empty(0, 0)
-    return edge.detach().view(len(edge), -1)
+    edge = edge.detach()
+    return edge.unsqueeze(1) if edge.dim() == 1 else edge
 
 
 def _codes(code: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ def neighbour_sum_reference(
     code: Tensor | None,
     src: Tensor,
     dst: Tensor,
-    self_scale: Tensor | None,
+    self_eps: Tensor | None,
     transform: Transform,
     mean: bool,
 ) -> Tensor:
@@ -36,6 +36,6 @@ def neighbour_sum_reference(
         degree = torch.zeros(len(x), dtype=wide, device=x.device)
         degree = degree.index_add(0, dst, torch.ones_like(dst, dtype=wide))
         out = out / degree.clamp(min=1).unsqueeze(-1)
-    if self_scale is not None:
-        out = out + self_scale.to(wide) * values
+    if self_eps is not None:
+        out = out + (1 + self_eps.to(wide)) * values
     return out.to(x.dtype)

@@ -1,5 +1,8 @@
 """``segment_sum`` in Triton: one program a segment, rows in blocks, no atomic addition."""
 
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -13,4 +13,4 @@ def table_sum_reference(index: Tensor, offsets: Tensor, weight: Tensor) -> Tenso
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     rows = weight.to(wide).index_select(0, (index + offsets[:-1]).view(-1))
-    return rows.view(*index.shape, -1).sum(1).to(weight.dtype)
+    return rows.view(*index.shape, weight.size(1)).sum(1).to(weight.dtype)

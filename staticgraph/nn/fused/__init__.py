@@ -54,9 +54,8 @@ def fuse(model: torch.nn.Module, context: BatchContext) -> None:
         form = BY_STOCK.get(type(module)) or encoder_form(module)
         if form is not None:
             module.__class__ = form
-            module._staticgraph = context  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(module, FusedEncoder):
-            module.prepare()
+            module.__dict__["_staticgraph"] = context
+            module.prepare()  # pyright: ignore[reportCallIssue]
 
 
 def fused_layers(model: torch.nn.Module) -> Iterator[FusedLayer]:

@@ -99,10 +99,9 @@ def _with_self(
     conv: GINConv | GINEConv, batch: StaticBatch, x: Tensor, edge: Tensor | None, **options: Any
 ) -> Tensor:
     """``(1 + eps) x_i`` goes into the same pass, unless ``eps`` is trained."""
-    scale = 1 + conv.eps
     if conv.eps.requires_grad:
-        return _summed(batch, x, edge, conv, **options) + scale * x
-    return _summed(batch, x, edge, conv, self_scale=scale, **options)
+        return _summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
+    return _summed(batch, x, edge, conv, self_eps=conv.eps, **options)
 
 
 class FusedSAGEConv(Fused, SAGEConv):
@@ -111,11 +110,11 @@ class FusedSAGEConv(Fused, SAGEConv):
     reads_pointers = True
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        batch, x = self.batch, kwargs["x"]
-        same = isinstance(x, tuple) and x[0] is x[1]
-        x = x[0] if same else None
+        batch = self.batch
+        x: Any = kwargs["x"]
+        if isinstance(x, tuple) and batch is not None and len(x[0]) == batch.num_nodes:
+            x = x[0]  # the other half is added by forward
         if not self.use(obstacle(self, batch, x, edge_index, size)):
             return super().propagate(edge_index, size=size, **kwargs)
         assert batch is not None
-        assert x is not None
         return _summed(batch, x, None, self)

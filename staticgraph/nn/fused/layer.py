@@ -17,6 +17,9 @@ class Fused:
         """The present batch; None outside the runner."""
         return self._staticgraph.batch
 
+    def prepare(self) -> None:
+        """Called once, after the class was exchanged, to note what the stock layer chose."""
+
     def use(self, reason: str | None) -> bool:
         """Notes why the stock code runs; True where there is no reason to."""
         if self.stock_reason != reason:

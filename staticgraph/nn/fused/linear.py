@@ -21,7 +21,7 @@ class FusedLinear(Fused, torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
     def with_relu(self, input: Tensor) -> Tensor | None:
-        """ReLU of the layer in one operator; None where it, or its hooks, must run by themselves."""
+        """ReLU of the layer in one operator; None where stock code or hooks must run."""
         hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
         if hooked or not self.use(self._obstacle(input)):
             return None

@@ -16,11 +16,18 @@ from staticgraph.models import GraphModel
 from staticgraph.nn.fused.layer import Fused
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 
-_POOLS = (global_add_pool, global_mean_pool)
+# Pools with a fused form, and whether they take the mean.
+_MEAN = {global_add_pool: False, global_mean_pool: True}
 
 
 class FusedGraphModel(Fused, GraphModel):
     """Takes the place of :class:`staticgraph.models.GraphModel`, with the same state."""
+
+    _mean: bool | None
+
+    def prepare(self) -> None:
+        # A runner exchanges PyG's pools for its own while a step runs, so look now.
+        self._mean = _MEAN.get(self.pool)
 
     def forward(
         self,
@@ -55,6 +62,6 @@ class FusedGraphModel(Fused, GraphModel):
         return norm.joined(h, relu=True, residual=x)
 
     def _pooled(self, x: Tensor, bound: StaticBatch) -> Tensor:
-        if self.pool not in _POOLS:
+        if self._mean is None:
             return self.pool(x, bound.batch, bound.num_graphs)
-        return segment_sum(x, bound.ptr, mean=self.pool is global_mean_pool)
+        return segment_sum(x, bound.ptr, mean=self._mean)

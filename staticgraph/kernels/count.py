@@ -1,0 +1,163 @@
+"""How many operations a step gives a device, phase by phase; needs no GPU.
+
+A recorded step costs about the number of its kernels times two microseconds, an unrecorded one
+three times that and more, so this number is what fusion must lower. Operations are counted where
+torch dispatches them: views, allocations and reads of a number by the host are not operations (the
+last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
+but for the linear layer of the CPU, which counts as what torch would run on CUDA in its place.
+
+Operations are not launches: torch's BatchNorm makes two or three, the backward of an embedding ten.
+What our own operators launch is known (:data:`LAUNCHES`) and counted beside; torch's count as one
+there, so that the number favours the stock step. On a GPU :func:`kernels_on_cuda` counts exactly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# The CPU's linear layer, as torch's on CUDA: one product forward; two products and a sum backward.
+LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
+# Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
+MORE_LAUNCHES = {
+    "staticgraph::table_sum_backward": 1,
+    "staticgraph::batch_norm": 1,
+    "staticgraph::batch_norm_backward": 1,
+}
+# Edges that share a table: zeros for the offset, the product with the counts, its sum.
+SHARED_TABLE = 3
+
+# Neither kernels nor waits: memory, numbers made tensors on the host, questions about types.
+NOTHING = frozenset(
+    {
+        "empty",
+        "new_empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty_strided",
+        "lift_fresh",
+        "scalar_tensor",
+        "promote_types",
+        "result_type",
+        "detach",
+        "_unsafe_view",
+        "_record_function_enter_new",
+        "_record_function_exit",
+    }
+)
+HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass
+class Operations:
+    """What was dispatched, by phase.
+
+    Attributes:
+        counts: phase -> operator name -> operations.
+        launches: at least so many launches on CUDA in the whole step.
+        host_reads: numbers that the host waited for.
+    """
+
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {phase: Counter() for phase in PHASES}
+    )
+    launches: int = 0
+    host_reads: int = 0
+
+    def total(self, phase: str | None = None) -> int:
+        """Operations of a phase, or of all."""
+        chosen = PHASES if phase is None else (phase,)
+        return sum(sum(self.counts[name].values()) for name in chosen)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what torch dispatches while it is entered::
+
+    with OperationCounter() as counter:
+        with counter.phase("forward"):
+            loss = model(batch).mean()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = Operations()
+        self._phase = PHASES[0]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is dispatched inside belongs to this phase."""
+        before, self._phase = self._phase, name
+        try:
+            yield
+        finally:
+            self._phase = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.name().split(".")[0]
+        short = name.split("::")[1]
+        if short in HOST_READS:
+            self.operations.host_reads += 1
+        elif not (func.is_view or short in NOTHING):
+            count = operations(name, args)
+            self.operations.counts[self._phase][name] += count
+            self.operations.launches += count + further_launches(name, args)
+        return func(*args, **(kwargs or {}))
+
+
+def operations(name: str, args: tuple[Any, ...]) -> int:
+    """What an operator counts as."""
+    if name not in LINEAR:
+        return 1
+    with_relu = args[3] if name == "staticgraph::linear" else args[3] is not None
+    return LINEAR[name] + bool(with_relu)
+
+
+def further_launches(name: str, args: tuple[Any, ...]) -> int:
+    """What one of our operators launches on CUDA beyond one kernel."""
+    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None:
+        return SHARED_TABLE
+    return MORE_LAUNCHES.get(name, 0)
+
+
+def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> Operations:
+    """One training step, counted. The gradients are set to None before, as in every step.
+
+    Args:
+        forward: gives the mean loss.
+        optimizer: must have stepped before, so that its state is not made now.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    with OperationCounter() as counter:
+        with counter.phase("forward"):
+            loss = forward()
+        with counter.phase("backward"):
+            loss.backward()
+        with counter.phase("optimizer"):
+            optimizer.step()
+    return counter.operations
+
+
+def kernels_on_cuda(step: Callable[[], Any]) -> int:
+    """Kernels that a step really launches, from torch's profiler; exact, needs CUDA.
+
+    Raises:
+        RuntimeError: there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("kernels are launched on CUDA only; count operations with count_step")
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    on_device = [e for e in profile.events() or [] if str(e.device_type).endswith("CUDA")]
+    return sum(not e.name.startswith(("Memcpy", "Memset")) for e in on_device)

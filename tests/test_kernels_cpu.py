@@ -1,0 +1,246 @@
+"""The CPU kernels against their references in float64: results, gradients, edges of the domain.
+
+A kernel's error is bounded by the rounding of its longest sum in its own precision; half precisions
+are added up in float32, so they are held to one rounding of the result.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.kernels import batch_norm, linear, neighbour_sum, segment_sum, table_sum
+from staticgraph.kernels.batch_norm import batch_norm_reference, update_running
+from staticgraph.kernels.linear import available, linear_reference
+from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.segment_sum import segment_sum_reference
+from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def agree(kernel, reference, tensors: list[torch.Tensor | None], terms: int) -> None:
+    """Result and gradients of a kernel, against the reference's from the same inputs in float64."""
+    ours = [None if t is None else t.clone().requires_grad_() for t in tensors]
+    wide = [None if t is None else t.double().requires_grad_() for t in tensors]
+    out, expected = kernel(*ours), reference(*wide)
+    grad = torch.randn(expected.shape).to(out.dtype)
+    found = torch.autograd.grad(out, [t for t in ours if t is not None], grad)
+    right = torch.autograd.grad(expected, [t for t in wide if t is not None], grad.double())
+    for a, b in zip((out, *found), (expected, *right), strict=True):
+        assert a.shape == b.shape
+        if not a.numel():
+            continue
+        wide_eps = torch.finfo(torch.promote_types(a.dtype, torch.float32)).eps
+        bound = (terms * wide_eps + torch.finfo(a.dtype).eps) * max(1.0, float(b.abs().max()))
+        assert (a.double() - b).abs().max() <= bound
+
+
+@st.composite
+def graphs(draw):
+    """Edges sorted by destination with their pointers; nodes without edges, loops, repeats."""
+    nodes, edges = draw(st.integers(1, 12)), draw(st.integers(0, 30))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
+    everything = torch.arange(nodes + 1)
+    transpose = torch.argsort(src, stable=True)
+    return (
+        nodes,
+        src,
+        dst,
+        torch.searchsorted(dst, everything).int(),
+        torch.searchsorted(src[transpose].contiguous(), everything).int(),
+        transpose.int(),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    graph=graphs(),
+    dtype=st.sampled_from(DTYPES),
+    width=st.integers(1, 5),
+    mean=st.booleans(),
+    eps=st.sampled_from([None, 0.0, 0.4, -1.0]),
+    operand=st.sampled_from(["none", "scalar", "edge", "relu", "table", "relu table"]),
+)
+def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
+    nodes, src, dst, *pointers = graph
+    table = "table" in operand
+    code = torch.randint(3, src.shape) if table else None
+    rows = 3 if table else len(src)
+    edge = None
+    if operand != "none":
+        edge = torch.randn((rows,) if operand == "scalar" else (rows, width)).to(dtype)
+    kind = "copy" if edge is None else "relu_add" if "relu" in operand else "multiply"
+    self_eps = None if eps is None else torch.tensor([eps])
+
+    def kernel(x, edge=None):
+        return neighbour_sum(
+            x, edge, src, dst, *pointers, code=code, self_eps=self_eps, transform=kind, mean=mean
+        )
+
+    def reference(x, edge=None):
+        return neighbour_sum_reference(x, edge, code, src, dst, self_eps, kind, mean)
+
+    x = torch.randn(nodes, width).to(dtype)
+    agree(kernel, reference, [x] if edge is None else [x, edge], terms=4 + len(src) + width)
+
+
+def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
+    one = torch.tensor([0])
+    pointers = (torch.tensor([0, 1]).int(), torch.tensor([0, 1]).int(), one.int())
+    x = torch.full((1, 2), float("nan"))
+    out = neighbour_sum(x, torch.zeros(1, 2), one, one, *pointers, transform="relu_add")
+    assert out.isnan().all()
+    with pytest.raises(ValueError, match="'relu_add' needs an edge operand"):
+        neighbour_sum(x, None, one, one, *pointers, transform="relu_add")
+    with pytest.raises(ValueError, match="choose one of copy, multiply, relu_add"):
+        neighbour_sum(x, None, one, one, *pointers, transform="max")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 500])
+def test_table_sum(dtype, rows):
+    sizes = (4, 9, 2)
+    index = torch.stack([torch.randint(size, (rows,)) for size in sizes], 1)
+    offsets = torch.tensor([0, 4, 13, 15])
+    agree(
+        lambda weight: table_sum(index, offsets, weight),
+        lambda weight: table_sum_reference(index, offsets, weight),
+        [torch.randn(15, 6).to(dtype)],
+        terms=rows + 3,
+    )
+    codes = fold_codes(index, offsets)
+    assert torch.equal(torch.cartesian_prod(*map(torch.arange, sizes))[codes], index)
+
+
+@pytest.mark.parametrize("lookup", [fold_codes, lambda i, o: table_sum(i, o, torch.ones(6, 2))])
+@pytest.mark.parametrize("value", [-1, 2])
+def test_an_index_outside_its_table_is_named(lookup, value):
+    index = torch.tensor([[0, 1], [3, value]])
+    with pytest.raises(IndexError, match=f"column 1 has {value} in row 1, but its table has 2"):
+        lookup(index, torch.tensor([0, 4, 6]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mean", [False, True])
+def test_segment_sum(dtype, mean):
+    ptr = torch.tensor([0, 0, 3, 40, 41, 41])
+    agree(
+        lambda values: segment_sum(values, ptr, mean=mean),
+        lambda values: segment_sum_reference(values, ptr, mean),
+        [torch.randn(41, 7).to(dtype)],
+        terms=38,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(("rows", "real"), [(70, 1), (70, 70), (400, 333)])
+def test_batch_norm(dtype, relu, joined, rows, real):
+    """With a mean of three deviations, a single row, and more rows than a block."""
+    torch.manual_seed(0)
+    x = (torch.randn(rows, 6) + 3).to(dtype)
+    count = torch.tensor(real)
+    tensors = [x, torch.randn(6), torch.randn(6)]
+    if joined:
+        tensors.append(torch.randn(rows, 6).to(dtype))
+
+    def kernel(x, weight, bias, residual=None):
+        options = {"eps": 1e-5, "relu": relu, "residual": residual}
+        return batch_norm(x, weight, bias, count, **options)[0]
+
+    def reference(x, weight, bias, residual=None):
+        return batch_norm_reference(x, residual, weight, bias, count, 1e-5, relu)[0]
+
+    if dtype == torch.float64:
+        tensors = [t.double() for t in tensors]
+    agree(kernel, reference, tensors, terms=500)
+
+
+def test_batch_norm_ignores_what_stands_in_the_padding():
+    x, weight, bias, count = torch.randn(50, 4), torch.ones(4), torch.zeros(4), torch.tensor(40)
+    other = x.clone()
+    other[40:] = 1e6
+    results = []
+    for value in (x, other):
+        value.requires_grad_()
+        out, mean, var = batch_norm(value, weight, bias, count, eps=1e-5, relu=True)
+        (grad,) = torch.autograd.grad(out.square().sum(), value)
+        results.append((out, mean, var, grad))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+    assert not results[0][0][40:].any()
+    assert not results[0][3][40:].any()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_are_torchs(momentum):
+    stock = torch.nn.BatchNorm1d(5, momentum=momentum)
+    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    for rows in (8, 20):
+        x = torch.randn(rows, 5)
+        stock(x)
+        mean, var = x.mean(0), x.var(0, unbiased=False)
+        update_running(mean, var, torch.tensor(rows), *ours, momentum)
+        update_running(mean, var, torch.tensor(0), *ours, momentum)  # a batch of padding alone
+    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
+    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
+    assert ours[2] == stock.num_batches_tracked
+
+
+@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(relu, bias):
+    tensors = [torch.randn(90, 7), torch.randn(5, 7), torch.randn(5) if bias else None]
+
+    def kernel(x, weight, bias=None):
+        return linear(x, weight, bias, relu=relu)
+
+    def reference(x, weight, bias=None):
+        return linear_reference(x, weight, bias, relu)
+
+    agree(kernel, reference, tensors[: 3 if bias else 2], terms=90)
+
+
+ARGUMENTS = {
+    "table_sum": lambda: (
+        torch.randint(3, (9, 1)),
+        torch.tensor([0, 3]),
+        torch.randn(3, 4, requires_grad=True),
+    ),
+    "segment_sum": lambda: (torch.randn(9, 4, requires_grad=True), torch.tensor([0, 4, 9]), True),
+    "batch_norm": lambda: (
+        torch.randn(9, 4, requires_grad=True),
+        torch.randn(9, 4, requires_grad=True),
+        torch.ones(4, requires_grad=True),
+        torch.zeros(4, requires_grad=True),
+        torch.tensor(7),
+        1e-5,
+        True,
+    ),
+    "neighbour_sum": lambda: (
+        torch.randn(2, 4, requires_grad=True),
+        torch.randn(3, 4, requires_grad=True),
+        None,
+        torch.tensor([1, 0, 1]),
+        torch.tensor([0, 1, 1]),
+        torch.tensor([0, 1, 3]).int(),
+        torch.tensor([0, 1, 3]).int(),
+        torch.tensor([1, 0, 2]).int(),
+        torch.tensor([0.5]),
+        "relu_add",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_registration_is_sound(name):
+    """torch's own checks: schema, fake shapes, autograd, and tracing through AOTAutograd."""
+    torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
