@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from staticgraph.loader import StaticLoader
     from staticgraph.nn import convert
-from staticgraph.preflight import PreflightReport, preflight
+    from staticgraph.preflight_check import PreflightReport, preflight
     from staticgraph.probing import probe
     from staticgraph.recordable_optimizer import make_capturable
     from staticgraph.report import Report
@@ -59,6 +59,7 @@ _HOMES = {
     "MemoryModel": "budget",
     "NotStatic": "errors",
     "PlanMismatch": "errors",
+    "PreflightReport": "preflight_check",
     "Report": "report",
     "Schema": "schema",
     "SizeHistogram": "sizes",
@@ -71,6 +72,7 @@ _HOMES = {
     "datasets": "datasets",
     "make_capturable": "recordable_optimizer",
     "plan_buckets": "buckets",
+    "preflight": "preflight_check",
     "probe": "probing",
 }
 

@@ -28,7 +28,7 @@ from staticgraph.obstacles import Obstacle, is_mask
 
 # Modules of this library that stand between any model and its call, and make no operation.
 _MACHINERY = frozenset(
-    {f"staticgraph.{name}" for name in ("watching", "preflight", "arguments", "tracing")}
+    {f"staticgraph.{name}" for name in ("watching", "preflight_check", "arguments", "tracing")}
 )
 # Plain PyG models that come with this library; their lines are a model's.
 _ZOO = "staticgraph.models"

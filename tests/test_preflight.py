@@ -19,7 +19,7 @@ from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
 import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.nn.call_sites import StaticCalls
-from staticgraph.preflight import preflight
+from staticgraph.preflight_check import preflight
 from staticgraph.watching import Watch
 
 PLAN = [CAPACITY]
