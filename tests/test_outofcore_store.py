@@ -91,6 +91,13 @@ def test_a_hub_that_owns_every_edge(tmp_path):
     np.testing.assert_array_equal(sorted_columns(original(graph)), sorted_columns(edges))
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_no_edges_at_all(tmp_path, rows):
+    graph = partition(np.empty((rows, 0), int), 4, 2, tmp_path / "g")
+    assert graph.columns == rows
+    assert graph.read_buckets(all_buckets(2)).shape == (0, rows)
+
+
 def test_features_follow_their_nodes(tmp_path):
     features = np.arange(50 * 3, dtype=np.float32).reshape(50, 3)
     graph = partition(generated(50, 10), 50, 4, tmp_path / "g", features=features)

@@ -57,7 +57,8 @@ class EdgeSource:
         start = 0
         for piece in self._pieces():
             _check_form(piece, start)
-            for low in range(0, piece.shape[1], self._chunk):
+            # Once for no edges, too: the number of rows says whether there are relations.
+            for low in range(0, max(1, piece.shape[1]), self._chunk):
                 rows = np.ascontiguousarray(piece[:, low : low + self._chunk], dtype=np.int64)
                 self._check_values(rows, start + low)
                 yield rows
@@ -70,7 +71,7 @@ class EdgeSource:
         elif self._relations is None:
             yield self._edges
         else:
-            for low in range(0, self._edges.shape[1], self._chunk):
+            for low in range(0, max(1, self._edges.shape[1]), self._chunk):
                 span = slice(low, low + self._chunk)
                 yield np.concatenate([self._edges[:, span], self._relations[None, span]])
 
