@@ -92,12 +92,15 @@ def whole_limits(
         maxima: ``[2]`` the largest nodes and edges of any graph that the plan must hold.
         seed: of the trial.
     """
+    if _huge(sizes, batch_size).any():
+        for wider in (margin, *(m for m in MARGINS if m > margin)):
+            limits = np.maximum(exact_limits(sizes, batch_size, wider), maxima)
+            if always_fits(sizes, batch_size, limits, seed):
+                return limits
     needed = exact_limits(sizes, batch_size, margin)
-    limits = np.maximum(needed, maxima)
-    if _huge(sizes, batch_size).any() and not always_fits(sizes, batch_size, limits, seed):
-        beside = (needed * (batch_size - 1)) // batch_size
-        limits = np.maximum(needed, maxima + beside)
-    return limits
+    if not (needed < maxima).any():
+        return needed
+    return np.maximum(needed, maxima + (needed * (batch_size - 1)) // batch_size)
 
 
 def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:

@@ -1,0 +1,266 @@
+"""Packing: packs and seconds beside the paper's algorithm, and graphs a second of the streams.
+
+    python -m pytest bench/bench_packing.py --benchmark-enable     each by itself
+    python -m bench.bench_packing [--rounds N] [--json FILE]       interleaved, with ratios
+    python -m bench.bench_packing --overflow EPOCHS                how often exact batches overflow
+
+One core, pure host. Compilation is paid before the clock starts and reported apart by
+``staticgraph plan --json``. The generated sets have the number of graphs, the extremes and about
+the number of sizes of ogbg-code2 and ogbg-ppa, whose histograms are not published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.interleave import interleave
+from staticgraph.batching import Batcher
+from staticgraph.buckets import plan_buckets, sizes_of
+from staticgraph.packing import pack_histogram, pack_stream
+from staticgraph.packing.fill import THOROUGH
+from staticgraph.packing.margin import exact_limits, overflow_rate
+from staticgraph.packing.paper import HEURISTICS, pack_paper
+from staticgraph.sizes import SizeHistogram
+from staticgraph.table import table
+
+DATA = Path(__file__).parent.parent / "tests" / "data" / "histograms"
+SETS = sorted(path.stem for path in DATA.glob("*.csv"))
+MAX_GRAPHS = 256
+
+
+def load(name: str) -> SizeHistogram:
+    return SizeHistogram.from_csv(DATA / f"{name}.csv")
+
+
+def code2_like(seed: int = 0) -> SizeHistogram:
+    """407,976 trees of up to 36,123 nodes, of about 2,100 sizes."""
+    rng = np.random.default_rng(seed)
+    nodes = np.clip(rng.lognormal(4.55, 0.72, 407_976), 11, 1400).astype(np.int64)
+    tail = np.geomspace(1400, 36_123, 830).astype(np.int64)
+    nodes[: len(tail)] = tail
+    return SizeHistogram.from_sizes(np.stack([nodes, nodes - 1], axis=1))
+
+
+def ppa_like(seed: int = 0) -> SizeHistogram:
+    """78,200 dense graphs of up to 300 nodes and 36,138 edges, of about 36,000 sizes."""
+    rng = np.random.default_rng(seed)
+    nodes = np.clip(rng.normal(243, 25, 78_200), 50, 300).astype(np.int64)
+    edges = 16 * (nodes * rng.lognormal(2.2, 0.32, len(nodes)) / 8).astype(np.int64)
+    edges = np.clip(edges, 2 * nodes - 2, 36_138)
+    nodes[0], edges[0] = 300, 36_138
+    return SizeHistogram.from_sizes(np.stack([nodes, edges], axis=1))
+
+
+GENERATED = {"code2-like": code2_like, "ppa-like": ppa_like}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_pack_histogram(benchmark, name):
+    histogram = load(name)
+    pack_histogram(histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
+    packing = benchmark(pack_histogram, histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
+    benchmark.extra_info.update(packing.to_dict())
+
+
+@pytest.mark.parametrize("name", ["ogbg-molhiv_train", "ogbg-molpcba_train", "tu_NCI1"])
+def test_paper(benchmark, name):
+    histogram = load(name)
+    packing = benchmark.pedantic(
+        pack_paper,
+        (histogram, histogram.maxima),
+        {"heuristic": "node", "max_graphs": MAX_GRAPHS},
+        rounds=3,
+    )
+    benchmark.extra_info.update(packing.to_dict())
+
+
+@pytest.mark.parametrize("name", [*GENERATED])
+def test_generated(benchmark, name):
+    histogram = GENERATED[name]()
+    pack_histogram(histogram, histogram.maxima, max_graphs=MAX_GRAPHS)
+    packing = benchmark.pedantic(
+        pack_histogram,
+        (histogram, histogram.maxima),
+        {"max_graphs": MAX_GRAPHS},
+        rounds=3,
+    )
+    benchmark.extra_info.update(packing.to_dict())
+
+
+@pytest.mark.parametrize("batch_size", [32, 128])
+def test_exact_epoch(benchmark, batch_size):
+    epoch = epochs_of(batch_size, exact=True)
+    epoch()
+    benchmark(epoch)
+
+
+@pytest.mark.parametrize("graphs", [32, 128])
+def test_stream(benchmark, graphs):
+    stream = stream_of_molecules(graphs)
+    stream()
+    benchmark(stream)
+
+
+def epochs_of(batch_size: int, exact: bool):
+    """Makes the next epoch of ogbg-molhiv's training split at each call."""
+    sizes = sizes_of(load("ogbg-molhiv_train"))
+    plan = plan_buckets(sizes, batch_size, indices=np.arange(len(sizes)))
+    batcher = Batcher(sizes, plan, exact=exact, shuffle=True)
+    number = iter(range(10**9))
+    return lambda: batcher.epoch(next(number))
+
+
+def stream_of_molecules(graphs: int):
+    """Packs the molecules of ogbg-molhiv's training split in a random order."""
+    sizes = sizes_of(load("ogbg-molhiv_train"))
+    sizes = np.ascontiguousarray(sizes[np.random.default_rng(0).permutation(len(sizes))])
+    limits = exact_limits(sizes, graphs, 0.01)
+    most = int(1.25 * graphs)
+    return lambda: pack_stream(sizes, limits, max_graphs=most)
+
+
+def quality_and_speed(rounds: int) -> list[dict[str, Any]]:
+    """Each set: packs of ours and of the paper's best heuristic, seconds interleaved."""
+    rows = []
+    for name in [*SETS, *GENERATED]:
+        histogram = GENERATED[name]() if name in GENERATED else load(name)
+        limits = histogram.maxima
+        ours = pack_histogram(histogram, limits, max_graphs=MAX_GRAPHS)
+        row: dict[str, Any] = {
+            "data": name, "graphs": histogram.num_graphs, "sizes": len(histogram.counts),
+            "limits": limits.tolist(), "packs": ours.num_packs, "volume_bound": ours.volume_bound,
+        }  # fmt: skip
+
+        def run_ours(histogram=histogram, limits=limits):
+            return pack_histogram(histogram, limits, max_graphs=MAX_GRAPHS)
+
+        contenders = {"ours": run_ours}
+        if name not in GENERATED:  # minutes there
+            packs = {
+                h: pack_paper(histogram, limits, heuristic=h, max_graphs=MAX_GRAPHS).num_packs
+                for h in HEURISTICS
+            }
+            best = min(packs, key=lambda h: packs[h])
+            row |= {"paper_packs": packs[best], "paper_heuristic": best}
+
+            def run_paper(histogram=histogram, limits=limits, best=best):
+                return pack_paper(histogram, limits, heuristic=best, max_graphs=MAX_GRAPHS)
+
+            contenders["paper"] = run_paper
+        for contender, timing in interleave(contenders, rounds).items():
+            row[f"{contender}_s"] = np.percentile(timing.seconds, [10, 50, 90]).tolist()
+        rows.append(row)
+    return rows
+
+
+def streams(rounds: int) -> list[dict[str, Any]]:
+    """Graphs a second of the epoch batcher and the streaming packer."""
+    contenders = {
+        "exact, 32": epochs_of(32, True),
+        "exact, 128": epochs_of(128, True),
+        "packed epoch, 128": epochs_of(128, False),
+        "pack_stream, 32": stream_of_molecules(32),
+        "pack_stream, 128": stream_of_molecules(128),
+    }
+    graphs = load("ogbg-molhiv_train").num_graphs
+    return [
+        {"what": name, "graphs_per_s": (graphs / np.percentile(t.seconds, [90, 50, 10])).tolist()}
+        for name, t in interleave(contenders, rounds, warmup=2).items()
+    ]
+
+
+def overflow(epochs: int) -> list[dict[str, Any]]:
+    """How full exact batches are and how often one cannot be repaired, over many epochs."""
+    rows = []
+    for name in ("ogbg-molhiv_train", "tu_NCI1", "tu_PROTEINS", "tu_COLLAB"):
+        sizes = sizes_of(load(name))
+        for batch_size in (32, 128, 256):
+            plan = plan_buckets(sizes, batch_size, indices=np.arange(len(sizes)), num_buckets=1)
+            capacity = plan.capacities[0]
+            limits = np.array([capacity.node_limit, capacity.edge_limit])
+            rate = overflow_rate(sizes, batch_size, limits, epochs, seed=12_345)
+            batches = -(-len(sizes) // batch_size)
+            filled = sizes.sum(axis=0) / (batches * np.array([capacity.nodes, capacity.edges]))
+            full = batch_size * sizes.mean(axis=0) / np.array([capacity.nodes, capacity.edges])
+            rows.append(
+                {
+                    "data": name, "batch_size": batch_size, "margin": plan.margin,
+                    "capacity": [capacity.nodes, capacity.edges], "filled": filled.tolist(),
+                    "full_batches": full.tolist(), "overflowed": round(rate * epochs * batches),
+                    "batches": epochs * batches,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--overflow", type=int, metavar="EPOCHS")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.overflow:
+        found: dict[str, Any] = {"epochs": args.overflow, "overflow": overflow(args.overflow)}
+        print_overflow(found["overflow"])
+    else:
+        found = {"packing": quality_and_speed(args.rounds), "streams": streams(5 * args.rounds)}
+        print_packing(found["packing"])
+        print_streams(found["streams"])
+    found["settings"] = [effort._asdict() for effort in THOROUGH]
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def milliseconds(seconds: list[float] | None) -> str:
+    if seconds is None:
+        return "-"
+    low, middle, high = (1000 * s for s in seconds)
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+
+
+def print_packing(rows: list[dict[str, Any]]) -> None:
+    print("milliseconds: median (10th to 90th percentile), interleaved")
+    print(
+        table(
+            ["data", "sizes", "packs", "volume", "paper", "ours, ms", "paper, ms"],
+            [
+                [r["data"], f"{r['sizes']:,}", f"{r['packs']:,}", f"{r['volume_bound']:,}",
+                 f"{r.get('paper_packs', '-')} {r.get('paper_heuristic', '')}",
+                 milliseconds(r["ours_s"]), milliseconds(r.get("paper_s"))]
+                for r in rows
+            ],
+        )
+    )  # fmt: skip
+
+
+def print_streams(rows: list[dict[str, Any]]) -> None:
+    for r in rows:
+        low, middle, high = (g / 1e6 for g in r["graphs_per_s"])
+        print(f"{r['what']:18} {middle:5.1f} million graphs a second ({low:.1f} to {high:.1f})")
+
+
+def print_overflow(rows: list[dict[str, Any]]) -> None:
+    def pair(values: list[float]) -> str:
+        return " ".join(f"{v:.2%}" for v in values)
+
+    print(
+        table(
+            ["data", "batch", "margin", "capacity", "filled", "full batches", "left over", "of"],
+            [
+                [r["data"], r["batch_size"], f"{r['margin']:.1%}",
+                 " ".join(map(str, r["capacity"])), pair(r["filled"]), pair(r["full_batches"]),
+                 r["overflowed"], f"{r['batches']:,}"]
+                for r in rows
+            ],
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
