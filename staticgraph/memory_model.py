@@ -2,8 +2,8 @@
 
 Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
 exactly and kept apart from the fit of what the step adds, so that nothing counts twice. What it
-does not do: measure (:mod:`staticgraph.probing`) or decide (:mod:`staticgraph.budget`). Pure numbers,
-no torch.
+does not do: measure (:mod:`staticgraph.probing`) or decide (:mod:`staticgraph.budget`). Pure
+numbers, no torch.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class MemoryModel:
                 p.capacity.max_graph_nodes,
                 human_bytes(p.nbytes),
                 human_bytes(self.fit.predict(p.capacity)),
-                f"{100 * (self.fit.predict(p.capacity) / p.nbytes - 1):+.2f}%",
+                f"{round(100 * (self.fit.predict(p.capacity) / p.nbytes - 1), 2) + 0.0:+.2f}%",
                 role,
             )
             for p, role in points

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from staticgraph.cli.probe import add_model
+
 if TYPE_CHECKING:
     from staticgraph.buckets import BucketPlan
     from staticgraph.packing.pack import Packing
@@ -20,6 +22,7 @@ examples:
   staticgraph plan --histogram sizes.csv --graphs 32 --buckets 3 --plot plan.png
   staticgraph plan --histogram sizes.csv --efficiency 0.99
   staticgraph plan --histogram sizes.csv --limits 222 502 --max-graphs 256 --json
+  staticgraph plan --data examples/data/hiv.npz --model gps --max-memory 20GiB
   staticgraph plan --reproduce-paper
 
 A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
@@ -57,6 +60,15 @@ def register(subparsers: Any) -> None:
     target.add_argument(
         "--limits", type=int, nargs="+", metavar="N", help="pack at these limits: nodes edges ..."
     )
+    memory = parser.add_argument_group("memory (with --data; the largest batches that fit)")
+    memory.add_argument("--max-memory", metavar="SIZE", help="a cap, such as 20GiB")
+    memory.add_argument(
+        "--memory", type=Path, metavar="FILE", help="of staticgraph probe --out; else probed now"
+    )
+    memory.add_argument(
+        "--min-steps", type=int, default=32, metavar="K", help="batches an epoch at least (32)"
+    )
+    add_model(parser)
     more = parser.add_argument_group("how")
     more.add_argument("--max-graphs", type=int, metavar="G", help="most graphs in a pack")
     more.add_argument("--buckets", type=int, metavar="K", help="capacities; by cost if not given")
@@ -104,6 +116,12 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("give one of --batch-size, --graphs, --efficiency and --limits")
     if (args.certify or args.compare) and not args.limits:
         args.parser.error("--certify and --compare need --limits")
+    if args.memory and not args.max_memory:
+        args.parser.error("--memory needs the cap: give --max-memory")
+    if args.max_memory and not args.data:
+        args.parser.error("--max-memory needs the fields of the data: give --data")
+    if args.max_memory and (args.limits or args.efficiency or args.graphs):
+        args.parser.error("--max-memory chooses exact batches: leave --graphs and the limits out")
     if args.out and (args.limits or args.efficiency or args.reproduce_paper):
         args.parser.error("--out writes a plan: give --batch-size or --graphs")
 
@@ -230,13 +248,29 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
         num_buckets=args.buckets,
         graphs=args.graphs or 128,
         cost=price,
+        **_memory(args, source),
     )
     report = PlanReport.of(plan, histogram, price, time.perf_counter() - begin)
     if args.out:
         plan.save(args.out)
     _pictures(args, histogram, [], plan)
     print(json.dumps(report.to_dict(), indent=1) if args.json else report)
+    if plan.note and not args.json:
+        print(plan.note)
     return 0
+
+
+def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:
+    """What --max-memory adds: the cap, and what a step takes."""
+    if not args.max_memory:
+        return {}
+    from staticgraph.budget import MemoryBudget
+    from staticgraph.cli.probe import probe_model
+    from staticgraph.memory_model import MemoryModel
+
+    budget = MemoryBudget(args.max_memory)
+    memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args)
+    return {"memory": memory, "budget": budget, "min_steps_per_epoch": args.min_steps}
 
 
 def _pictures(

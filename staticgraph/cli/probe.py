@@ -1,0 +1,127 @@
+"""``staticgraph probe``: what a step of a model takes, at any batch size."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from staticgraph.cli.train import MODELS
+
+if TYPE_CHECKING:
+    from staticgraph.memory_model import MemoryModel
+
+EXAMPLE = """\
+examples:
+  staticgraph probe --data examples/data/hiv.npz --model gps
+  staticgraph probe --data examples/data/hiv.npz --model gps --out memory.json --plot memory.png
+  staticgraph plan --data examples/data/hiv.npz --memory memory.json --max-memory 20GiB
+
+Without a GPU a step runs over fake tensors, in milliseconds and without memory: --like cuda counts
+it as a GPU's allocator would. On a GPU, --device cuda runs real steps.
+"""
+OPTIMIZERS = ("adam", "adamw", "sgd")
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "probe",
+        help="find the memory of a step as a function of the batch",
+        description="Find the memory of a training step as a function of nodes, edges and graphs.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", metavar="SPEC", required=True, help="as for staticgraph train")
+    add_model(parser)
+    how = parser.add_argument_group("how")
+    how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
+    how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    how.add_argument("--like", choices=("cpu", "cuda"), default="cpu", help="on a CPU: count as on")
+    how.add_argument("--max-memory", metavar="SIZE", help="a cap, such as 20GiB, to show beside it")
+    out = parser.add_argument_group("output")
+    out.add_argument("--out", type=Path, metavar="FILE", help="write the model of memory as JSON")
+    out.add_argument(
+        "--plot",
+        type=Path,
+        nargs="?",
+        const=Path("memory.png"),
+        metavar="FILE",
+        help="draw curve and points as a PNG (memory.png if no name is given)",
+    )
+    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model takes a step, and how it is trained."""
+    group = parser.add_argument_group("model and training")
+    group.add_argument("--model", choices=MODELS, default="gine")
+    group.add_argument("--hidden", type=int, default=64, help="columns of every layer")
+    group.add_argument("--layers", type=int, default=4, help="convolutions")
+    group.add_argument("--dropout", type=float, default=0.0, help="between layers")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
+    group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
+    group.add_argument("--accumulate", type=int, default=1, help="backward passes to one update")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probes, and prints what came of it."""
+    from staticgraph import datasets
+    from staticgraph.budget import MemoryBudget
+
+    budget = MemoryBudget(args.max_memory) if args.max_memory else None
+    store = datasets.open(args.data)
+    begin = time.perf_counter()
+    memory = probe_model(store, args)
+    seconds = time.perf_counter() - begin
+    if args.out:
+        memory.save(args.out)
+    if args.plot:
+        from staticgraph.plots_memory import save_memory_picture
+
+        save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
+    if args.json:
+        print(json.dumps({**memory.to_dict(), "seconds": seconds}, indent=1))
+    else:
+        print(memory)
+        print(f"{len(memory.points) + (memory.checked is not None)} points in {seconds:.1f} s")
+    if args.plot:
+        print(f"picture: {args.plot}", file=sys.stderr)
+    return 0
+
+
+def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
+    """The memory of the model and the training that the options name."""
+    import torch
+
+    from staticgraph import models
+    from staticgraph.probing import probe
+    from staticgraph.tasks import task_of
+
+    task = task_of(store)
+    model = models.build(
+        args.model,
+        store,
+        hidden=args.hidden,
+        layers=args.layers,
+        num_outputs=task.num_outputs,
+        dropout=args.dropout,
+    )
+    device = getattr(args, "device", "cpu")
+    model.to(device)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    like = "fake-cuda" if getattr(args, "like", "cuda") == "cuda" else "fake"
+    return probe(
+        model,
+        store,
+        loss=lambda out, batch: task.row_loss(out, batch.y),
+        optimizer=kinds[args.optimizer](model.parameters(), lr=1e-3),
+        form=getattr(args, "form", "auto"),
+        reader="cuda" if device == "cuda" else like,
+        autocast=torch.bfloat16 if args.autocast else None,
+        accumulate=args.accumulate,
+    )
