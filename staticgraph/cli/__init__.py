@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from staticgraph import errors
 
-COMMANDS = ("plan", "probe", "check", "train", "report", "partition", "train_large")
+COMMANDS = ("plan", "probe", "check", "train", "report", "bench", "partition", "train_large")
 FAILED = 2
 # What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT.
 INTERRUPTED = 130
