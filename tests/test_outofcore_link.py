@@ -9,7 +9,7 @@ import torch
 from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
 from staticgraph.outofcore.adagrad import adagrad_rows, distinct
 from staticgraph.outofcore.decoders import DECODERS, ComplEx
-from staticgraph.outofcore.link import LinkStep
+from staticgraph.outofcore.link_step import LinkStep
 from staticgraph.outofcore.ranking import filtered_ranks
 
 N, RELATIONS = 23, 3

@@ -10,17 +10,20 @@ with both ends resident. It does not spread one graph over several machines.
 This is a room of its own: nothing else in the library imports it.
 """
 
+from staticgraph.outofcore import data
 from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder
 from staticgraph.outofcore.layers import SampledGNN
-from staticgraph.outofcore.link import LinkConfig, LinkEpoch, LinkTrainer
-from staticgraph.outofcore.loader import SampledBatch, SampledLoader
+from staticgraph.outofcore.link import LinkEpoch, LinkTrainer
+from staticgraph.outofcore.link_step import LinkConfig
+from staticgraph.outofcore.loader import SampledLoader
 from staticgraph.outofcore.node import NodeEpoch, NodeTrainer
 from staticgraph.outofcore.node_policy import Dispersed, NodeCache
 from staticgraph.outofcore.partitioning import partition
 from staticgraph.outofcore.policy import Beta, Comet, InMemory
 from staticgraph.outofcore.ranking import LinkScore, evaluate_links
+from staticgraph.outofcore.sampled_batch import SampledBatch
 from staticgraph.outofcore.schedule import NodeSchedule, NodeState, Schedule, State
 from staticgraph.outofcore.tuning import Tuning, tune
 
@@ -48,6 +51,7 @@ __all__ = [
     "Schedule",
     "State",
     "Tuning",
+    "data",
     "edge_permutation_bias",
     "evaluate_links",
     "partition",

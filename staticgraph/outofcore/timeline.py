@@ -56,5 +56,5 @@ def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> N
         f"{len(times)} states, {len(reads)} partitions read, waited "
         f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
     )
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
