@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
+from staticgraph.losses import masked_mean
+from staticgraph.nn import context_of
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.tracing import Trace, trace_step
 
@@ -120,13 +122,13 @@ def static_step(
 ) -> tuple[Result | None, Trace | None]:
     """The same through the static forms, eagerly or through the captured graph."""
     model = copy.deepcopy(model)
-    context = sg.nn.context_of(model)
+    context = context_of(model)
     real = BATCH.real.graphs
 
     def compute(given: sg.StaticBatch) -> tuple[Tensor, Tensor]:
         context.enter(given)
         out = forward(model, given)
-        mean = sg.losses.masked_mean(loss(out, given), given)
+        mean = masked_mean(loss(out, given), given)
         context.leave()
         return out, mean
 

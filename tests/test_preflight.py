@@ -18,6 +18,7 @@ from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.cli import main
+from staticgraph.nn import context_of
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.preflight_check import preflight
 from staticgraph.watching import Watch
@@ -235,7 +236,7 @@ def test_no_layer_of_the_table_is_blamed():
         if case.eager_only:
             continue
         model = model_of(case)
-        context, watch = sg.nn.context_of(model), Watch()
+        context, watch = context_of(model), Watch()
         with StaticCalls(model, context), watch.running():
             context.enter(unknown_counts(BATCH))
             model(unknown_counts(BATCH))

@@ -23,6 +23,7 @@ from staticgraph.batch import StaticBatch
 from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.nn.dense import DenseLayout
+from staticgraph.nn.size_classes import PATHS, ClassedLayout, attention_path
 
 
 class Rows(NamedTuple):
@@ -47,11 +48,13 @@ class Rows(NamedTuple):
 class BatchContext:
     """The present batch of one model, or none."""
 
-    __slots__ = ("_blocks", "_dense", "_rows", "batch")
+    __slots__ = ("_blocks", "_classed", "_dense", "_rows", "attention", "batch")
 
     def __init__(self) -> None:
         self.batch: StaticBatch | None = None
         self._dense: DenseLayout | None = None
+        self._classed: ClassedLayout | None = None
+        self.attention = "auto"
         self._rows: dict[int, Rows] | None = None
         self._blocks: dict[tuple[int, int], DenseLayout] | None = None
 
@@ -68,6 +71,7 @@ class BatchContext:
         """Makes ``batch`` the present one; :meth:`leave` ends it."""
         self.batch = batch
         self._dense = None
+        self._classed = None
         self._blocks = {}
         nodes, edges, graphs = batch.num_nodes, batch.num_edges, batch.num_graphs
         self._rows = {
@@ -80,6 +84,7 @@ class BatchContext:
         """Forgets the batch."""
         self.batch = None
         self._dense = None
+        self._classed = None
         self._blocks = None
         self._rows = None
 
@@ -189,6 +194,23 @@ class BatchContext:
         if self._dense is None:
             self._dense = DenseLayout.of(self.present)
         return self._dense
+
+    def choose_attention(self, path: str) -> None:
+        """Chooses the layout of attention for the steps to come.
+
+        Raises:
+            ValueError: no such path.
+        """
+        if path not in PATHS:
+            raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
+        self.attention = path
+
+    def classed(self) -> ClassedLayout:
+        """Where each node stands in the bucket's blocks by size; made once a forward."""
+        if self._classed is None:
+            path = attention_path(self.present.capacity, self.attention)
+            self._classed = ClassedLayout.of(self.present, path)
+        return self._classed
 
     def block(self, index: Tensor, groups: int, width: int) -> DenseLayout:
         """Where each row that ``index`` puts into one of ``groups`` stands in a block of so many

@@ -115,7 +115,9 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 REFUSED_FORMS = refused_forms()
 
 
-def convert(model: torch.nn.Module, kernels: bool = False) -> torch.nn.Module:
+def convert(
+    model: torch.nn.Module, kernels: bool = False, attention: str | None = None
+) -> torch.nn.Module:
     """Makes the layers of a model static and inert to padding, in place, and returns the model.
 
     Outside the runner the model computes what it did before. Converting twice does nothing more.
@@ -124,8 +126,13 @@ def convert(model: torch.nn.Module, kernels: bool = False) -> torch.nn.Module:
         model: any PyG model.
         kernels: also put this library's fused kernels under the layers that have them (see
             :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
+        attention: how GPS lays out its attention: ``dense`` (one block as wide as the largest
+            graph), ``classed`` (a few blocks by size), or ``auto``, which is what a model has that
+            was never told; see :mod:`staticgraph.nn.size_classes`.
     """
     context = context_of(model)
+    if attention is not None:
+        context.choose_attention(attention)
     if kernels:
         from staticgraph.nn.fused import fuse
 

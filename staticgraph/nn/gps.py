@@ -60,8 +60,8 @@ class StaticGPSConv(GPSConv):
     def _attend(self, x: Tensor) -> Tensor:
         """``[N, C]`` -> ``[N, C]``: attention among the nodes of each graph."""
         attn = self.attn
-        layout = self._staticgraph.dense()
         if isinstance(attn, PerformerAttention):
+            layout = self._staticgraph.dense()
             block = attn(layout.to_dense(x), layout.occupied)
             return layout.to_nodes(block)
         if not isinstance(attn, torch.nn.MultiheadAttention):
@@ -74,13 +74,17 @@ class StaticGPSConv(GPSConv):
                 "GPSConv's attention has bias_k, add_zero_attn or separate key and value sizes: "
                 "leave them out of attn_kwargs"
             )
-        qkv = layout.to_dense(F.linear(x, attn.in_proj_weight, attn.in_proj_bias))
-        q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=layout.attendable[:, None, None, :],
-            dropout_p=attn.dropout if self.training else 0.0,
-        )
-        return attn.out_proj(layout.to_nodes(out.transpose(1, 2).flatten(2)))
+        classed = self._staticgraph.classed()
+        blocks = classed.to_blocks(F.linear(x, attn.in_proj_weight, attn.in_proj_bias))
+        outs = []
+        for qkv, attendable in zip(blocks, classed.attendable, strict=True):
+            q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=attendable[:, None, None, :],
+                dropout_p=attn.dropout if self.training else 0.0,
+            )
+            outs.append(out.transpose(1, 2).flatten(2))
+        return attn.out_proj(classed.to_nodes(outs))

@@ -1,0 +1,116 @@
+"""Attention in blocks by size: every batch of the bucket fits, and every path gives the same."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from parity import differences, plain_step, static_step, unknown_counts
+from torch import nn
+from torch_geometric.nn import GPSConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.nn.size_classes import ClassedLayout, attention_path
+
+
+def batch_of(sizes: list[int], capacity: sg.Capacity) -> sg.StaticBatch:
+    nodes = np.array(sizes, dtype=np.int64)
+    none = np.empty(0, np.int64)
+    random = np.random.default_rng(0)
+    store = sg.GraphStore.from_arrays(
+        nodes,
+        np.zeros(len(nodes), np.int64),
+        none,
+        none,
+        {
+            "x": ("node", random.standard_normal((nodes.sum(), 8))),
+            "y": ("graph", random.standard_normal((len(nodes), 2))),
+        },
+    )
+    return sg.StaticBatch.of(store, range(len(nodes)), capacity)
+
+
+@st.composite
+def batches(draw):
+    """Any sizes that fit, the worst included: one huge graph, all alike, empty graphs."""
+    sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=20))
+    spare = draw(st.integers(0, 30))
+    graphs = len(sizes) + 1 + draw(st.integers(1, 3))
+    nodes = sum(sizes) + 1 + spare
+    widest = min(max([1, *sizes]) + draw(st.integers(0, 9)), max(1, nodes - 1))
+    return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)
+
+
+@given(batches(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
+    """Each real node has one place, of its own, beside the nodes of its graph and no others."""
+    sizes, capacity = drawn
+    batch = batch_of(sizes, capacity)
+    batch = batch if known else unknown_counts(batch)
+    layout = ClassedLayout.of(batch, attention_path(capacity, "classed"))
+    ids = torch.arange(capacity.nodes, dtype=torch.float64) + 1
+    blocks = layout.to_blocks(ids)
+    rows = sorted(tuple(r[r > 0].tolist()) for block in blocks for r in block)
+    ends = np.cumsum([0, *sizes])
+    graphs = [tuple(float(i + 1) for i in range(a, b)) for a, b in itertools.pairwise(ends)]
+    assert [row for row in rows if row] == sorted(graph for graph in graphs if graph)
+    real = sum(sizes)
+    back = layout.to_nodes(blocks)
+    assert torch.equal(back[:real], ids[:real])
+    assert not back[real:].any()
+
+
+def test_the_bound_holds_for_the_sizes_it_was_made_for():
+    """Ranks and widths against the definition: n // (i + 1) at the first rank of each block."""
+    capacity = sg.Capacity(3295, 7093, 129, 222)
+    path = attention_path(capacity)
+    assert path.name == "size-classed dense"
+    assert "6 blocks have 26% of the entries of one" in path.reason
+    assert path.entries * 3 < 129 * 222 * 222
+    assert sum(block.graphs for block in path.blocks) == 129
+    for block in path.blocks:
+        assert block.width == min(222, 3294 // (block.first + 1))
+
+
+def test_small_blocks_stay_in_one():
+    """Where all graphs are nearly as large as the largest, one block is best."""
+    path = attention_path(sg.Capacity(18 * 32 + 1, 40 * 32, 33, 20))
+    assert (path.name, len(path.blocks)) == ("dense", 1)
+    for refuse in (
+        lambda: attention_path(sg.Capacity(100, 200, 7), "flex"),
+        lambda: sg.convert(Attending(), attention="flex"),
+    ):
+        with pytest.raises(ValueError, match="choose of auto, dense, classed"):
+            refuse()
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gps = GPSConv(8, None, heads=2, norm=None)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, data):
+        return self.head(global_add_pool(self.gps(data.x, None, data.batch), data.batch))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["counts known", "counts unknown"])
+def test_every_path_gives_the_same(known, monkeypatch):
+    """Outputs and gradients of each path against plain PyG in float64."""
+    torch.manual_seed(0)
+    model = Attending().double()
+    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60))
+    monkeypatch.setattr("parity.BATCH", batch)
+    expected = plain_step(model, lambda m, d: m(d), batch)
+    batch = batch if known else unknown_counts(batch)
+    for path in ("dense", "classed", "auto"):
+        own = copy.deepcopy(model)
+        sg.convert(own, attention=path)
+        found, _ = static_step(own, lambda m, d: m(d), batch)
+        assert differences(expected, found, 1e-12) == []
