@@ -17,6 +17,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
 from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
@@ -134,7 +135,12 @@ def test_batch_norm(dtype, relu, joined, rows, real):
     residual = torch.randn(rows, 20).to(dtype) if joined else None
     weight, bias, grad = torch.randn(20), torch.randn(20), torch.randn(rows, 20).to(dtype)
     count = torch.tensor(real)
-    out, mean, var = norm.forward(x, residual, weight, bias, count, 1e-5, relu)
+    addend = torch.randn(rows, 20).to(dtype) if joined else None
+    out, mean, var, total = norm.forward(x, addend, residual, weight, bias, count, 1e-5, relu)
+    if addend is not None:  # from here on the sum is what is normalised
+        assert torch.equal(total[:real], (x + addend)[:real])
+        total[real:] = x[real:]
+        x = total
     dx, dweight, dbias = norm.backward(grad, x, weight, bias, mean, var, count, 1e-5, relu)
     expected, gradients = exact(
         batch_norm_reference, [x, residual, weight, bias], grad, count, 1e-5, relu
@@ -151,6 +157,24 @@ def test_batch_norm(dtype, relu, joined, rows, real):
     sure = ~(at_zero[:real] & (expected[:real] != 0)).any(0) if relu else torch.ones(20).bool()
     for found, gradient in zip((dx, dweight, dbias), (gradients[0], *gradients[-2:]), strict=True):
         assert close(found[..., sure], gradient[..., sure], 64)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_head_blocks(parts):
+    """Copies alone, so exactly the reference's values, both ways."""
+    graphs, width, heads, size = 3, 4, 2, 5
+    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 12, 12])
+    node_of_place = torch.full((13,), 9)
+    node_of_place[place_of_node] = torch.arange(9)
+    rows = torch.randn(9, parts * heads * size)
+    blocks = head_blocks.to_blocks(rows, node_of_place[:-1], graphs, heads, parts)
+    padded = torch.cat([rows, torch.zeros(1, rows.size(1))])[node_of_place[:-1]]
+    for part, block in enumerate(blocks):
+        own = padded.view(graphs, width, parts, heads, size)[:, :, part].transpose(1, 2)
+        assert torch.equal(block, own)
+    back = head_blocks.to_rows(blocks, place_of_node)
+    assert torch.equal(back[:7], rows[:7])
+    assert not back[7:].any()
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 
 from staticgraph.kernels import batch_norm, linear, neighbour_sum, segment_sum, table_sum
 from staticgraph.kernels.batch_norm import batch_norm_reference, update_running
+from staticgraph.kernels.head_blocks import (
+    nodes_of_block,
+    nodes_of_block_reference,
+    qkv_blocks,
+    qkv_blocks_reference,
+)
 from staticgraph.kernels.linear import available, linear_reference
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
 from staticgraph.kernels.segment_sum import segment_sum_reference
@@ -148,13 +154,16 @@ def test_batch_norm(dtype, relu, joined, rows, real):
     count = torch.tensor(real)
     tensors = [x, torch.randn(6), torch.randn(6)]
     if joined:
-        tensors.append(torch.randn(rows, 6).to(dtype))
+        tensors += [torch.randn(rows, 6).to(dtype), torch.randn(rows, 6).to(dtype)]
 
-    def kernel(x, weight, bias, residual=None):
-        options = {"eps": 1e-5, "relu": relu, "residual": residual}
+    def kernel(x, weight, bias, residual=None, addend=None):
+        options = {"eps": 1e-5, "relu": relu, "residual": residual, "addend": addend}
         return batch_norm(x, weight, bias, count, **options)[0]
 
-    def reference(x, weight, bias, residual=None):
+    def reference(x, weight, bias, residual=None, addend=None):
+        if addend is not None:
+            x = x + addend
+            x = x + (x.to(dtype).double() - x).detach()  # the sum is kept in the input's dtype
         return batch_norm_reference(x, residual, weight, bias, count, 1e-5, relu)[0]
 
     if dtype == torch.float64:
@@ -193,6 +202,32 @@ def test_running_statistics_are_torchs(momentum):
     assert ours[2] == stock.num_batches_tracked
 
 
+def places(graphs: int = 3, width: int = 4, nodes: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    """Graphs of 4, 0 and 3 nodes, and two padding nodes."""
+    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, graphs * width, graphs * width])
+    node_of_place = torch.full((graphs * width + 1,), nodes)
+    node_of_place[place_of_node] = torch.arange(nodes)
+    node_of_place[-1] = nodes
+    return node_of_place[:-1].clone(), place_of_node
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_blocks(dtype):
+    node_of_place, place_of_node = places()
+    agree(
+        lambda rows: torch.stack(qkv_blocks(rows, node_of_place, place_of_node, 3, 2)),
+        lambda rows: torch.stack(qkv_blocks_reference(rows, node_of_place, 3, 2)),
+        [torch.randn(9, 30).to(dtype)],
+        terms=1,
+    )
+    agree(
+        lambda block: nodes_of_block(block, place_of_node, node_of_place),
+        lambda block: nodes_of_block_reference(block, place_of_node),
+        [torch.randn(3, 2, 4, 5).to(dtype)],
+        terms=1,
+    )
+
+
 @pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -209,6 +244,8 @@ def test_linear(relu, bias):
 
 
 ARGUMENTS = {
+    "qkv_blocks": lambda: (torch.randn(9, 30, requires_grad=True), *places(), 3, 2),
+    "nodes_of_block": lambda: (torch.randn(3, 2, 4, 5, requires_grad=True), *places()[::-1]),
     "table_sum": lambda: (
         torch.randint(3, (9, 1)),
         torch.tensor([0, 3]),
@@ -216,6 +253,7 @@ ARGUMENTS = {
     ),
     "segment_sum": lambda: (torch.randn(9, 4, requires_grad=True), torch.tensor([0, 4, 9]), True),
     "batch_norm": lambda: (
+        torch.randn(9, 4, requires_grad=True),
         torch.randn(9, 4, requires_grad=True),
         torch.randn(9, 4, requires_grad=True),
         torch.ones(4, requires_grad=True),

@@ -15,13 +15,16 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.head_blocks import gpu as heads  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
+INTS |= {"nodes", "places", "all_places", "heads", "size"}
 LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
+LONGS |= {"node_of_place", "place_of_node"}
 POINTERS = {"row_ptr", "col_ptr", "transpose"}
 WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "self_eps"}
 PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
@@ -69,7 +72,8 @@ def constants(kernel, **given) -> dict[str, object]:
 
 TL32 = triton.language.float32
 SHAPES = {"WIDE": TL32, "BLOCK": 64, "ROWS": 64, "ENTRIES": 64, "COLUMNS": 64}
-FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False, "RELU": True}
+FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
+FLAGS |= {"RELU": True, "ADDED": True, "PARTS": 3}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
 KERNELS = [
@@ -80,6 +84,8 @@ KERNELS = [
     table.codes_kernel,
     segment.forward_kernel,
     segment.backward_kernel,
+    heads.to_block_kernel,
+    heads.to_rows_kernel,
     norm.statistics_kernel,
     norm.apply_kernel,
     norm.gradient_sums_kernel,

@@ -104,7 +104,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
     if name == "PyG":
         from torch_geometric.data import Batch
 
-        batch = Batch.from_data_list([store[i] for i in ids])
+        batch: Any = Batch.from_data_list([store[i] for i in ids])
         edges = getattr(batch, "edge_attr", None)
 
         def forward() -> torch.Tensor:

@@ -7,9 +7,18 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 """
 
 from staticgraph.kernels.batch_norm import batch_norm
+from staticgraph.kernels.head_blocks import nodes_of_block, qkv_blocks
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.segment_sum import segment_sum
 from staticgraph.kernels.table_sum import table_sum
 
-__all__ = ["batch_norm", "linear", "neighbour_sum", "segment_sum", "table_sum"]
+__all__ = [
+    "batch_norm",
+    "linear",
+    "neighbour_sum",
+    "nodes_of_block",
+    "qkv_blocks",
+    "segment_sum",
+    "table_sum",
+]

@@ -6,9 +6,9 @@ torch dispatches them: views, allocations and reads of a number by the host are 
 last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
 but for the linear layer of the CPU, which counts as what torch would run on CUDA in its place.
 
-Operations are not launches: torch's BatchNorm makes two or three, the backward of an embedding ten.
-What our own operators launch is known (:data:`LAUNCHES`) and counted beside; torch's count as one
-there, so that the number favours the stock step. On a GPU :func:`kernels_on_cuda` counts exactly.
+Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
+a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
+torch's count as one there, so that the number favours the stock step. On a GPU :func:`kernels_on_cuda` counts exactly.
 """
 
 from __future__ import annotations

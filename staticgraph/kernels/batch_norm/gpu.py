@@ -7,7 +7,7 @@ chunk of the result, ReLU and residual sum included.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ MAX_CHUNKS = 64
 @triton.jit
 def statistics_kernel(
     x,
+    addend,
+    total,
     count,
     partial,
     width,
     rows_a_chunk,
+    ADDED: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -46,7 +49,13 @@ def statistics_kernel(
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
         here = (r < last)[:, None] & (f < width)[None, :]
-        rows = tl.load(x + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        at = r[:, None] * width + f[None, :]
+        rows = tl.load(x + at, mask=here, other=0).to(WIDE)
+        if ADDED:
+            rows += tl.load(addend + at, mask=here, other=0).to(WIDE)
+            rounded = rows.to(total.dtype.element_ty)
+            tl.store(total + at, rounded, mask=here)
+            rows = rounded.to(WIDE)
         found = tl.minimum(last - start, ROWS).to(WIDE)
         centre = tl.sum(rows, 0) / found
         away = tl.where(here, rows - centre[None, :], 0)
@@ -253,21 +262,33 @@ def update_kernel(
 
 def forward(
     x: Tensor,
+    addend: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     count: Tensor,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; two launches."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the operator; two launches. Padding rows of the sum are not written, nor read later."""
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
     partial = wide_like(x, chunks, 2, width)
+    total = x.new_empty(0) if addend is None else torch.empty_like(x)
     out, mean, var = torch.empty_like(x), wide_like(x, width), wide_like(x, width)
-    statistics_kernel[grid](x, count, partial, width, rows_a_chunk, **options)
-    apply_kernel[grid](
+    statistics_kernel[grid](
         x,
+        x if addend is None else addend,
+        total,
+        count,
+        partial,
+        width,
+        rows_a_chunk,
+        ADDED=addend is not None,
+        **options,
+    )
+    apply_kernel[grid](
+        x if addend is None else total,
         x if residual is None else residual,
         weight,
         bias,
@@ -285,7 +306,7 @@ def forward(
         JOINED=residual is not None,
         **options,
     )
-    return out, mean, var
+    return out, mean, var, total
 
 
 def backward(

@@ -13,14 +13,16 @@ from staticgraph.kernels.batch_norm import cpu
 @torch.library.custom_op("staticgraph::batch_norm", mutates_args=(), device_types="cpu")
 def _forward(
     x: Tensor,
+    addend: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     count: Tensor,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _wide(x)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total = x.new_empty(0) if addend is None else x + addend
+    wide = _wide(x if addend is None else total)
     out, mean = torch.empty_like(wide), wide.new_empty(x.size(1))
     var = torch.empty_like(mean)
     cpu.forward(
@@ -35,7 +37,7 @@ def _forward(
         mean.numpy(),
         var.numpy(),
     )
-    return out.to(x.dtype), mean, var
+    return out.to(x.dtype), mean, var, total
 
 
 @torch.library.custom_op("staticgraph::batch_norm_backward", mutates_args=(), device_types="cpu")
@@ -70,10 +72,10 @@ def _backward(
 
 
 @_forward.register_kernel("cuda")
-def _(x, residual, weight, bias, count, eps, relu):
+def _(x, addend, residual, weight, bias, count, eps, relu):
     from staticgraph.kernels.batch_norm import gpu
 
-    return gpu.forward(x, residual, weight, bias, count, eps, relu)
+    return gpu.forward(x, addend, residual, weight, bias, count, eps, relu)
 
 
 @_backward.register_kernel("cuda")
@@ -84,10 +86,11 @@ def _(grad, x, weight, bias, mean, var, count, eps, relu):
 
 
 @_forward.register_fake
-def _(x, residual, weight, bias, count, eps, relu):
+def _(x, addend, residual, weight, bias, count, eps, relu):
     wide = torch.promote_types(x.dtype, torch.float32)
     mean = x.new_empty(x.size(1), dtype=wide)
-    return torch.empty_like(x), mean, torch.empty_like(mean)
+    total = x.new_empty(0) if addend is None else torch.empty_like(x)
+    return torch.empty_like(x), mean, torch.empty_like(mean), total
 
 
 @_backward.register_fake
@@ -96,20 +99,22 @@ def _(grad, x, weight, bias, *_):
 
 
 def _setup(ctx, inputs, output):
-    x, residual, weight, bias, count, ctx.eps, ctx.relu = inputs
-    _, mean, var = output
-    ctx.joined = None if residual is None else residual.dtype
-    ctx.save_for_backward(x, weight, bias, mean, var, count)
-    ctx.mark_non_differentiable(mean, var)
+    x, addend, residual, weight, bias, count, ctx.eps, ctx.relu = inputs
+    _, mean, var, total = output
+    ctx.addend = None if addend is None else addend.dtype
+    ctx.residual = None if residual is None else residual.dtype
+    ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
+    ctx.mark_non_differentiable(mean, var, total)
     ctx.set_materialize_grads(False)
 
 
 def _derivative(ctx, grad, *_):
     if grad is None:
-        return (None,) * 7
+        return (None,) * 8
     dx, dweight, dbias = _backward(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
-    dresidual = None if ctx.joined is None else grad.to(ctx.joined)
-    return dx, dresidual, dweight, dbias, None, None, None
+    daddend = None if ctx.addend is None else dx.to(ctx.addend)
+    dresidual = None if ctx.residual is None else grad.to(ctx.residual)
+    return dx, daddend, dresidual, dweight, dbias, None, None, None
 
 
 _forward.register_autograd(_derivative, setup_context=_setup)
@@ -123,9 +128,10 @@ def batch_norm(
     *,
     eps: float,
     relu: bool = False,
+    addend: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``residual + relu(BatchNorm(x))`` over the real rows of a padded batch.
+    """``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
 
     Args:
         x: ``[R, F]``; half precisions are normalised in float32.
@@ -133,14 +139,16 @@ def batch_norm(
         count: 0-dim int64; the first ``count`` rows are real, the others take no part.
         eps: added to the variance.
         relu: apply ReLU.
+        addend: ``[R, F]``, added before; None adds nothing.
         residual: ``[R, F]``, added at the end; None adds nothing.
 
     Returns:
         ``[R, F]``, zero (or the residual) on padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
-    return _forward(
+    out, mean, var, _ = _forward(
         x.contiguous(),
+        None if addend is None else addend.to(x.dtype).contiguous(),
         None if residual is None else residual.contiguous(),
         weight,
         bias,
@@ -148,6 +156,7 @@ def batch_norm(
         eps,
         relu,
     )
+    return out, mean, var
 
 
 def _wide(value: Tensor) -> Any:

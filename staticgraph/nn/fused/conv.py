@@ -117,4 +117,5 @@ class FusedSAGEConv(Fused, SAGEConv):
         if not self.use(obstacle(self, batch, x, edge_index, size)):
             return super().propagate(edge_index, size=size, **kwargs)
         assert batch is not None
+        assert isinstance(x, Tensor)
         return _summed(batch, x, None, self)

@@ -1,4 +1,4 @@
-"""BatchNorm over the real rows, in one operator each way; ReLU and a residual sum go along."""
+"""BatchNorm over the real rows, in one operator each way; ReLU and sums go along."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         return self.joined(input)
 
     def joined(
-        self, input: Tensor, *, relu: bool = False, residual: Tensor | None = None
+        self,
+        input: Tensor,
+        *,
+        relu: bool = False,
+        addend: Tensor | None = None,
+        residual: Tensor | None = None,
     ) -> Tensor:
-        """``residual + relu(norm(input))``; ReLU and residual where asked for."""
+        """``residual + relu(norm(input + addend))``; all but the norm where asked for."""
         batch, count = self.batch, None
         if batch is None:
             reason = "no batch is bound: it ran outside the runner"
@@ -34,12 +39,20 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
             }.get(input.size(0))
             reason = None if count is not None else "rows that are not the batch's own"
         if not self.use(reason):
+            input = input if addend is None else input + addend
             out = MaskedBatchNorm1d.forward(self, input)
             out = out.relu() if relu else out
             return out if residual is None else residual + out
         assert count is not None
         out, mean, var = batch_norm(
-            input, self.weight, self.bias, count, eps=self.eps, relu=relu, residual=residual
+            input,
+            self.weight,
+            self.bias,
+            count,
+            eps=self.eps,
+            relu=relu,
+            addend=addend,
+            residual=residual,
         )
         if self.running_mean is not None and self.training:
             assert self.running_var is not None
