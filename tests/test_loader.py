@@ -124,6 +124,8 @@ def test_ranks_share_the_epoch(esol, plan):
     assert len(loaders[0]) == len(loaders[1])
     buckets = [[batch.bucket for batch in loader] for loader in loaders]
     assert buckets[0] == buckets[1]
+    alone = len(sg.StaticLoader(esol, plan, shuffle=True))
+    assert len(loaders[0]) <= -(-alone // 2) + len(plan.capacities) - 1, "steps are wasted"
     seen = [batch for loader in loaders for batch in ids_of(loader)]
     assert sorted(chain(*seen)) == list(range(len(esol)))
 
