@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -290,46 +290,66 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
 # ---------------------------------------------------------------------- nodes
 
 
+class Case(NamedTuple):
+    """A graph, a model, and as many steps in full batch as in sampled batches of an epoch."""
+
+    model: str
+    fanouts: list[int]
+    hidden: int
+    epochs: int
+    steps: int
+
+
+# Batches of 256: one an epoch on the citation graphs, eight on Cornell5.
+CASES = {
+    "cora": Case("gcn", [200, 200], 64, 60, 60),
+    "citeseer": Case("gcn", [200, 200], 64, 60, 60),
+    "cornell5": Case("sage", [10, 10], 32, 6, 48),
+}
+EVALUATIONS = 12
+
+
 def nodes(args: argparse.Namespace) -> dict[str, Any]:
-    """Test accuracy at the best validation epoch: PyG in memory, ours in memory, ours from disk."""
+    """Test accuracy at the best validation: PyG in memory, ours in memory, ours from disk."""
     rows = []
-    for name, kind, fanouts, epochs in (
-        ("cora", "gcn", [200, 200], 60),
-        ("citeseer", "gcn", [200, 200], 60),
-        ("cornell5", "sage", [10, 10], 12),
-    ):
-        graph = data.open_nodes(name)
+    for name in args.graph or CASES:
+        graph, case = data.open_nodes(name), CASES[name]
         for way in ("pyg", "memory", "dispersed"):
             found = []
             for seed in range(3):
                 torch.manual_seed(seed)
                 if way == "pyg":
-                    found.append(
-                        pyg_accuracy(graph, kind, seed, epochs * (1 if kind == "gcn" else 8))
-                    )
+                    found.append(pyg_accuracy(graph, case))
                 else:
-                    found.append(our_accuracy(graph, kind, fanouts, way, seed, epochs))
+                    found.append(our_accuracy(graph, case, way, seed))
             rows.append(
-                {"graph": name, "model": kind, "way": way, "accuracy": [round(a, 4) for a in found],
-                 "mean": round(float(np.mean(found)), 4)}
+                {"graph": name, "model": case.model, "way": way,
+                 "accuracy": [round(a, 4) for a in found], "mean": round(float(np.mean(found)), 4)}
             )  # fmt: skip
-            print(rows[-1], file=sys.stderr)
+            print(rows[-1], file=sys.stderr, flush=True)
     return {"rows": rows}
 
 
-def pyg_accuracy(graph: data.NodeData, kind: str, seed: int, epochs: int) -> float:
+def made(graph: data.NodeData, case: Case) -> SampledGNN:
+    classes = int(graph.labels.max()) + 1
+    return SampledGNN(case.model, graph.features.shape[1], case.hidden, classes, 2, 0.5)
+
+
+def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
     """The same layers, PyG's, in full batch."""
-    model = SampledGNN(kind, graph.features.shape[1], 64, int(graph.labels.max()) + 1, 2, 0.5)
+    model = made(graph, case)
     optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
     x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
     edges = torch.from_numpy(graph.edges)
     best = (-1.0, 0.0)
-    for _ in range(epochs):
+    for step in range(1, case.steps + 1):
         model.train()
         loss = nn.functional.cross_entropy(model.whole(x, edges)[graph.train], y[graph.train])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step % max(1, case.steps // EVALUATIONS):
+            continue
         model.eval()
         with torch.no_grad():
             right = (model.whole(x, edges).argmax(1) == y).numpy()
@@ -337,24 +357,22 @@ def pyg_accuracy(graph: data.NodeData, kind: str, seed: int, epochs: int) -> flo
     return float(best[1])
 
 
-def our_accuracy(
-    graph: data.NodeData, kind: str, fanouts: list[int], way: str, seed: int, epochs: int
-) -> float:
+def our_accuracy(graph: data.NodeData, case: Case, way: str, seed: int) -> float:
+    best = (-1.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         p, policy = (1, InMemory()) if way == "memory" else (16, Dispersed(4))
         parts = partition(
             graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,
             seed=seed,
         )  # fmt: skip
-        size = 256
         loader = SampledLoader(
-            parts, policy, fanouts, size, seeds=graph.train, labels=graph.labels, seed=seed
+            parts, policy, case.fanouts, 256, seeds=graph.train, labels=graph.labels, seed=seed
         )
-        model = SampledGNN(kind, graph.features.shape[1], 64, int(graph.labels.max()) + 1, 2, 0.5)
-        trainer = NodeTrainer(model, loader)
-        best = (-1.0, 0.0)
-        for _ in range(epochs):
+        trainer = NodeTrainer(made(graph, case), loader)
+        for epoch in range(1, case.epochs + 1):
             trainer.train_epoch()
+            if epoch % max(1, case.epochs // EVALUATIONS):
+                continue
             valid = trainer.evaluate_whole(graph.valid, graph.labels)
             if valid >= best[0]:
                 best = (valid, trainer.evaluate_whole(graph.test, graph.labels))
@@ -376,6 +394,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--kind", choices=("memory", "disk"))
+    parser.add_argument("--graph", nargs="*", choices=tuple(CASES), help="nodes: only these")
     parser.add_argument("--scratch", default=tempfile.gettempdir())
     parser.add_argument("--save", action="store_true", help="also write to bench/results")
     args = parser.parse_args()

@@ -31,7 +31,7 @@ Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class NodeEpoch:
-    """What one epoch did."""
+    """What one epoch did; the first one also reads for the profile of the static shapes."""
 
     epoch: int
     loss: float
