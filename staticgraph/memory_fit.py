@@ -24,7 +24,7 @@ twice. What it does not do: measure (:mod:`staticgraph.probing`) or decide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from operator import mul
 from typing import Literal, NamedTuple, get_args
@@ -40,15 +40,32 @@ Array = NDArray[np.float64]
 Form = Literal["linear", "attention", "quadratic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
-COUNTS: dict[str, Callable[[Capacity], float]] = {
-    "fixed": lambda c: 1.0,
-    "nodes": lambda c: float(c.nodes),
-    "edges": lambda c: float(c.edges),
-    "graphs": lambda c: float(c.graphs),
-    "places": lambda c: float(c.graphs) * c.max_graph_nodes,
-    "pairs": lambda c: float(c.graphs) * c.max_graph_nodes**2,
-    "nodes^2": lambda c: float(c.nodes) ** 2,
-}
+# How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
+# the blocks by size of a converted model's attention (always, or where they are worth it).
+Layout = Literal["dense", "auto", "classed"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
+    """Every count that a form may have, of one capacity."""
+    places = float(capacity.graphs) * capacity.max_graph_nodes
+    pairs = places * capacity.max_graph_nodes
+    if layout != "dense":
+        from staticgraph.nn.size_classes import attention_path
+
+        path = attention_path(capacity, layout)
+        places, pairs = float(sum(block.places for block in path.blocks)), float(path.entries)
+    return {
+        "fixed": 1.0,
+        "nodes": float(capacity.nodes),
+        "edges": float(capacity.edges),
+        "graphs": float(capacity.graphs),
+        "places": places,
+        "pairs": pairs,
+        "nodes^2": float(capacity.nodes) ** 2,
+    }
+
+
 TERMS: dict[Form, tuple[str, ...]] = {
     "linear": ("fixed", "nodes", "edges", "graphs", "places"),
     "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
@@ -90,6 +107,7 @@ class Fit(NamedTuple):
         residual: largest relative error over the fitted points.
         held_out: relative error on the point that was left out; None where there was none.
         note: what was tried and given up, for people.
+        layout: of the blocks whose places and pairs are counted.
     """
 
     form: Form
@@ -97,17 +115,22 @@ class Fit(NamedTuple):
     residual: float = 0.0
     held_out: float | None = None
     note: str = ""
+    layout: Layout = "dense"
 
     def predict(self, capacity: Capacity) -> float:
         """Bytes that a step adds at this capacity."""
-        counts = [COUNTS[term](capacity) for term in TERMS[self.form]]
+        counts = self._counts(capacity)
         return max(sum(map(mul, plane, counts)) for plane in self.planes)
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
         """Bytes of each term at the moment of the peak."""
-        counts = [COUNTS[term](capacity) for term in TERMS[self.form]]
+        counts = self._counts(capacity)
         shares = [list(map(mul, plane, counts)) for plane in self.planes]
         return dict(zip(TERMS[self.form], max(shares, key=sum), strict=True))
+
+    def _counts(self, capacity: Capacity) -> list[float]:
+        counts = counts_of(capacity, self.layout)
+        return [counts[term] for term in TERMS[self.form]]
 
     @property
     def worst(self) -> float:
@@ -130,23 +153,29 @@ def fit(
         FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
         ValueError: an unknown form.
     """
-    if form != "auto":
-        if form not in FORMS:
-            raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
-        return _accepted(_fit_form(points, form, held_out), points)
+    if form != "auto" and form not in FORMS:
+        raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits, refusals = [], []
-    for name in FORMS:
-        try:
-            fits.append(_fit_form(points, name, held_out))
-        except FitRefused as refusal:
-            refusals.append(f"{name}: {refusal}")
-        else:
+    for name in FORMS if form == "auto" else (form,):
+        for layout in LAYOUTS if name != "quadratic" else LAYOUTS[:1]:
+            try:
+                fits.append(_fit_form(points, name, layout, held_out))
+            except FitRefused as refusal:
+                refusals.append(f"{name}: {refusal}")
+                break
             if fits[-1].worst <= GOOD_RESIDUAL:
                 break
+        if fits and fits[-1].worst <= GOOD_RESIDUAL:
+            break
     if not fits:
-        raise FitRefused("no form can be fitted; " + "; ".join(refusals))
+        raise FitRefused("; ".join(refusals))
     best = min(fits, key=lambda f: f.worst)
-    given_up = [f"{f.form} misses by {100 * f.worst:.1f}%" for f in fits if f is not best]
+    # The dense layouts of the forms that were given up, by name.
+    given_up = [
+        f"{f.form} misses by {100 * f.worst:.1f}%"
+        for f in fits
+        if f.form != best.form and f.layout == "dense"
+    ]
     return _accepted(best._replace(note="; ".join([*given_up, best.note]).strip("; ")), points)
 
 
@@ -163,7 +192,7 @@ def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
     return found
 
 
-def _fit_form(points: Sequence[Point], form: Form, held_out: Point | None) -> Fit:
+def _fit_form(points: Sequence[Point], form: Form, layout: Layout, held_out: Point | None) -> Fit:
     terms = TERMS[form]
     if len(points) <= len(terms):
         raise FitRefused(
@@ -172,7 +201,7 @@ def _fit_form(points: Sequence[Point], form: Form, held_out: Point | None) -> Fi
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    counts = np.array([[COUNTS[term](p.capacity) for term in terms] for p in points])
+    counts = _table([p.capacity for p in points], terms, layout)
     if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
         raise FitRefused(
             f"the points do not tell {', '.join(terms)} apart: vary nodes, edges, graphs and the "
@@ -180,22 +209,30 @@ def _fit_form(points: Sequence[Point], form: Form, held_out: Point | None) -> Fi
         )
     peaks = np.array([p.nbytes for p in points])
     weighted = counts / peaks[:, None]
-    targets, note = _moments(points, peaks, weighted, terms), ""
+    targets, note = _moments(points, peaks, weighted, terms, layout), ""
     planes = np.unique([_non_negative(weighted, target / peaks) for target in targets], axis=0)
     if form == "quadratic" and len(targets) == 1:
         free, *_ = np.linalg.lstsq(weighted / counts.max(axis=0), np.ones(len(points)), rcond=None)
         if free[-1] < -GOOD_RESIDUAL * peaks.max():
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
-    result = Fit(form, tuple(tuple(map(float, p)) for p in planes), float(errors.max()), None, note)
+    result = Fit(
+        form, tuple(tuple(map(float, p)) for p in planes), float(errors.max()), None, note, layout
+    )
     if held_out is None:
         return result
     missed = abs(result.predict(held_out.capacity) / held_out.nbytes - 1)
     return result._replace(held_out=float(missed))
 
 
+def _table(capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout) -> Array:
+    """``[capacities, terms]`` float64."""
+    found = [counts_of(capacity, layout) for capacity in capacities]
+    return np.array([[counts[term] for term in terms] for counts in found])
+
+
 def _moments(
-    points: Sequence[Point], peaks: Array, weighted: Array, terms: Sequence[str]
+    points: Sequence[Point], peaks: Array, weighted: Array, terms: Sequence[str], layout: Layout
 ) -> list[Array]:
     """``[points]`` bytes of each moment that is the peak of the step at some capacity.
 
@@ -208,7 +245,7 @@ def _moments(
         return [peaks]
     moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = np.array([[COUNTS[t](c) for t in terms] for c in _drawn([p.capacity for p in points])])
+    drawn = _table(_drawn([p.capacity for p in points]), terms, layout)
     on_top = np.unique(np.argmax(drawn @ free, axis=1))
     return [moments[:, k] for k in on_top]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from staticgraph.byte_sizes import human_bytes
-from staticgraph.memory_fit import COUNTS, TERMS, Fit, Form, Point
+from staticgraph.memory_fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of
 from staticgraph.sizes import Capacity
 from staticgraph.table import table
 
@@ -116,10 +116,10 @@ class MemoryModel:
     def binding(self, capacity: Capacity) -> str:
         """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``,
         ``attention`` or ``fixed`` (with everything resident)."""
-        shares = self.fit.shares(capacity)
+        shares, counts = self.fit.shares(capacity), counts_of(capacity)
         shares["fixed"] += self.resident.before_step + self.batch.fixed
         for term in ("nodes", "edges", "graphs"):
-            shares[term] += getattr(self.batch, f"per_{term[:-1]}") * COUNTS[term](capacity)
+            shares[term] += getattr(self.batch, f"per_{term[:-1]}") * counts[term]
         shares["attention"] = shares.pop("places", 0.0) + shares.pop("pairs", 0.0)
         shares["nodes"] += shares.pop("nodes^2", 0.0)
         return max(shares, key=lambda term: shares[term])
@@ -132,6 +132,7 @@ class MemoryModel:
 
         return {
             "form": self.fit.form,
+            "layout": self.fit.layout,
             "terms": list(TERMS[self.fit.form]),
             "planes": [list(plane) for plane in self.fit.planes],
             "residual": self.fit.residual,
@@ -164,8 +165,11 @@ class MemoryModel:
             if tuple(values["terms"]) != TERMS[form]:
                 raise ValueError(f"{form} has the terms {values['terms']}, not {TERMS[form]}")
             planes = tuple(map(tuple, values["planes"]))
+            if values["layout"] not in LAYOUTS:
+                raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
+            fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]
             return cls(
-                Fit(form, planes, values["residual"], values["held_out"], values["fit_note"]),
+                Fit(form, planes, *fitted),
                 Resident(**values["resident"]),
                 BatchBytes(**values["batch"]),
                 values["update_bytes"],
@@ -212,7 +216,7 @@ class MemoryModel:
         lines = [
             f"bytes that a step adds, measured by {self.reader}",
             *([table(headers, rows)] if rows else []),
-            f"{self.fit.form} form, the largest of:",
+            f"{self.fit.form} form{_layout(self.fit.layout)}, the largest of:",
             *(f"  {_sum(TERMS[self.fit.form], plane)}" for plane in self.fit.planes),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
@@ -226,3 +230,7 @@ class MemoryModel:
 
 def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:
     return " + ".join(f"{value:,.1f} {term}" for term, value in zip(terms, plane, strict=True))
+
+
+def _layout(layout: str) -> str:
+    return "" if layout == "dense" else ", places and pairs of attention in blocks by size"

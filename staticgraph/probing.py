@@ -37,6 +37,7 @@ from staticgraph.memory_readers import (
     Read,
     Reading,
     Subject,
+    aligned,
     resident_bytes,
 )
 from staticgraph.out_of_memory import is_out_of_memory
@@ -229,7 +230,11 @@ def _model_of(
     form: Form | Literal["auto"],
     note: str,
 ) -> MemoryModel:
-    points = [Point(capacity, reading.step, reading.moments) for capacity, reading in readings]
+    moments = aligned([reading for _, reading in readings])
+    points = [
+        Point(capacity, reading.step, seen)
+        for (capacity, reading), seen in zip(readings, moments, strict=True)
+    ]
     held = None if checked is None else Point(checked[0], checked[1].step)
     try:
         found = fit(points, form, held)

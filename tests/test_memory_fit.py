@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.memory_fit import COUNTS, TERMS, FitRefused, Point, fit
+from staticgraph.memory_fit import TERMS, FitRefused, Point, counts_of, fit
 from staticgraph.memory_forms import line_through, parabola_through, positive_root
 from staticgraph.probing import probe_capacities
 from staticgraph.sizes import Capacity
@@ -22,7 +22,7 @@ coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
 
 def points_of(terms, coefficients, capacities=CAPACITIES):
     return [
-        Point(c, sum(k * COUNTS[t](c) for t, k in zip(terms, coefficients, strict=True)))
+        Point(c, sum(k * counts_of(c)[t] for t, k in zip(terms, coefficients, strict=True)))
         for c in capacities
     ]
 
@@ -63,7 +63,7 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
         p._replace(nbytes=p.nbytes * generator.uniform(0.98, 1.02))
         for p in points_of(TERMS["linear"], (1e3, 100.0, 0.0, 0.0, 0.0))
     ]
-    columns = np.array([[COUNTS[t](c) for t in TERMS["linear"]] for c, *_ in points])
+    columns = np.array([[counts_of(c)[t] for t in TERMS["linear"]] for c, *_ in points])
     plain, *_ = np.linalg.lstsq(columns, [p.nbytes for p in points], rcond=None)
     assert plain.min() < 0, "the example must be one where it matters"
     assert min(fit(points, "linear").planes[0]) >= 0

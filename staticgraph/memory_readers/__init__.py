@@ -10,6 +10,7 @@ that are recorded: the batch does not tell its real counts, so no layer can foll
 leaves behind what it found: model, optimizer, random state, and no more reserved memory.
 """
 
+from staticgraph.memory_readers.aligned import aligned
 from staticgraph.memory_readers.allocator import Allocator, AllocatorReader, CudaAllocator
 from staticgraph.memory_readers.device import DeviceMemory, device_memory
 from staticgraph.memory_readers.fake_tensors import FakeTensorReader
@@ -29,6 +30,7 @@ __all__ = [
     "Read",
     "Reading",
     "Subject",
+    "aligned",
     "device_memory",
     "resident_bytes",
 ]

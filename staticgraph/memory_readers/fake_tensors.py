@@ -66,10 +66,12 @@ class FakeTensorReader:
                     step.free_gradients()
                     start = live.live_bytes
                     live.reset_peak()
-                    moments, update = step(batch, between=live.reset_peak), live.peak_bytes
-            moments = np.array(moments or live.moments, dtype=np.float64) - start
+                    seen, update = step(batch, between=live.reset_peak), live.peak_bytes
+            moments, operations = seen or live.reset_peak()
+            added = np.array(moments, dtype=np.float64) - start
             workspaces = CUBLAS_WORKSPACES if on_cuda else 0
-            return Reading(int(moments.max()), update - start, 0.0, workspaces, moments)
+            ran = np.array(operations, dtype=np.int64)
+            return Reading(int(added.max()), update - start, 0.0, workspaces, added, ran)
 
         yield read
 

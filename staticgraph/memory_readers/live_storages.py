@@ -36,6 +36,7 @@ class LiveStorages(TorchDispatchMode):
         live_bytes: of all storages alive now.
         peak_bytes: the most since :meth:`reset_peak`.
         moments: ``live_bytes`` at every operation since :meth:`reset_peak`, with its casts.
+        operations: a number for each of those operations, the same for the same operation.
         reads_allowed: answer 1.0 where an operation reads a number out of a fake tensor. On only
             while an optimizer steps, whose step count is such a number; anywhere else a read of
             data is an error and stays one.
@@ -52,6 +53,7 @@ class LiveStorages(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self.moments: list[int] = []
+        self.operations: list[int] = []
         self.reads_allowed = False
         self.limit_bytes = limit_bytes
         self._block = block
@@ -67,6 +69,7 @@ class LiveStorages(TorchDispatchMode):
         self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
         cast = _cast_bytes(func, args) if self._casts else 0
         self.moments.append(self.live_bytes + cast)
+        self.operations.append(hash(func))
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + cast)
         return out
 
@@ -89,11 +92,11 @@ class LiveStorages(TorchDispatchMode):
                     f"{self.limit_bytes}"
                 )
 
-    def reset_peak(self) -> list[int]:
-        """The moments so far; begins them and the peak anew from what is live."""
-        moments, self.moments = self.moments, []
+    def reset_peak(self) -> tuple[list[int], list[int]]:
+        """Moments and operations so far; begins them and the peak anew from what is live."""
+        seen, self.moments, self.operations = (self.moments, self.operations), [], []
         self.peak_bytes = self.live_bytes
-        return moments
+        return seen
 
     def _gone(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)

@@ -71,6 +71,7 @@ class Reading(NamedTuple):
         overhead: reserved over allocated bytes at the peak, less one.
         workspaces: of libraries, where the reader can tell them.
         moments: what was added after every operation, where the reader can tell.
+        operations: a number for each of them, the same for the same operation.
     """
 
     step: int
@@ -78,6 +79,7 @@ class Reading(NamedTuple):
     overhead: float = 0.0
     workspaces: int = 0
     moments: NDArray[np.float64] | None = None
+    operations: NDArray[np.int64] | None = None
 
 
 Read = Callable[[Capacity], Reading]

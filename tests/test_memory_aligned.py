@@ -1,0 +1,72 @@
+"""Steps that differ a little from capacity to capacity are matched by what they share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from staticgraph import models
+from staticgraph.memory_readers import (
+    AllocatorReader,
+    ProfilerAllocator,
+    Reading,
+    Subject,
+    aligned,
+)
+from staticgraph.probing import probe
+from staticgraph.sizes import Capacity
+
+
+def reading(operations, moments):
+    return Reading(
+        int(max(moments)),
+        moments=np.array(moments, dtype=np.float64),
+        operations=np.array(operations, dtype=np.int64),
+    )
+
+
+def test_equal_steps_match_one_by_one():
+    found = aligned([reading([1, 2, 1], [3, 5, 4]), reading([1, 2, 1], [6, 9, 8])])
+    assert [list(m) for m in found] == [[3, 5, 4], [6, 9, 8]]
+
+
+def test_extra_operations_fold_into_the_largest_moment_before_the_next_landmark():
+    one = reading([1, 7, 2, 3], [10, 20, 5, 30])
+    two = reading([1, 7, 7, 7, 2, 3], [11, 21, 22, 20, 6, 31])
+    assert [list(m) for m in aligned([one, two])] == [[20, 5, 30], [22, 6, 31]]
+
+
+def test_what_comes_before_the_first_landmark_counts_too():
+    one, two = reading([7, 1, 2], [9, 4, 5]), reading([7, 7, 1, 2], [3, 8, 4, 5])
+    assert [max(m) for m in aligned([one, two])] == [9, 8]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Reading(5), reading([2, 1, 9], [1, 1, 1]), reading([8, 8, 8], [1, 2, 3])],
+    ids=["no moments", "another order", "nothing in common"],
+)
+def test_steps_that_cannot_be_matched_give_none(other):
+    assert aligned([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]
+
+
+def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
+    """The blocks are few or many with the capacity; the fit counts their places and not G * M."""
+    model = models.build("gps", hiv, hidden=16, layers=1)
+    subject = Subject(model, hiv.schema, lambda out, batch: (out - batch.y).square())
+    capacities = [
+        Capacity(400 * k, 860 * k, 14 * k, m) for k, m in ((1, 90), (2, 120), (3, 60), (4, 200))
+    ]
+    capacities += [
+        Capacity(1200, 2580, 60, 150),
+        Capacity(1200, 3900, 42, 150),
+        Capacity(1800, 2580, 42, 100),
+        Capacity(1800, 2580, 42, 220),
+    ]
+    held_out = Capacity(3700, 8000, 130, 180)
+    memory = probe(model, hiv, loss=subject.loss, capacities=capacities, held_out=held_out)
+    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+        measured = read(held_out).step
+    assert memory.fit.layout == "auto"
+    assert memory.fit.form == "linear"
+    assert memory.fit.predict(held_out) == pytest.approx(measured, rel=0.03)
