@@ -129,7 +129,7 @@ def test_segment_sum(dtype, mean):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(("rows", "real"), [(90, 77), (2100, 2000), (40, 0)])
 def test_batch_norm(dtype, relu, joined, rows, real):
-    """2,500 rows make several chunks of several blocks; the mean is far from zero."""
+    """2,100 rows make several chunks of several blocks; the mean is far from zero."""
     torch.manual_seed(0)
     x = (torch.randn(rows, 20) + 3).to(dtype)
     residual = torch.randn(rows, 20).to(dtype) if joined else None
@@ -138,7 +138,7 @@ def test_batch_norm(dtype, relu, joined, rows, real):
     addend = torch.randn(rows, 20).to(dtype) if joined else None
     out, mean, var, total = norm.forward(x, addend, residual, weight, bias, count, 1e-5, relu)
     if addend is not None:  # from here on the sum is what is normalised
-        assert torch.equal(total[:real], (x + addend)[:real])
+        assert not real or close(total[:real], (x.double() + addend)[:real], 1)
         total[real:] = x[real:]
         x = total
     dx, dweight, dbias = norm.backward(grad, x, weight, bias, mean, var, count, 1e-5, relu)

@@ -258,3 +258,22 @@ def test_the_model_can_be_copied_and_converted_twice(esol):
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
     outs = [sg.StaticGraphRunner(m, [CAPACITY])(batch) for m in (model, other)]
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("name", ["gine", "gps"])
+def test_inductor_compiles_it_once_and_trains_to_the_same_losses(name, esol):
+    losses = []
+    for mode in ("eager", "default"):
+        torch.manual_seed(0)
+        model = sg.convert(models.build(name, esol, hidden=16, layers=1), kernels=True)
+        runner = sg.StaticGraphRunner(
+            model,
+            [CAPACITY],
+            mode,
+            loss=lambda out, batch: (out - batch.y).square(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        ).warmup(example=esol, phases=["step"], progress=False)
+        batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
+        losses.append([runner.step(batch).item() for _ in range(5)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert runner.report().buckets[0].compiles == 1

@@ -31,7 +31,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
         assert first is not None
         assert second is not None
         assert third is not None
-        out = second.joined(self._dropped(self._attend(x)), addend=x)
+        out = second.joined(self._dropped(self._attended(x)), addend=x)
         if self.conv is not None:
             local = self._dropped(self.conv(x, edge_index, **kwargs))
             out = first.joined(local, addend=x, residual=out)
@@ -52,10 +52,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def _dropped(self, h: Tensor) -> Tensor:
         return F.dropout(h, p=self.dropout, training=self.training)
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attended(self, x: Tensor) -> Tensor:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph."""
-        if self.stock_reason is not None:
-            return super()._attend(x)
         attn, layout = self.attn, self._staticgraph.dense()
         rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
         q, k, v = qkv_blocks(

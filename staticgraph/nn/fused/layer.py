@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from staticgraph.batch import StaticBatch
 from staticgraph.nn.context import BatchContext
 
@@ -21,7 +23,10 @@ class Fused:
         """Called once, after the class was exchanged, to note what the stock layer chose."""
 
     def use(self, reason: str | None) -> bool:
-        """Notes why the stock code runs; True where there is no reason to."""
-        if self.stock_reason != reason:
+        """Notes why the stock code runs; True where there is no reason to.
+
+        A compiled step notes nothing: what it reads and writes would become its guards.
+        """
+        if not torch.compiler.is_compiling():
             self.stock_reason = reason
         return reason is None
