@@ -71,7 +71,8 @@ class HopRunner:
 
     def __call__(self, hops: HopBatch) -> Tensor:
         """``[N_0, out]`` of a batch."""
-        assert hops.x is not None
+        if hops.x is None:
+            raise ValueError("the batch has no features: pass features= to outofcore.partition")
         x = hops.x.float()
         inputs = self._on_device(hops, [x, hops.degree, *hops.tables])
         if self._compiler is None or hops.rung is None:
