@@ -6,6 +6,9 @@ Every fill writes every element of the slot, so nothing of an earlier batch can 
 * padding nodes are zero in every field and spread evenly over the padding graphs;
 * padding edges are self-loops of padding nodes, spread evenly and ascending, since a single hot
   node would serialise atomic additions, and the edges stay sorted by destination;
+* where nodes have positions (a float field ``pos``), padding nodes stand one apart on a line and a
+  padding edge joins two neighbours: a distance of zero has no second derivative, and the NaN would
+  reach every weight of a model of forces. A lone padding node keeps its self-loops;
 * ``graph_ids`` is -1 on padding graphs, and the masks say what is real. They are stored, never
   inferred: jraph infers them from trailing empty graphs and mistakes real empty graphs for padding.
 """
@@ -18,9 +21,13 @@ import numba
 import numpy as np
 
 from staticgraph.errors import GraphTooLarge
+from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray
 from staticgraph.slots import SlotLayout
 from staticgraph.store import Array, GraphStore
+
+# The field that PyG keeps the positions of nodes in.
+POSITIONS = "pos"
 
 
 class RealCounts(NamedTuple):
@@ -62,6 +69,7 @@ def fill(
         arrays["node_mask"],
         arrays["edge_mask"],
         arrays["graph_mask"],
+        apart := _has_positions(layout.schema),
     )
     arrays["counts"][:] = real[:3]
     if layout.pointers:
@@ -90,7 +98,17 @@ def fill(
             source, target = source.view(np.uint8), target.view(np.uint8)
         offsets = store.node_offsets if field.level == "node" else store.edge_offsets
         _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
+    if apart:
+        line = arrays[POSITIONS].reshape(layout.capacity.nodes, -1)[real.nodes :, 0]
+        line[:] = np.arange(len(line))
     return real
+
+
+def _has_positions(schema: Schema) -> bool:
+    if POSITIONS not in schema:
+        return False
+    field = schema[POSITIONS]
+    return field.level == "node" and field.width > 0 and field.dtype.startswith("float")
 
 
 def _check(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
@@ -137,6 +155,7 @@ def _structure(
     node_mask: Array,
     edge_mask: Array,
     graph_mask: Array,
+    apart: bool,
 ) -> None:
     real = len(ids)
     node, edge = 0, 0
@@ -168,10 +187,11 @@ def _structure(
     for g in range(graphs):
         batch[ptr[real + g] : ptr[real + g + 1]] = real + g
     spare_edges = edge_index.shape[1] - edge
+    step = 1 if apart and spare_nodes > 1 else 0
     for k in range(spare_edges):
-        loop = node + k * spare_nodes // spare_edges
-        edge_index[0, edge + k] = loop
-        edge_index[1, edge + k] = loop
+        target = node + k * (spare_nodes - step) // spare_edges
+        edge_index[0, edge + k] = target + step
+        edge_index[1, edge + k] = target
 
 
 @numba.njit(cache=True, nogil=True)

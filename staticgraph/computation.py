@@ -6,7 +6,7 @@ layers see the batch and PyG's functions have their fixed shapes; before and aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -33,6 +33,7 @@ class Computation:
         autocast: the dtype of forward and loss, or None.
         device: where the model is.
         sanitize: set padding rows of the input to zero inside the step.
+        differentiable: fields that the model takes derivatives by, such as ``pos``.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Computation:
         autocast: torch.dtype | None,
         device: torch.device,
         sanitize: bool = False,
+        differentiable: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._forward = forward or forward_of(model)
@@ -50,6 +52,7 @@ class Computation:
         self._autocast = autocast
         self._device = device
         self._sanitize = sanitize
+        self._differentiable = tuple(differentiable)
         self._context = context_of(model)
         self._static_calls = StaticCalls(model, self._context)
 
@@ -66,6 +69,8 @@ class Computation:
         """The output for phase ``forward``, the mean loss for ``step``."""
         if self._sanitize:
             batch = sanitized(batch)
+        if self._differentiable:
+            batch = self._with_derivatives(batch)
         self._context.enter(batch)
         precision = (
             nullcontext()
@@ -77,6 +82,14 @@ class Computation:
             result = out if phase == "forward" else self.mean_loss(out, batch)
         self._context.leave()
         return result
+
+    def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:
+        """The batch with fields that already require a gradient: torch.compile traces no
+        ``requires_grad_()`` of an input, but lets one be that changes nothing."""
+        anchor = next(p for p in self._model.parameters() if p.requires_grad)
+        with torch.enable_grad():
+            none = 0 * anchor.flatten()[0]
+            return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
     def of_tensors(self, phase: str, like: StaticBatch) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be

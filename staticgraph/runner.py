@@ -95,6 +95,8 @@ class StaticGraphRunner:
             filled by this library can have anything else there.
         budget: a cap on what this runner makes torch hold; see :mod:`staticgraph.commitments`.
         memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
+        differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
+            forces; ``data.pos.requires_grad_()`` in the model then compiles.
 
     Raises:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
@@ -118,6 +120,7 @@ class StaticGraphRunner:
         on_miss: OnMiss = "error",
         recorder: Callable[[torch.device], Recorder] | None = None,
         sanitize: bool = False,
+        differentiable: Sequence[str] = (),
         budget: MemoryBudget | None = None,
         memory: MemoryModel | None = None,
     ) -> None:
@@ -129,7 +132,9 @@ class StaticGraphRunner:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.clip_norm = clip_norm
         self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
-        self._computation = Computation(model, forward, loss, autocast, self.device, sanitize)
+        self._computation = Computation(
+            model, forward, loss, autocast, self.device, sanitize, differentiable
+        )
         self._scope: Scope = scope
         self._on_miss: OnMiss = on_miss
         self._recorder = recorder or CudaGraphRecorder

@@ -1,0 +1,144 @@
+"""Second derivatives: a SchNet with forces trains in fixed shapes as plain PyG does without."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import SchNet, global_mean_pool
+
+import staticgraph as sg
+from staticgraph.tracing import trace_step
+
+CUTOFF = 3.0
+
+
+def molecules(count: int = 6) -> list[Data]:
+    """Random clouds of atoms with the edges below the cutoff, energies and forces."""
+    random = np.random.default_rng(0)
+    made = []
+    for n in random.integers(2, 9, count):
+        pos = torch.from_numpy(random.standard_normal((n, 3)) * 2)
+        near = torch.cdist(pos, pos) < CUTOFF
+        near.fill_diagonal_(False)
+        made.append(
+            Data(
+                z=torch.from_numpy(random.integers(1, 9, n)),
+                pos=pos,
+                edge_index=near.nonzero().t().flip(0).contiguous(),
+                y=torch.from_numpy(random.standard_normal((1, 1))),
+                force=torch.from_numpy(random.standard_normal((n, 3))),
+            )
+        )
+    return made
+
+
+class Given(nn.Module):
+    """In place of SchNet's radius graph: the batch's edges and their lengths."""
+
+    edge_index: torch.Tensor
+
+    def forward(self, pos, batch):
+        source, target = self.edge_index
+        return self.edge_index, (pos[source] - pos[target]).norm(dim=-1)
+
+
+class Forces(nn.Module):
+    """Energy of each graph and the force on each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SchNet(16, 16, 2, 8, cutoff=CUTOFF, interaction_graph=Given())
+
+    def forward(self, data):
+        pos = data.pos.requires_grad_()
+        self.net.interaction_graph.edge_index = data.edge_index
+        energy = self.net(data.z, pos, data.batch)
+        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+        return energy, -gradient
+
+
+def loss(out, data):
+    energy, force = out
+    return (energy - data.y).square(), (force - data.force).square()
+
+
+def runner_of(model, batch, **options):
+    def both(out, given):
+        energy, force = loss(out, given)
+        per_graph = global_mean_pool(force, given.batch, given.num_graphs)
+        return energy + per_graph.mean(1, keepdim=True)
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    return sg.StaticGraphRunner(
+        model, [batch.capacity], loss=both, optimizer=optimizer, differentiable=("pos",), **options
+    )
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "one graph"])
+def test_forces_and_their_gradients_equal_unpadded_ones(traced):
+    torch.manual_seed(0)
+    model = Forces().double()
+    plain = copy.deepcopy(model)
+    data = Batch.from_data_list(molecules())
+    energy, force = plain(data)
+    terms = loss((energy, force), data)
+    per_graph = global_mean_pool(terms[1], data.batch).mean(1, keepdim=True)
+    (terms[0] + per_graph).mean().backward()
+
+    store = sg.GraphStore.from_pyg(molecules())
+    nodes, edges = (int(total) for total in store.sizes.sum(0))
+    batch = sg.StaticBatch.of(store, range(6), (nodes + 9, edges + 50, 11))
+    runner = runner_of(model, batch)
+    found_energy, found_force = runner(batch)
+    assert torch.allclose(found_energy[:6], energy, rtol=0, atol=1e-10)
+    assert torch.allclose(found_force[:nodes], force, rtol=0, atol=1e-10)
+    assert not found_force[nodes:].any()
+    model.zero_grad()
+    if traced:
+        computation = runner._computation
+        with computation.active():
+            trace = trace_step(lambda given: computation.run("step", given), batch)
+        assert trace.static, trace
+        trace.result.backward()
+    else:
+        runner.step(batch)
+    largest = max(p.grad.abs().max() for p in plain.parameters())
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
+
+
+def test_forces_in_evaluation():
+    """Without gradients around it, as eval_step runs; the model asks for those it needs."""
+
+    class Enabled(Forces):
+        def forward(self, data):
+            with torch.enable_grad():
+                return super().forward(data)
+
+    torch.manual_seed(0)
+    model = Enabled().double()
+    expected = copy.deepcopy(model)(Batch.from_data_list(molecules()))
+    store = sg.GraphStore.from_pyg(molecules())
+    nodes, edges = (int(total) for total in store.sizes.sum(0))
+    batch = sg.StaticBatch.of(store, range(6), (nodes + 9, edges + 50, 11))
+    energy, force = runner_of(model, batch).eval_step(batch).out
+    assert torch.allclose(energy[:6], expected[0], rtol=0, atol=1e-10)
+    assert torch.allclose(force[:nodes], expected[1], rtol=0, atol=1e-10)
+
+
+def test_padding_edges_join_separated_padding_nodes():
+    store = sg.GraphStore.from_pyg(molecules())
+    nodes, edges = (int(total) for total in store.sizes.sum(0))
+    for spare_nodes, spare_edges in ((2, 30), (9, 4), (9, 50)):
+        batch = sg.StaticBatch.of(store, range(6), (nodes + spare_nodes, edges + spare_edges, 8))
+        source, target = batch.edge_index[:, edges:]
+        length = (batch.pos[source] - batch.pos[target]).norm(dim=1)
+        assert torch.equal(length, torch.ones(spare_edges, dtype=length.dtype))
+        assert target.min() >= nodes
+        assert (target.diff() >= 0).all()
+        assert (batch.edge_index[1].diff() >= 0)[edges:].all()
