@@ -39,6 +39,7 @@ from staticgraph.outofcore import (
     InMemory,
     LinkConfig,
     LinkTrainer,
+    NodeCache,
     NodeTrainer,
     SampledGNN,
     SampledLoader,
@@ -291,20 +292,18 @@ def disk_child(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """A graph, a model, and as many steps in full batch as in sampled batches of an epoch."""
+    """What is trained on a graph; an epoch in memory is one step on all training nodes."""
 
     model: str
     fanouts: list[int]
     hidden: int
     epochs: int
-    steps: int
 
 
-# Batches of 256: one an epoch on the citation graphs, eight on Cornell5.
 CASES = {
-    "cora": Case("gcn", [200, 200], 64, 60, 60),
-    "citeseer": Case("gcn", [200, 200], 64, 60, 60),
-    "cornell5": Case("sage", [10, 10], 32, 6, 48),
+    "cora": Case("gcn", [200, 200], 64, 60),
+    "citeseer": Case("gcn", [200, 200], 64, 60),
+    "cornell5": Case("sage", [10, 10], 32, 48),
 }
 EVALUATIONS = 12
 
@@ -314,7 +313,7 @@ def nodes(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for name in args.graph or CASES:
         graph, case = data.open_nodes(name), CASES[name]
-        for way in ("pyg", "memory", "dispersed"):
+        for way in ("pyg", "memory", "node-cache", "dispersed"):
             found = []
             for seed in range(3):
                 torch.manual_seed(seed)
@@ -342,13 +341,13 @@ def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
     x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
     edges = torch.from_numpy(graph.edges)
     best = (-1.0, 0.0)
-    for step in range(1, case.steps + 1):
+    for step in range(1, case.epochs + 1):
         model.train()
         loss = nn.functional.cross_entropy(model.whole(x, edges)[graph.train], y[graph.train])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % max(1, case.steps // EVALUATIONS):
+        if step % max(1, case.epochs // EVALUATIONS):
             continue
         model.eval()
         with torch.no_grad():
@@ -360,13 +359,22 @@ def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
 def our_accuracy(graph: data.NodeData, case: Case, way: str, seed: int) -> float:
     best = (-1.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        p, policy = (1, InMemory()) if way == "memory" else (16, Dispersed(4))
+        p, policy = {
+            "memory": (1, InMemory()), "node-cache": (16, NodeCache(8)),
+            "dispersed": (16, Dispersed(8)),
+        }[way]  # fmt: skip
         parts = partition(
             graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,
-            seed=seed,
+            seed=seed, training_nodes=graph.train if way == "node-cache" else None,
         )  # fmt: skip
         loader = SampledLoader(
-            parts, policy, case.fanouts, 256, seeds=graph.train, labels=graph.labels, seed=seed
+            parts,
+            policy,
+            case.fanouts,
+            len(graph.train),
+            seeds=graph.train,
+            labels=graph.labels,
+            seed=seed,
         )
         trainer = NodeTrainer(made(graph, case), loader)
         for epoch in range(1, case.epochs + 1):
