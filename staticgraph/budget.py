@@ -144,7 +144,7 @@ class MemoryBudget:
     max_bytes: int
     driver_bytes: int = 0
     headroom_bytes: int = 0
-    device: str = "a cap given by hand"
+    device: str = "given by hand"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
@@ -228,7 +228,7 @@ class MemoryBudget:
             if self.driver_bytes or self.headroom_bytes
             else ""
         )
-        return f"at most {human_bytes(self.max_bytes)} on {self.device}{besides}"
+        return f"at most {human_bytes(self.max_bytes)} ({self.device}{besides})"
 
 
 def scaled(capacity: Capacity, share: float) -> Capacity:

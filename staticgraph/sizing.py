@@ -91,8 +91,8 @@ def sized_plan(
 def _note(limit: str, found: object, budget: MemoryBudget) -> str:
     total = getattr(found, "total_bytes", 0)
     return (
-        f"{limit}; predicted {human_bytes(total)} of at most {human_bytes(budget.max_bytes)} on "
-        f"{budget.device}"
+        f"{limit}; predicted {human_bytes(total)} of at most {human_bytes(budget.max_bytes)} "
+        f"({budget.device})"
     )
 
 

@@ -1,0 +1,158 @@
+"""Memory predicted over fake tensors beside what torch's profiler saw the CPU allocate.
+
+    python -m bench.bench_memory [--model gps ...] [--json FILE]     every way of training
+    python -m pytest bench/bench_memory.py --benchmark-enable        seconds of one fake point
+
+Every row is fitted on capacities of 32 to 320 molecules of HIV and checked on one of 640, more than
+twice the largest: no arithmetic is done but in that last real step. What is compared is what the
+step adds to model, optimizer state and batch, so that known bytes cannot flatter the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.byte_sizes import human_bytes
+from staticgraph.memory_readers import (
+    AllocatorReader,
+    FakeTensorReader,
+    ProfilerAllocator,
+    Subject,
+)
+from staticgraph.probing import probe_capacities
+from staticgraph.report import versions
+from staticgraph.table import table
+
+HIV = "examples/data/hiv.npz"
+NAMES = ("gine", "gcn", "gat", "gps")
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+}
+# What is varied, one at a time, from Adam in float32 without accumulation.
+WAYS: tuple[dict[str, Any], ...] = (
+    {"optimizer": "adam"},
+    {"optimizer": "adamw"},
+    {"optimizer": "sgd"},
+    {"optimizer": "adam", "autocast": torch.bfloat16},
+    {"optimizer": "adam", "accumulate": 2},
+)
+
+
+def subject_of(store: sg.GraphStore, name: str, hidden: int, layers: int, **way: Any) -> Subject:
+    """A model of the zoo and how it is trained."""
+    torch.manual_seed(0)
+    model = models.build(name, store, hidden=hidden, layers=layers)
+    optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
+    return Subject(
+        model, store.schema, lambda out, batch: (out - batch.y).square(), optimizer, **way
+    )
+
+
+def compare(store: sg.GraphStore, name: str, hidden: int, layers: int, **way: Any) -> dict:
+    """One row: prediction and measurement at the held-out capacity."""
+    subject = subject_of(store, name, hidden, layers, **way)
+    begin = time.perf_counter()
+    memory = sg.probe(
+        subject.model,
+        store,
+        loss=subject.loss,
+        optimizer=subject.optimizer,
+        autocast=subject.autocast,
+        accumulate=subject.accumulate,
+    )
+    seconds = time.perf_counter() - begin
+    assert memory.checked is not None
+    capacity = memory.checked.capacity
+    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+        measured = read(capacity)
+    predicted = memory.fit.predict(capacity)
+    return {
+        "model": name,
+        "optimizer": way["optimizer"],
+        "autocast": str(way.get("autocast", "")).removeprefix("torch."),
+        "accumulate": way.get("accumulate", 1),
+        "form": memory.fit.form,
+        "layout": memory.fit.layout,
+        "planes": len(memory.fit.planes),
+        "residual": memory.fit.residual,
+        "nodes": capacity.nodes,
+        "edges": capacity.edges,
+        "graphs": capacity.graphs,
+        "max_graph_nodes": capacity.max_graph_nodes,
+        "predicted_bytes": round(predicted),
+        "measured_bytes": measured.step,
+        "error": predicted / measured.step - 1,
+        "update_error": memory.update_bytes / measured.update - 1,
+        "seconds_a_point": seconds / (len(memory.points) + 1),
+    }
+
+
+def main() -> None:
+    """Prints the table; writes JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    store = sg.datasets.open(HIV)
+    rows = []
+    for name in args.model:
+        for way in WAYS:
+            rows.append(compare(store, name, args.hidden, args.layers, **way))
+            print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
+    headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
+    print(
+        table(
+            headers,
+            [
+                (
+                    r["model"],
+                    " ".join(
+                        [
+                            r["optimizer"],
+                            r["autocast"],
+                            f"x{r['accumulate']}" if r["accumulate"] > 1 else "",
+                        ]
+                    ).strip(),
+                    r["form"],
+                    human_bytes(r["predicted_bytes"]),
+                    human_bytes(r["measured_bytes"]),
+                    f"{100 * r['error']:+.3f}%",
+                    f"{100 * r['update_error']:+.3f}%",
+                    f"{r['seconds_a_point']:.2f}",
+                )
+                for r in rows
+            ],
+        )
+    )
+    if args.json:
+        setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions()}
+        with open(args.json, "w") as file:
+            json.dump({"setting": setting, "rows": rows}, file, indent=1)
+            file.write("\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bench_fake_point(benchmark: Any, name: str) -> None:
+    """One point over fake tensors, warm step included."""
+    store = sg.datasets.open("examples/data/esol.npz")
+    capacity = probe_capacities(store.sizes)[0][-1]
+    with FakeTensorReader().open(subject_of(store, name, 64, 4, optimizer="adam")) as read:
+        read(capacity)
+        benchmark(read, capacity)
+
+
+if __name__ == "__main__":
+    main()
