@@ -84,9 +84,8 @@ def alone(layer: Any, x: Tensor, d: Any) -> Tensor:
     return layer(x)
 
 
-def mlp(rows_in: int = C, norm: bool = True) -> nn.Module:
-    middle = [nn.BatchNorm1d(C)] if norm else []
-    return nn.Sequential(nn.Linear(rows_in, C), *middle, nn.ReLU(), nn.Linear(C, C))
+def mlp(rows_in: int = C) -> nn.Module:
+    return nn.Sequential(nn.Linear(rows_in, C), nn.BatchNorm1d(C), nn.ReLU(), nn.Linear(C, C))
 
 
 class Second(nn.Module):
@@ -233,21 +232,26 @@ def _convolutions() -> list[Case]:
             lambda: pyg.HEATConv(C, C, 3, 3, 5, 4, 5, heads=2),
             lambda m, x, d: m(x, d.edge_index, d.node_type, d.edge_type, d.edge_attr),
         ),
+        (
+            "SuperGATConv, negatives given",
+            lambda: pyg.SuperGATConv(C, 4, heads=2),
+            lambda m, x, d: m(x, d.edge_index, d.edge_index.flip(0)),
+        ),
+        (
+            "SuperGATConv SD, negatives given",
+            lambda: pyg.SuperGATConv(C, 4, heads=2, attention_type="SD"),
+            lambda m, x, d: m(x, d.edge_index, d.edge_index.flip(0)),
+        ),
         ("LGConv", lambda: pyg.LGConv(), weighted),
         (
             "PointGNNConv",
-            lambda: pyg.PointGNNConv(mlp(C, False), mlp(C + 3, False), mlp()),
+            lambda: pyg.PointGNNConv(nn.Sequential(nn.Linear(C, 3), nn.Tanh()), mlp(C + 3), mlp()),
             lambda m, x, d: m(x, d.pos, d.edge_index),
         ),
         ("AntiSymmetricConv", lambda: pyg.AntiSymmetricConv(C), plain),
         ("DirGNNConv", lambda: pyg.DirGNNConv(pyg.GCNConv(C, C)), plain),
         ("MixHopConv", lambda: pyg.MixHopConv(C, C), weighted),
     ]
-    table[-4] = (
-        "PointGNNConv",
-        lambda: pyg.PointGNNConv(nn.Sequential(nn.Linear(C, 3), nn.Tanh()), mlp(C + 3), mlp()),
-        lambda m, x, d: m(x, d.pos, d.edge_index),
-    )
     made = [Case(name, "convolutions", build, call) for name, build, call in table]
     gps = {
         "GPSConv": {},

@@ -31,7 +31,7 @@ REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "DynamicEdgeConv": ("it searches neighbours among present features", "use EdgeConv"),
     "GravNetConv": ("it searches neighbours among present features", "use EdgeConv"),
     "XConv": ("it searches neighbours among present positions", "use PointNetConv"),
-    "MeshCNNConv": ("it asserts on the values of its indices", _IN_DATASET),
+    "MeshCNNConv": ("it takes four edges a node in order, which padding breaks", "use EdgeConv"),
 }
 
 # Function -> what keeps it from fixed shapes, and what to do.

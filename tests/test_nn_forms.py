@@ -1,0 +1,245 @@
+"""What static forms refuse, what they keep, and what the table of layers cannot show."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from parity import BATCH, CAPACITY, STORE, loss, poisoned, unknown_counts
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.utils import dropout_edge, subgraph
+
+import staticgraph as sg
+from staticgraph.nn import context_of
+from staticgraph.nn.call_sites import StaticCalls
+
+
+def inside(model, call, batch=BATCH):
+    """``call(model, batch)`` as a runner would make it."""
+    context = context_of(model)
+    with StaticCalls(model, context), context.bind(batch):
+        return call(model, batch)
+
+
+# ---------------------------------------------------------------- refused by name
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: pyg.ASAPooling(8), "ASAPooling"),
+        (lambda: pyg.EdgePooling(8), "EdgePooling"),
+        (lambda: pyg.GraphUNet(8, 8, 8, 2), "GraphUNet"),
+        (lambda: pyg.WLConv(), "WLConv"),
+    ],
+)
+def test_a_layer_without_a_static_form_is_refused_by_name(build, name):
+    model = nn.Sequential(build()).double()
+    with pytest.raises(sg.NotStatic, match=f"^{name} has no static form, since .*: "):
+        inside(model, lambda m, d: m[0](d.x, d.edge_index))
+    assert list(model.state_dict()) == list(nn.Sequential(build()).state_dict())
+
+
+def test_a_function_without_a_static_form_is_refused_by_name():
+    model = nn.Identity()
+    with pytest.raises(sg.NotStatic, match=r"^subgraph has no static form"):
+        inside(model, lambda m, d: subgraph(d.node_mask, d.edge_index))
+    index = torch.tensor([[0, 1], [1, 0]])
+    assert subgraph(torch.tensor([0, 1]), index)[0].shape == (2, 2)  # outside as it was
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m, d: pyg.SAGEConv(8, 8, aggr="lstm").double()(d.x, d.edge_index), "fixed width"),
+        (lambda m, d: m.pool(d.x, d.edge_index), "pass batch=batch"),
+        (lambda m, d: pyg.global_add_pool(d.x[:7], d.batch[:7]), "pass size="),
+        (lambda m, d: m.norm(d.x[:7]), "which of them are padding is unknown"),
+    ],
+)
+def test_what_only_data_could_tell_is_refused(call, says):
+    model = nn.ModuleDict({"pool": pyg.TopKPooling(8), "norm": nn.BatchNorm1d(8)}).double()
+    with pytest.raises(sg.NotStatic, match=says):
+        inside(_with_attributes(model), call)
+
+
+def _with_attributes(model):
+    for name, module in list(model.items()):
+        setattr(model, name, module)
+    return model
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def test_pyg_and_the_model_are_as_before_after_a_step():
+    model = nn.Sequential(pyg.GCNConv(8, 8), nn.BatchNorm1d(8))
+    before = {name: getattr(pyg.GCNConv, name) for name in ("forward", "propagate")}
+    stock = (pyg.global_add_pool, torch._dynamo.config.allow_rnn)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        inside(model, lambda m, d: (_ for _ in ()).throw(RuntimeError("on purpose")))
+    assert (pyg.global_add_pool, torch._dynamo.config.allow_rnn) == stock
+    assert {name: getattr(pyg.GCNConv, name) for name in before} == before
+    assert context_of(model).batch is None
+
+
+def test_a_converted_model_can_be_copied_and_pickled():
+    model = sg.convert(nn.Sequential(nn.BatchNorm1d(8), pyg.GraphNorm(8)))
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        contexts = {id(module._staticgraph) for module in again}
+        assert len(contexts) == 1
+        assert contexts != {id(context_of(model))}
+
+
+def test_masks_and_sizes_are_of_the_rows_that_layers_make():
+    """Self-loops added and nodes pooled get row counts of their own, with the right masks."""
+    context = context_of(nn.Identity())
+    with context.bind(BATCH), StaticCalls(nn.Identity(), context):
+        from torch_geometric.utils import add_remaining_self_loops, remove_self_loops
+
+        with_loops, _ = add_remaining_self_loops(BATCH.edge_index)
+        without, _ = remove_self_loops(BATCH.edge_index)
+        again, _ = remove_self_loops(BATCH.edge_index)
+        assert context.num_nodes_for(with_loops) == BATCH.num_nodes
+        real = BATCH.edge_mask & (BATCH.edge_index[0] != BATCH.edge_index[1])
+        assert context.mask_of(without[0]).sum() == real.sum()
+        assert context.mask_of(with_loops[0]).sum() == real.sum() + BATCH.node_mask.sum()
+    assert without.shape == again.shape
+    assert without.shape[1] > BATCH.num_edges  # no other rows of the batch are as many
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9, 1, 4])
+def test_pooling_keeps_the_nodes_and_edges_that_pyg_keeps(ratio):
+    """Node for node and edge for edge, in PyG's order, with padding behind."""
+    torch.manual_seed(0)
+    pool = pyg.TopKPooling(8, ratio=ratio).double()
+    data = Batch.from_data_list(BATCH.to_data_list())
+    x, edge_index, edge_attr, batch, perm, score = pool(
+        data.x, data.edge_index, data.edge_attr, data.batch
+    )
+    model = nn.Sequential(pool)
+    found = inside(
+        model,
+        lambda m, d: m[0](d.x, d.edge_index, d.edge_attr, d.batch),
+        unknown_counts(poisoned(BATCH, 1000.0)),
+    )
+    nodes, edges = len(perm), edge_index.shape[1]
+    for mine, theirs in zip(found, (x, edge_index, edge_attr, batch, perm, score), strict=True):
+        cut = mine[:, :edges] if theirs is edge_index else mine[: len(theirs)]
+        assert torch.equal(cut, theirs)
+    assert (found[1][:, edges:] == len(found[0]) - 1).all()
+    assert (found[3][nodes:] >= BATCH.real.graphs).all()
+    assert not found[0][nodes:].any()
+
+
+def test_dropped_edges_reach_nothing_and_keep_their_rows():
+    torch.manual_seed(0)
+
+    def call(model, d):
+        edges, mask = dropout_edge(d.edge_index, p=0.5)
+        return edges, mask, d.edge_attr[mask]
+
+    edges, mask, attributes = inside(nn.Identity(), call)
+    assert edges.shape == BATCH.edge_index.shape
+    assert torch.equal(attributes, BATCH.edge_attr)
+    kept = torch.as_tensor(mask).as_subclass(torch.Tensor)
+    assert torch.equal(edges[:, kept], BATCH.edge_index[:, kept])
+    assert (edges[:, ~kept] == BATCH.num_nodes - 1).all()
+    assert 0.3 < kept.float().mean() < 0.7
+
+
+# ---------------------------------------------------------------- padding cannot hurt
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GATv2Conv(8, 8, edge_dim=4)
+        self.norm = pyg.BatchNorm(8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = self.norm(self.conv(x, edge_index, edge_attr))
+        return self.head(pyg.global_add_pool(h, batch))
+
+
+def step_of(batch, **options):
+    torch.manual_seed(0)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
+    value = runner.step(batch)
+    return [value, *model.state_dict().values()], runner.eval_step(batch).out
+
+
+@pytest.mark.parametrize("garbage", [1.0, 1000.0, 1e30, float("nan"), float("inf")])
+def test_sanitize_keeps_any_garbage_out(garbage):
+    """Loss, weights after a step and running statistics; NaN and 1e30 only with sanitize."""
+    expected, out = step_of(BATCH)
+    batch = poisoned(BATCH, 1.0)
+    floats = {f.name: batch[f.name] for f in batch.layout.schema if "float" in f.dtype}
+    masks = {name: batch.mask_of(v).view(-1, *(1,) * (v.dim() - 1)) for name, v in floats.items()}
+    filled = {
+        name: torch.where(masks[name], value, value * garbage) for name, value in floats.items()
+    }
+    found, found_out = step_of(batch.replace(**filled), sanitize=True)
+    for mine, theirs in zip([*found, found_out], [*expected, out], strict=True):
+        assert torch.equal(mine, theirs)
+    if garbage in (1.0, 1000.0):
+        found, _ = step_of(batch.replace(**filled))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.allclose(
+                mine, theirs, rtol=0, atol=1e-9 * max(1, float(theirs.abs().max()))
+            )
+
+
+def test_padded_rows_of_outputs_are_zero():
+    class Levels(nn.Module):
+        def forward(self, x, edge_attr, batch):
+            return {"nodes": x + 1, "all": (edge_attr + 1, pyg.global_add_pool(x, batch) + 1)}
+
+    runner = sg.StaticGraphRunner(Levels(), [CAPACITY])
+    out = runner(poisoned(BATCH, 1000.0))
+    for value in (out["nodes"], *out["all"]):
+        mask = BATCH.mask_of(value)
+        assert not value[~mask].any()
+        assert value[mask].all()
+
+
+# ---------------------------------------------------------------- several ranks
+
+
+def rank_step(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    ids = ([0, 1, 2], [3, 4])[rank]
+    batch = poisoned(sg.StaticBatch.of(STORE, ids, CAPACITY), 1000.0, seed=rank)
+    norm = sg.convert(nn.SyncBatchNorm(8).double())
+    x = batch.x.clone().requires_grad_()
+    out = inside(norm, lambda m, d: m(x), batch)
+    (out * out.detach().sin()).sum().backward()
+    real = batch.real.nodes
+    torch.save((out[:real], x.grad[:real], norm.state_dict()), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_synchronised_batch_norm_counts_real_rows_of_all_ranks(tmp_path):
+    """Two ranks of three and two graphs against one BatchNorm over all five."""
+    torch.multiprocessing.spawn(rank_step, (str(tmp_path),), nprocs=2)
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    x = BATCH.x[: BATCH.real.nodes].clone().requires_grad_()
+    norm = nn.BatchNorm1d(8).double()
+    out = norm(x)
+    (out * out.detach().sin()).sum().backward()
+    assert torch.allclose(torch.cat([p[0] for p in parts]), out, rtol=0, atol=1e-12)
+    assert torch.allclose(torch.cat([p[1] for p in parts]), x.grad, rtol=0, atol=1e-12)
+    for part in parts:
+        for key, value in norm.state_dict().items():
+            assert torch.allclose(part[2][key], value, rtol=0, atol=1e-12)
