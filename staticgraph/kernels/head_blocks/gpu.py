@@ -37,7 +37,7 @@ def to_block_kernel(
     g = place // places
     m = place % places
     at = ((g * heads + f // size) * places + m) * size + f % size
-    for part in tl.static_range(PARTS):
+    for part in tl.static_range(PARTS):  # pyright: ignore
         value = tl.load(values + (node * PARTS + part) * width + f, mask=here, other=0)
         if part == 0:
             tl.store(first_block + at, value, mask=f < width)
@@ -69,7 +69,7 @@ def to_rows_kernel(
     g = place // places
     m = place % places
     at = ((g * heads + f // size) * places + m) * size + f % size
-    for part in tl.static_range(PARTS):
+    for part in tl.static_range(PARTS):  # pyright: ignore
         if part == 0:
             value = tl.load(first_block + at, mask=here, other=0)
         elif part == 1:

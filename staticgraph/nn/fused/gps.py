@@ -55,6 +55,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def _attended(self, x: Tensor) -> Tensor:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph."""
         attn, layout = self.attn, self._staticgraph.dense()
+        assert isinstance(attn, torch.nn.MultiheadAttention)
         rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
         q, k, v = qkv_blocks(
             rows, layout.node_of_place, layout.place_of_node, layout.graphs, attn.num_heads
