@@ -1,0 +1,156 @@
+"""Writes docs/support.md: every layer of the tests' table, measured now.
+
+    python bench/support_table.py [--out docs/support.md]
+
+Each layer stands in the small model of tests/layer_cases.py. Its row says how far the padded model,
+with garbage of scale 1,000 in every padding row, is from plain PyG on the unpadded batch in
+float64, and whether torch.compile would make one graph of fixed shapes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+
+import torch
+import torch_geometric
+import torch_geometric.nn as pyg
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from layer_cases import CASES, Case  # noqa: E402
+from parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
+from test_nn_layers import call, model_of  # noqa: E402
+
+from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
+
+# Layers of torch_geometric.nn that are not in the table and why.
+NOT_BUILT = {
+    "SplineConv": "needs torch-spline-conv or pyg-lib, not on the package index for current torch",
+    "FusedGATConv": "needs dgNN",
+    "CuGraphSAGEConv": "needs cuGraph",
+    "CuGraphGATConv": "needs cuGraph",
+    "CuGraphRGCNConv": "needs cuGraph",
+    "PANConv": "needs torch-sparse",
+}
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "support.md")
+    out = parser.parse_args().out
+    torch.set_num_threads(1)
+    rows = [(case, row(case)) for case in CASES]
+    out.write_text("\n".join(page(rows)) + "\n")
+    good = sum(cells[-1] for _, cells in rows)
+    print(f"{out}: {good} of {len(rows)} pass")
+
+
+def row(case: Case) -> tuple[str, str, str, bool]:
+    """Off in the outputs, off in gradients and buffers, how it is traced, and whether all pass."""
+    model = model_of(case)
+    expected = plain_step(model, call, BATCH)
+    batch = poisoned(BATCH, 1000.0)
+    found, _ = static_step(model, call, batch)
+    assert found is not None
+    outputs, rest = off(expected, found, ("out", "loss")), off(expected, found, ("grad", "buffer"))
+    traced, trace = static_step(model, call, unknown_counts(batch), trace=True)
+    assert trace is not None
+    if case.eager_only:
+        graphs, same = f"refused: {case.eager_only}", True
+    else:
+        graphs = "yes" if trace.static else "no"
+        same = traced is not None and (
+            max(off(expected, traced, (kind,)) for kind in ("out", "loss", "grad", "buffer"))
+            <= case.tolerance
+        )
+    fine = max(outputs, rest) <= case.tolerance and same and graphs != "no"
+    return f"{outputs:.0e}", f"{rest:.0e}", graphs, fine
+
+
+def off(expected: Result, found: Result, kinds: tuple[str, ...]) -> float:
+    """The largest difference of these kinds, relative to the largest of its kind."""
+    worst = 0.0
+    for name, value in expected.values.items():
+        kind = name.split()[0]
+        if kind in kinds and value.numel() and name in found.values:
+            scale = max(expected.largest(kind), 1e-30)
+            worst = max(worst, float((value - found.values[name]).abs().max()) / scale)
+    return worst
+
+
+def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
+    """The lines of the page."""
+    convolutions = {
+        c.name.split()[0].strip(",") for c, r in rows if c.kind == "convolutions" and r[-1]
+    }
+    convolutions &= set(pyg.conv.__all__)
+    versions = f"torch {torch.__version__}, torch_geometric {torch_geometric.__version__}"
+    lines = [
+        "# Which PyG layers run in fixed shapes",
+        "",
+        "Written by `python bench/support_table.py`, "
+        f"{datetime.date.today().isoformat()}, {versions}, on the CPU.",
+        "",
+        "Each layer stands between a linear encoder and a sum over each graph with a linear head, "
+        "in training mode. *Outputs* and *gradients* (with running statistics) are the largest "
+        "difference, relative to the largest value, between the padded model with garbage of "
+        "scale 1,000 in every padding row and plain PyG on the same graphs without padding, in "
+        "float64. *One graph*: torch.compile captures one graph without a size from data, and the "
+        "captured graph gives the same numbers. *Recorded*: replayed as a CUDA graph; not "
+        "measured, for want of a GPU.",
+        "",
+        f"{len(convolutions)} of PyG's convolutions pass.",
+    ]
+    for kind in dict.fromkeys(case.kind for case, _ in rows):
+        lines += ["", f"## {kind.capitalize()}", ""]
+        lines += ["| layer | outputs | gradients | one graph | recorded | |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for case, (outputs, rest, graphs, fine) in rows:
+            if case.kind == kind:
+                verdict = "pass" if fine else "**differs**"
+                if case.tolerance > 1e-6:
+                    verdict += " (PyG computes it in float32)"
+                lines.append(
+                    f"| {case.name} | {outputs} | {rest} | {graphs} | not measured | {verdict} |"
+                )
+    lines += [
+        "",
+        "## Refused by name",
+        "",
+        "| layer or function | why | instead |",
+        "|---|---|---|",
+    ]
+    refused = {**REFUSED_LAYERS, **{f.__name__: why for f, why in REFUSED_FUNCTIONS.items()}}
+    lines += [f"| {name} | {why} | {instead} |" for name, (why, instead) in refused.items()]
+    lines += [
+        "| aggregations over edges in a dense block (SAGEConv with 'lstm') | how many edges a node "
+        "has is data | aggr='mean', 'max', 'median', 'softmax' |",
+        "| SuperGATConv in training without neg_edge_index | it draws negative edges | pass "
+        "neg_edge_index |",
+        "| RGATConv within relations | it indexes edges with a mask | 'across-relation' |",
+        "",
+        "## Not built here",
+        "",
+    ]
+    lines += [f"- {name}: {why}" for name, why in NOT_BUILT.items()]
+    known = {case.name.split()[0].strip(",") for case, _ in rows} | set(refused) | set(NOT_BUILT)
+    for group, names in (
+        ("convolutions", pyg.conv.__all__),
+        ("norms", pyg.norm.__all__),
+        ("aggregations", pyg.aggr.__all__),
+        ("pools", pyg.pool.__all__),
+        ("models", pyg.models.__all__),
+    ):
+        missing = sorted(name for name in names if name not in known and name[0].isupper())
+        if missing:
+            lines += [f"- {group} not tried: {', '.join(missing)}"]
+    return lines
+
+
+if __name__ == "__main__":
+    main()
