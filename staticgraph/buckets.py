@@ -74,8 +74,8 @@ def plan_buckets(
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
-        memory: predicts the bytes of a step (:func:`staticgraph.probing.probe`); with ``budget`` and
-            no ``batch_size`` the largest batches that fit are chosen.
+        memory: predicts the bytes of a step (:func:`staticgraph.probing.probe`); with a ``budget``
+            and no ``batch_size`` the largest batches that fit are chosen.
         budget: the cap that the plan is held to.
         min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
         seed: of the trials.

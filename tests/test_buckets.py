@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from staticgraph.buckets import BucketPlan, plan_buckets
 from staticgraph.errors import PlanMismatch
+from staticgraph.packing.cost import ATTENTION, StepCost
+from staticgraph.packing.limits import (
+    efficiency_map,
+    limits_for_budget,
+    limits_for_efficiency,
+    limits_for_graphs,
+)
+from staticgraph.packing.several import choose_buckets, knee
+from staticgraph.schema import Field, Schema
 from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
+
+HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
+SETS = sorted(path.stem for path in HISTOGRAMS.glob("*.csv"))
+
+
+def load(name: str) -> SizeHistogram:
+    return SizeHistogram.from_csv(HISTOGRAMS / f"{name}.csv")
+
 
 SIZES = np.array([[3, 4], [5, 8], [9, 20], [4, 6], [4, 6]])
 
@@ -77,3 +97,140 @@ def test_a_batch_size_needs_room():
         BucketPlan.of([])
     with pytest.raises(ValueError, match="empty"):
         plan_buckets(np.empty((0, 2), dtype=np.int64), 4)
+
+
+class Store:
+    """What a plan needs of a store."""
+
+    sizes = np.array([[3, 4], [5, 8], [9, 20], [4, 6]])
+    schema = Schema((Field("x", "node", (9,), "float32"),))
+
+
+def test_a_plan_of_a_store_carries_its_fields(tmp_path):
+    plan = plan_buckets(Store(), 2)
+    assert plan.schema == Store.schema
+    plan.save(tmp_path / "plan.json")
+    assert BucketPlan.load(tmp_path / "plan.json").schema == Store.schema
+    text = (tmp_path / "plan.json").read_text()
+    assert '"max_graph_nodes": 9' in text
+    assert dict(plan.versions)["numpy"] == np.__version__
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 900)), min_size=1, max_size=60),
+    st.none() | st.integers(1, 20),
+    st.none() | st.integers(1, 2),
+)
+def test_every_plan_holds_every_graph_alone(rows, batch_size, num_buckets):
+    sizes = np.array(rows, dtype=np.int64)
+    plan = plan_buckets(sizes, batch_size, num_buckets=num_buckets, graphs=8)
+    for nodes, edges in rows:
+        assert plan.bucket_for(nodes, edges) is not None
+        assert any(c.holds(GraphSize(nodes, edges)) for c in plan.capacities)
+    assert len(plan.capacities) <= (num_buckets or 4)
+
+
+def test_several_buckets_and_exact_batches_do_not_go_together():
+    with pytest.raises(ValueError, match="num_buckets=3 with exact batches"):
+        plan_buckets(SIZES, 2, num_buckets=3)
+
+
+def test_a_bucket_that_the_device_does_not_hold():
+    with pytest.raises(ValueError, match="the device does not hold a bucket"):
+        plan_buckets(SIZES, 2, fits=lambda capacity: capacity.nodes < 5)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("graphs", [32, 128])
+def test_limits_chosen_for_so_many_graphs_fill_to_99_percent(name, graphs):
+    histogram = load(name)
+    choice = limits_for_graphs(histogram, graphs)
+    choice.packing.check()
+    assert choice.reached
+    assert choice.packing.harmonic_mean >= 0.99
+    held = histogram.num_graphs / choice.packing.num_packs
+    assert held == pytest.approx(graphs, rel=0.1)
+    capacity = choice.capacity
+    assert capacity.node_limit >= choice.limits[0]
+    assert capacity.graph_limit >= choice.packing.graphs.max()
+
+
+def test_limits_chosen_for_an_efficiency_are_the_first_of_a_scan():
+    """The paper's (30, 62) on PCQM4Mv2, from the target alone."""
+    histogram = load("pcqm4mv2_train_APPROX")
+    choice = limits_for_efficiency(histogram, 0.98)
+    assert choice.limits.tolist() == [30, 62]
+    assert not limits_for_efficiency(histogram, 0.98, steps=3).reached
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        limits_for_efficiency(histogram, 98)
+
+
+def test_why_an_efficiency_is_not_reached_is_said():
+    histogram = SizeHistogram(np.array([[10, 10], [9000, 10]]), np.array([1000, 2]))
+    choice = limits_for_graphs(histogram, 16)
+    assert not choice.reached
+    assert "the largest graph alone has 9000 nodes" in choice.reason
+
+
+def test_limits_for_a_budget_are_the_largest_that_fit():
+    histogram = load("tu_NCI1")
+    choice = limits_for_budget(histogram, lambda capacity: capacity.nodes <= 2000)
+    assert choice.capacity.nodes <= 2000
+    more = histogram.num_graphs / choice.packing.num_packs + 1
+    assert limits_for_graphs(histogram, round(more)).capacity.nodes > 2000
+    with pytest.raises(ValueError, match="not hold even the largest graph alone"):
+        limits_for_budget(histogram, lambda capacity: False)
+
+
+def test_the_map_is_best_where_the_ratio_is_that_of_the_totals():
+    histogram = load("pcqm4mv2_train_APPROX")
+    shown = efficiency_map(histogram, range(20, 40, 2), range(40, 84, 2))
+    nodes, edges, value = shown.best
+    assert value > 0.98
+    assert edges / nodes == pytest.approx(histogram.totals[1] / histogram.totals[0], rel=0.05)
+    assert np.isnan(shown.harmonic[0, 0])  # a graph of 42 edges does not fit 40
+
+
+def test_several_buckets_pay_under_attention_and_never_cost_more():
+    histogram = load("tu_PROTEINS")
+    choices = choose_buckets(histogram, 4, graphs=32, cost=ATTENTION)
+    costs = [choice.cost for choice in choices]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[1] < 0.2 * costs[0]
+    assert knee(choices) >= 1
+    for choice in choices:
+        packed = sum(b.packing.histogram.num_graphs for b in choice.buckets)
+        assert packed == histogram.num_graphs
+        for bucket in choice.buckets:
+            bucket.packing.check()
+            assert bucket.packing.histogram.maxima[0] <= bucket.capacity.max_graph_nodes
+    assert choices[-1].cost == sum(b.step_cost * b.packing.num_packs for b in choices[-1].buckets)
+
+
+def test_two_buckets_by_hand():
+    """1,000 graphs of 10 nodes and 4 of 1,000: one bucket pays 1,000**2 pairs for each graph slot.
+
+    Two classes cost 32 packs of 32 graphs of 10**2 pairs, and 4 graph slots of 1,000**2 or a few.
+    """
+    histogram = SizeHistogram(np.array([[10, 20], [1000, 2000]]), np.array([1000, 4]))
+    price = StepCost(fixed=0, node=0, edge=0, pair=1)
+    choices = choose_buckets(histogram, 2, graphs=32, cost=price)
+    small, large = sorted(b.capacity.max_graph_nodes for b in choices[1].buckets)
+    assert (small, large) == (10, 1000)
+    assert choices[1].cost < 10e6 < 300e6 < choices[0].cost
+
+
+def test_memory_limits_the_buckets():
+    histogram = load("tu_PROTEINS")
+    choices = choose_buckets(
+        histogram,
+        3,
+        graphs=128,
+        cost=ATTENTION,
+        fits=lambda c: c.graphs * c.max_graph_nodes**2 < 2e6,
+    )
+    for bucket in choices[-1].buckets:
+        assert bucket.capacity.graphs * bucket.capacity.max_graph_nodes**2 < 2.2e6
+    with pytest.raises(ValueError, match="fits the device in no bucket"):
+        choose_buckets(histogram, 2, fits=lambda c: False)

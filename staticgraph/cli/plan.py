@@ -13,6 +13,7 @@ from staticgraph.cli.probe import add_model
 
 if TYPE_CHECKING:
     from staticgraph.buckets import BucketPlan
+    from staticgraph.packing.cost import StepCost
     from staticgraph.packing.pack import Packing
     from staticgraph.sizes import SizeHistogram
 
@@ -28,6 +29,8 @@ examples:
 A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
 literature; a bucket's capacity has one node and one graph more, which stay padding.
 """
+# With --knee: the most buckets drawn.
+MOST_DRAWN = 6
 
 
 def register(subparsers: Any) -> None:
@@ -89,6 +92,9 @@ def register(subparsers: Any) -> None:
     out.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
     out.add_argument("--plot", type=Path, metavar="FILE", help="draw sizes, limits and packs (PNG)")
     out.add_argument("--map", type=Path, metavar="FILE", help="efficiency over limits as CSV")
+    out.add_argument(
+        "--knee", type=Path, metavar="FILE", help="draw the cost against 1 to 6 buckets (PNG)"
+    )
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
 
@@ -254,10 +260,29 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
     if args.out:
         plan.save(args.out)
     _pictures(args, histogram, [], plan)
-    print(json.dumps(report.to_dict(), indent=1) if args.json else report)
-    if plan.note and not args.json:
+    costs = _knee(args, histogram, price) if args.knee else {}
+    if args.json:
+        print(json.dumps({**report.to_dict(), **costs}, indent=1))
+        return 0
+    print(report)
+    for number, cost in enumerate(costs.get("cost_by_buckets", []), 1):
+        print(f"{number} buckets cost {cost:,.0f}")
+    if plan.note:
         print(plan.note)
     return 0
+
+
+def _knee(
+    args: argparse.Namespace, histogram: SizeHistogram, price: StepCost
+) -> dict[str, list[float]]:
+    """Draws what an epoch costs against the number of buckets."""
+    from staticgraph.packing.several import choose_buckets
+    from staticgraph.plots_plan import save_cost_picture
+
+    graphs = args.batch_size or args.graphs or 128
+    choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
+    save_cost_picture(args.knee, {f"about {graphs} graphs a batch": choices})
+    return {"cost_by_buckets": [choice.cost for choice in choices]}
 
 
 def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:

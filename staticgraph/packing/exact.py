@@ -31,7 +31,7 @@ WIDTH = 4
 TRIES = 20
 SWEEPS = 40
 # Tries for one batch in all.
-BUDGET = 200
+BUDGET = 1000
 # Turns for all batches that leave no fewer over capacity, after which we stop trying.
 PATIENCE = 4
 

@@ -49,8 +49,8 @@ class Effort(NamedTuple):
 
 
 # Measured on the histograms in tests/data/histograms (bench/bench_packing.py): the first setting
-# reaches the bound on ogbg-molhiv, the second on ogbg-molpcba, the third gains 1 to 3 packs on the
-# sets with few graphs of a size (COLLAB, IMDB-BINARY).
+# reaches the bound on ogbg-molhiv, the second on ogbg-molpcba; the third gains 1 to 3 packs where
+# few graphs have the same size and swaps do not help.
 QUICK = (Effort(3, 2, 16, 16, 4.0),)
 THOROUGH = (*QUICK, Effort(3, 3, 16, 16, 4.0), Effort(2, 1, 512, 1, 4.0))
 
@@ -80,12 +80,12 @@ def pack_histogram(
     for effort in efforts:
         found = _pack_once(histogram, bounds, max_graphs, effort)
         if best is None or found.num_packs < best.num_packs:
-            best = found
+            best = fewer_by_swaps(found)
         if best.num_packs <= least:
             break
     if best is None:
         raise ValueError("efforts is empty; give at least one setting")
-    return fewer_by_swaps(best) if best.num_packs > least else best
+    return best
 
 
 def _pack_once(

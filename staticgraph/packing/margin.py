@@ -26,7 +26,7 @@ from staticgraph.packing.stream import pack_stream
 from staticgraph.sizes import Capacity, IntArray
 
 # Margins over the mean that are tried in turn.
-MARGINS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.5, 0.75)
+MARGINS = (0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.5)
 # Epochs drawn for each margin; all of them must fit.
 TRIAL_EPOCHS = 16
 # Graphs that a trial draws at most: enough for a thousand batches of 512.
@@ -38,6 +38,8 @@ STANDARD_ERRORS = 3.0
 # no more than this share of the batches would have.
 HUGE = 0.25
 RARE = 0.05
+# Beside the largest graph there is room for the others of a random batch, so far over their mean.
+DEVIATIONS = 4.0
 # A second bucket is one more compile and one more recording: it must save this share of the cost.
 WORTH_A_BUCKET = 0.1
 # Cuts considered, by the number of graphs above them.
@@ -100,7 +102,10 @@ def whole_limits(
     needed = exact_limits(sizes, batch_size, margin)
     if not (needed < maxima).any():
         return needed
-    return np.maximum(needed, maxima + (needed * (batch_size - 1)) // batch_size)
+    others = sizes[~_huge(sizes, batch_size)]  # at least all but 5% of the graphs
+    spread = DEVIATIONS * np.sqrt(batch_size - 1) * others.std(axis=0)
+    beside = np.ceil((batch_size - 1) * others.mean(axis=0) + spread).astype(np.int64)
+    return np.maximum(needed, maxima + beside)
 
 
 def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -111,11 +112,11 @@ def pack_one_component(
         SizeHistogram(one.sizes, merged, ("one",)), [limit], heuristic="sum", max_graphs=max_graphs
     )
     packs = _draw_types(histogram, flat, row_of)
-    bounds = np.array([load for load, _ in packs]).max(axis=0)
-    bounds[component] = limit
-    opened = [_Open(content, (), 0, 1) for _, content in packs]
     name = f"{histogram.components[component].removesuffix('s')} base"
-    return _as_packing(histogram, tuple(bounds.tolist()), max_graphs, opened, name)
+    packing = _as_packing(histogram, (0,), max_graphs, packs, name)
+    bounds = packing.loads.max(axis=0, initial=0)
+    bounds[component] = limit
+    return replace(packing, limits=bounds)
 
 
 def no_packing(histogram: SizeHistogram, limits: ArrayLike) -> Packing:
@@ -213,27 +214,34 @@ def _named(heuristic: str | Heuristic) -> tuple[Heuristic, str]:
     return HEURISTICS[heuristic], heuristic
 
 
-def _draw_types(
-    histogram: SizeHistogram, flat: Packing, row_of: np.ndarray
-) -> list[tuple[np.ndarray, tuple[tuple[int, int], ...]]]:
-    """For packs of one component, which full sizes they hold: ``(load, content)`` a pack."""
+def _draw_types(histogram: SizeHistogram, flat: Packing, row_of: np.ndarray) -> list[_Open]:
+    """Packs of one component with the full sizes that they hold, in the order of the histogram."""
     queues = [np.flatnonzero(row_of == row).tolist() for row in range(len(flat.histogram.counts))]
     left = histogram.counts.tolist()
     packs = []
     for p, times in enumerate(flat.counts.tolist()):
         entry = slice(flat.starts[p], flat.starts[p + 1])
         wanted = list(zip(flat.types[entry].tolist(), flat.copies[entry].tolist(), strict=True))
-        for _ in range(times):
-            content: dict[int, int] = {}
-            for row, copies in wanted:
-                for _ in range(copies):
-                    t = queues[row][0]
-                    content[t] = content.get(t, 0) + 1
-                    left[t] -= 1
-                    if not left[t]:
-                        queues[row].pop(0)
-            load = sum(k * histogram.sizes[t] for t, k in content.items())
-            packs.append((np.asarray(load), tuple(content.items())))
+        while times:
+            heads = [(queues[row][0], copies) for row, copies in wanted]
+            repeats = min(times, *(left[t] // copies for t, copies in heads))
+            content = dict(heads) if repeats else {}
+            if not repeats:  # a size runs out within this pack
+                repeats = 1
+                for row, copies in wanted:
+                    rest = copies
+                    for t in queues[row]:
+                        content[t] = min(rest, left[t])
+                        rest -= content[t]
+                        if not rest:
+                            break
+            for t, copies in content.items():
+                left[t] -= repeats * copies
+            for row, _ in wanted:
+                while queues[row] and not left[queues[row][0]]:
+                    queues[row].pop(0)
+            times -= repeats
+            packs.append(_Open(tuple(content.items()), (), 0, repeats))
     return packs
 
 

@@ -18,8 +18,8 @@ from staticgraph.packing.pack import Packing, volume_bound
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes import IntArray, SizeHistogram
 
-# Below so many graphs a pack, filling pack by pack is better.
-MIN_GRAPHS = 12
+# With fewer graphs a pack there are too few swaps, and filling pack by pack is better.
+MIN_GRAPHS = 5
 # Above so many graphs, this many are packed and the result repeated, and the rest packed apart.
 AT_ONCE = 60_000
 # A graph with more than this share of a limit keeps the pack that was filled around it.

@@ -1,0 +1,97 @@
+"""``staticgraph plan``: what it prints is what the library finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from staticgraph.buckets import BucketPlan
+from staticgraph.cli import main
+from staticgraph.reproduction import reproduce
+
+DATA = Path(__file__).parent / "data" / "histograms"
+ESOL, NCI1 = str(DATA / "esol.csv"), str(DATA / "tu_NCI1.csv")
+
+
+def found(capsys, *args: str) -> dict:
+    assert main(["plan", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_packing_at_limits(capsys):
+    values = found(capsys, "--histogram", NCI1, "--limits", "111", "238", "--max-graphs", "256")
+    for name in ("packs", "node_efficiency", "edge_efficiency", "volume_bound", "seconds"):
+        assert values[name] > 0
+    assert values["packs"] == 1117
+    assert main(["plan", "--histogram", NCI1, "--limits", "111", "238", "--compare"]) == 0
+    assert "paper, sum" in capsys.readouterr().out
+
+
+def test_a_certified_packing(capsys):
+    values = found(capsys, "--histogram", ESOL, "--limits", "55", "124", "--certify")
+    assert values["bound"] == values["packs"] == 273
+
+
+def test_a_plan_is_written_and_drawn(capsys, tmp_path):
+    plan, picture, shown = tmp_path / "plan.json", tmp_path / "plan.png", tmp_path / "map.csv"
+    knee = tmp_path / "knee.png"
+    values = found(
+        capsys,
+        *("--histogram", ESOL, "--batch-size", "32", "--out", str(plan)),
+        *("--plot", str(picture), "--map", str(shown), "--knee", str(knee)),
+    )
+    assert BucketPlan.load(plan).to_dict() == values["plan"]
+    assert values["packs"] == 36
+    assert picture.read_bytes()[:4] == knee.read_bytes()[:4] == b"\x89PNG"
+    assert shown.read_text().startswith("max_nodes,max_edges,harmonic_mean\n55,124,0.")
+    assert len(values["cost_by_buckets"]) == 6
+    assert main(["plan", "--histogram", ESOL, "--graphs", "16", "--buckets", "2"]) == 0
+    assert "as many graphs as fit" in capsys.readouterr().out
+
+
+def test_an_efficiency(capsys):
+    values = found(capsys, "--histogram", ESOL, "--efficiency", "0.98")
+    assert values["reached"]
+    assert values["harmonic_mean"] >= 0.98
+
+
+def test_every_exact_histogram_gives_the_printed_figure():
+    rows = reproduce()
+    exact = [r for r in rows if r.published and r.ours and r.data != "ogbg-pcqm4mv2"]
+    assert len(exact) == 12
+    for row in exact:
+        assert row.ours == pytest.approx(row.published, abs=0.0051)
+    assert all(r.note for r in rows if r.data == "ogbg-pcqm4mv2")
+    assert {r.note for r in rows if r.data == "ogbg-code2"} == {"no histogram at hand"}
+
+
+def test_reproduction_prints(capsys):
+    assert main(["plan", "--reproduce-paper"]) == 0
+    out = capsys.readouterr().out
+    assert "98.78 93.56   98.78 93.56" in out
+    assert "approximate histogram" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "give one of --data, --histogram"),
+        (("--histogram", ESOL, "--graphs", "3", "--batch-size", "3"), "give one of --batch-size"),
+        (("--histogram", ESOL, "--certify"), "need --limits"),
+        (("--histogram", ESOL, "--limits", "55", "124", "--out", "x"), "--out writes a plan"),
+    ],
+)
+def test_options_that_do_not_go_together(capsys, args, message):
+    with pytest.raises(SystemExit):
+        main(["plan", *args])
+    assert message in capsys.readouterr().err
+
+
+def test_errors_are_one_line(capsys, tmp_path):
+    assert main(["plan", "--histogram", ESOL, "--limits", "54", "124"]) == 2
+    assert "raise the limit to 55" in capsys.readouterr().err
+    (tmp_path / "bad.csv").write_text("nodes,edges\n1,2\n")
+    assert main(["plan", "--histogram", str(tmp_path / "bad.csv"), "--graphs", "3"]) == 2
+    assert "expected num_nodes,num_edges,count" in capsys.readouterr().err
