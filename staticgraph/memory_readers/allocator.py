@@ -12,6 +12,7 @@ from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.memory_readers.reading import WARM_STEPS, Read, Reading, Subject
+from staticgraph.memory_readers.resident import distinct_bytes, state_bytes
 from staticgraph.memory_readers.step import ProbeStep
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
@@ -88,12 +89,14 @@ class AllocatorReader:
         self.allocator.trim()
         try:
             with unchanged(subject.model, subject.optimizer):
-                yield lambda capacity: self._read(subject, capacity)
+                base = self.allocator.allocated() - state_bytes(subject.optimizer)
+                yield lambda capacity: self._read(subject, capacity, base)
         finally:
             gc.collect()
             self.allocator.trim()
 
-    def _read(self, subject: Subject, capacity: Capacity) -> Reading:
+    def _read(self, subject: Subject, capacity: Capacity, base: int) -> Reading:
+        """One warm step; ``base`` was in use before, without the optimizer's state."""
         allocator = self.allocator
         device = next((p.device for p in subject.model.parameters()), torch.device("cpu"))
         try:
@@ -116,7 +119,9 @@ class AllocatorReader:
             update = allocator.peak()
             peak = max([*marks, 0]) or update
             overhead = allocator.reserved() / max(1, peak, update) - 1
-            return Reading(peak - start, update - start, max(0.0, overhead))
+            # What a warm step leaves behind that is neither state nor batch: libraries took it.
+            known = base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
+            return Reading(peak - start, update - start, max(0.0, overhead), max(0, start - known))
         finally:
             subject.model.zero_grad(set_to_none=True)
             allocator.trim()

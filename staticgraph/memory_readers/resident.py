@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -30,19 +29,24 @@ def resident_bytes(subject: Subject) -> Resident:
                     parameter.grad = torch.empty_like(parameter)
             live.reads_allowed = True
             twin.step()
-        optimizer = _distinct_bytes(_tensors_in(twin.state))
+        optimizer = state_bytes(twin)
     return Resident(
-        _distinct_bytes(parameters),
-        _distinct_bytes(subject.model.buffers()),
-        _distinct_bytes(trained),
+        distinct_bytes(parameters),
+        distinct_bytes(subject.model.buffers()),
+        distinct_bytes(trained),
         optimizer,
     )
 
 
-def _tensors_in(state: Any) -> Iterator[Tensor]:
-    return (v for values in state.values() for v in values.values() if isinstance(v, Tensor))
+def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    """Bytes of the state that an optimizer has now."""
+    if optimizer is None:
+        return 0
+    found = (v for values in optimizer.state.values() for v in values.values())
+    return distinct_bytes(v for v in found if isinstance(v, Tensor))
 
 
-def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind tensors, each once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
