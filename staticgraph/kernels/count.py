@@ -8,7 +8,8 @@ but for the linear layer of the CPU, which counts as what torch would run on CUD
 
 Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
 a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
-torch's count as one there, so that the number favours the stock step. On a GPU :func:`kernels_on_cuda` counts exactly.
+torch's count as one there, so that the number favours the stock step. On a GPU
+:func:`kernels_on_cuda` counts exactly.
 """
 
 from __future__ import annotations
