@@ -28,6 +28,8 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
+from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.size_classes import attention_path
 from staticgraph.obstacles import Obstacle
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
@@ -415,10 +417,19 @@ class _Preflight:
 
     def _row(self, path: str, inert: bool | None) -> ModuleRow:
         module = self._stock.get_submodule(path)
-        form = (STATIC_FORMS | REFUSED_FORMS).get(type(module))
+        table = STATIC_FORMS | REFUSED_FORMS
+        form = table.get(type(module))
+        if form is None and type(module) in table.values():
+            form = type(module)  # converted before
         own = [o for o in self._obstacles if o.module == path]
         if own:
             how = f"{own[0].kind}: {own[0].operation.splitlines()[0][:60]}"
+        elif form is StaticGPSConv and isinstance(
+            getattr(module, "attn", None), torch.nn.MultiheadAttention
+        ):
+            asked = context_of(copy.deepcopy(self._stock)).attention
+            chosen = attention_path(self._batch.capacity, asked)
+            how = f"attention {chosen.name}, {chosen.reason}"
         elif form is not None:
             how = _first_sentence(form)
         else:
@@ -455,11 +466,9 @@ def _first_sentence(form: type) -> str:
 
 
 def _is_layer(module: torch.nn.Module) -> bool:
-    return (
-        type(module) in STATIC_FORMS
-        or type(module) in REFUSED_FORMS
-        or (type(module).__module__.startswith("torch_geometric.nn"))
-    )
+    kind = type(module)
+    table = STATIC_FORMS | REFUSED_FORMS
+    return kind in table or kind in table.values() or kind.__module__.startswith("torch_geometric.")
 
 
 def _raised(error: Exception, module: str) -> Obstacle:

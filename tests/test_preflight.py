@@ -205,6 +205,22 @@ def test_attention_without_a_static_form_is_named():
         report.raise_for_obstacles()
 
 
+def test_the_path_of_attention_is_told_with_its_reason():
+    class Attending(Net):
+        def __init__(self):
+            super().__init__()
+            self.gps = GPSConv(C, None)
+
+        def forward(self, x, edge_index, batch):
+            return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
+
+    for model in (Attending().double(), sg.convert(Attending().double())):
+        rows = {row.path: row.how for row in preflight(model, PLAN, STORE).modules}
+        assert rows["gps"].startswith("attention dense, auto: 1 blocks have 100%")
+    asked = preflight(sg.convert(Attending().double(), attention="classed"), PLAN, STORE)
+    assert "attention size-classed dense, as asked" in str(asked)
+
+
 def test_a_tensor_that_is_no_buffer_is_named():
     model = Net().double()
     model.head.scale = torch.ones(2)
