@@ -279,6 +279,9 @@ class Batcher:
     def _share(self, batches: list[BatchIds]) -> tuple[list[BatchIds], int]:
         """This rank's batches: at each step all ranks have the same bucket."""
         nothing = np.empty(0, dtype=np.int64)
+        if self.world_size == 1:
+            missing = max(0, self.min_steps - len(batches))
+            return batches + missing * [BatchIds(0, nothing)], missing
         steps: list[list[BatchIds]] = []
         waiting: dict[int, list[BatchIds]] = {}
         for batch in batches:
