@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,11 @@ class Report:
     mode: str
     mode_reason: str
     autocast: str | None
-    warmup_s: float | None
-    warm_start: bool
     buckets: tuple[BucketReport, ...]
     fallbacks: tuple[str, ...]
     versions: dict[str, str]
+    warmup_s: float | None = None
+    warm_start: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -67,8 +68,12 @@ class Report:
     @classmethod
     def load(cls, path: str | Path) -> Report:
         """What :meth:`save` wrote."""
-        values = json.loads(Path(path).read_text())
-        buckets = tuple(BucketReport(**bucket) for bucket in values.pop("buckets"))
+        return cls.from_dict(json.loads(Path(path).read_text()))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """What :meth:`to_dict` gave."""
+        buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
         return cls(**{**values, "buckets": buckets, "fallbacks": tuple(values["fallbacks"])})
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.history import Epoch
-from staticgraph.report import BucketReport, Report
+from staticgraph.report import Report
 from staticgraph.table import table
 
 FILE = "report.json"
@@ -80,15 +80,12 @@ class TrainReport:
     @classmethod
     def _of(cls, values: dict[str, Any], folder: Path) -> TrainReport:
         epochs = ({k: e[k] for k in Epoch._fields} for e in values["epochs"])
-        runner = values["runner"]
-        buckets = tuple(BucketReport(**bucket) for bucket in runner["buckets"])
-        runner = {**runner, "buckets": buckets, "fallbacks": tuple(runner["fallbacks"])}
         return cls(
             **{
                 **values,
                 "folder": str(folder),
                 "epochs": tuple(Epoch(**epoch) for epoch in epochs),
-                "runner": Report(**runner),
+                "runner": Report.from_dict(values["runner"]),
             }
         )
 
