@@ -17,7 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from staticgraph import datasets
+    from staticgraph import datasets, outofcore
     from staticgraph.batch import StaticBatch
     from staticgraph.buckets import BucketPlan, plan_buckets
     from staticgraph.budget import MemoryBudget, MemoryModel
@@ -71,6 +71,7 @@ _HOMES = {
     "convert": "nn",
     "datasets": "datasets",
     "make_capturable": "recordable_optimizer",
+    "outofcore": "outofcore",
     "plan_buckets": "buckets",
     "preflight": "preflight_check",
     "probe": "probing",
@@ -102,6 +103,7 @@ __all__ = [
     "convert",
     "datasets",
     "make_capturable",
+    "outofcore",
     "plan_buckets",
     "preflight",
     "probe",
