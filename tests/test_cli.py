@@ -97,7 +97,7 @@ def test_json_is_all_of_stdout(data, tmp_path, capsys):
     assert values == json.loads((tmp_path / "r" / "report.json").read_text())
     assert values["config"]["batch_size"] == 32
     assert values["epochs"][0]["graphs"] == 64
-    assert values["runner"]["buckets"][0]["real_graphs"] == 80
+    assert values["runner"]["buckets"][0]["real_graphs"] == 64
 
 
 def test_report_prints_what_train_printed(finished, capsys):
