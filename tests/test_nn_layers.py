@@ -7,10 +7,13 @@ import copy
 import pytest
 import torch
 from layer_cases import CASES, Case, Model
-from parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
+from parity import BATCH, STORE, differences,
+    loss, plain_step, poisoned, static_step, unknown_counts
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.computation import Computation
+from staticgraph.tracing import tracing_options
 
 torch.set_num_threads(1)
 
@@ -83,3 +86,58 @@ def test_outside_the_runner_nothing_changes(case):
     assert sg.convert(converted) is converted
     batch = Batch.from_data_list(BATCH.to_data_list())
     assert torch.equal(converted.eval()(batch), model.eval()(batch))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_batch_of_padding_alone_changes_nothing(case):
+    """What a step is warmed up with, and what ranks without graphs run: no gradient, no NaN, and
+    running statistics as before."""
+    if case.eager_only:
+        pytest.skip(case.eager_only)
+    model = model_of(case)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    nothing = sg.StaticBatch.of(STORE, [], BATCH.capacity)
+    for batch in (nothing, unknown_counts(poisoned_with(nothing))):
+        found, _ = static_step(model, call, batch)
+        assert found.values["loss"] == 0
+        for name, value in found.values.items():
+            kind, _, key = name.partition(" ")
+            if kind == "grad":
+                assert not value.any(), name
+            elif kind == "buffer":
+                assert torch.equal(value, before[key]), name
+
+
+def poisoned_with(batch):
+    """Garbage everywhere, of graphs that are not there."""
+    filled = poisoned(BATCH, 1000.0)
+    return batch.replace(**{field.name: filled[field.name] for field in batch.layout.schema})
+
+
+TRAINED = ("GATConv", "GPSConv", "GPSConv performer", "InstanceNorm", "Set2Set", "TopKPooling")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in TRAINED], ids=lambda case: case.name)
+def test_nothing_is_captured_again_while_it_trains(case):
+    """One graph for batches of every filling, an empty one among them, while the weights move."""
+    torch._dynamo.reset()
+    model = model_of(case)
+    computation = Computation(model, call, loss, None, torch.device("cpu"))
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(
+        computation.of_tensors("step", BATCH), fullgraph=True, dynamic=False, backend=look
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for ids in ([0, 1, 2, 3, 4], [2], [4, 1], [0, 0, 3], [], [1, 1, 2]):
+        batch = sg.StaticBatch.of(STORE, ids, BATCH.capacity)
+        optimizer.zero_grad()
+        with computation.active(), tracing_options():
+            found = step(*batch.tensors().values())
+        found.backward()
+        optimizer.step()
+    assert len(graphs) == 1

@@ -132,7 +132,7 @@ def _pools_of_everything(context: BatchContext) -> Table:
                 return pool(x, batch, size)
             kept = torch.where(context.column_mask(x), x, fill)
             if pool is not global_mean_pool:
-                return pool(kept, None)
+                return torch.where(rows.mask.any(), pool(kept, None), 0)
             count = rows.mask.sum().clamp(min=1)
             return kept.sum(-1 if x.dim() == 1 else -2, keepdim=True) / count
 
