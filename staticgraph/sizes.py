@@ -134,9 +134,7 @@ class SizeHistogram:
             raise ValueError("counts must be at least 1 and sizes at least 0")
 
     @classmethod
-    def from_sizes(
-        cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES
-    ) -> SizeHistogram:
+    def from_sizes(cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES) -> SizeHistogram:
         """Counts the distinct rows of ``sizes`` ``[n, C]``."""
         rows = np.ascontiguousarray(sizes, dtype=np.int64)
         distinct, counts = np.unique(rows, axis=0, return_counts=True)
@@ -149,7 +147,8 @@ class SizeHistogram:
         Raises:
             ValueError: no ``count`` column, or a value that is not a whole number.
         """
-        header = Path(path).open().readline().strip().split(",")
+        with Path(path).open() as file:
+            header = file.readline().strip().split(",")
         if len(header) < 2 or header[-1] != "count":
             raise ValueError(
                 f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
