@@ -7,8 +7,16 @@ import copy
 import pytest
 import torch
 from layer_cases import CASES, Case, Model
-from parity import BATCH, STORE, differences,
-    loss, plain_step, poisoned, static_step, unknown_counts
+from parity import (
+    BATCH,
+    STORE,
+    differences,
+    loss,
+    plain_step,
+    poisoned,
+    static_step,
+    unknown_counts,
+)
 from torch_geometric.data import Batch
 
 import staticgraph as sg
@@ -117,7 +125,7 @@ def poisoned_with(batch):
 TRAINED = ("GATConv", "GPSConv", "GPSConv performer", "InstanceNorm", "Set2Set", "TopKPooling")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in TRAINED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in TRAINED], ids=lambda c: c.name)
 def test_nothing_is_captured_again_while_it_trains(case):
     """One graph for batches of every filling, an empty one among them, while the weights move."""
     torch._dynamo.reset()
