@@ -5,8 +5,8 @@ are, never what they carry. A *size* is a graph's tuple of counts, a *capacity* 
 limit, and a *histogram* says how many graphs have each distinct size: ogbg-molhiv's 32,901 training
 graphs are 795 pairs. Pure numbers: no torch, no device, no state.
 
-The legend used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest graph;
-capitals are capacities (physical rows), lower case what is really there.
+The legend used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest
+graph; capitals are capacities (physical rows), lower case what is really there.
 """
 
 from __future__ import annotations

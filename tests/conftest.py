@@ -1,4 +1,4 @@
-"""What several tests share: real molecules, one thread, and the reason for skipping without a GPU."""
+"""What tests share: real molecules, one thread, and the reason for skipping without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import staticgraph as sg
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 
-# Two cores are often busy; OpenMP threads that wait for a busy core slow tiny kernels a hundredfold.
+# Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)
 
 
