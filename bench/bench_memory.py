@@ -20,14 +20,14 @@ import torch
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.byte_sizes import human_bytes
-from staticgraph.memory_readers import (
+from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.memory.probe import probe_capacities
+from staticgraph.memory.readers import (
     AllocatorReader,
     FakeTensorReader,
     ProfilerAllocator,
     Subject,
 )
-from staticgraph.probing import probe_capacities
 from staticgraph.report import versions
 from staticgraph.table import table
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from staticgraph import datasets, outofcore
     from staticgraph.batch import StaticBatch
     from staticgraph.buckets import BucketPlan, plan_buckets
-    from staticgraph.budget import MemoryBudget, MemoryModel
     from staticgraph.errors import (
         BadGraph,
         BudgetExceeded,
@@ -31,12 +30,13 @@ if TYPE_CHECKING:
         StoreCorrupt,
     )
     from staticgraph.loader import StaticLoader
+    from staticgraph.memory.budget import MemoryBudget, MemoryModel
+    from staticgraph.memory.probe import probe
     from staticgraph.nn import convert
-    from staticgraph.preflight_check import PreflightReport, preflight
-    from staticgraph.probing import probe
-    from staticgraph.recordable_optimizer import make_capturable
     from staticgraph.report import Report
     from staticgraph.runner import EvalResult, StaticGraphRunner
+    from staticgraph.running.preflight import PreflightReport, preflight
+    from staticgraph.running.recordable_optimizer import make_capturable
     from staticgraph.schema import Field, Schema
     from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
     from staticgraph.store import GraphStore
@@ -55,11 +55,11 @@ _HOMES = {
     "GraphSize": "sizes",
     "GraphStore": "store",
     "GraphTooLarge": "errors",
-    "MemoryBudget": "budget",
-    "MemoryModel": "budget",
+    "MemoryBudget": "memory.budget",
+    "MemoryModel": "memory.model",
     "NotStatic": "errors",
     "PlanMismatch": "errors",
-    "PreflightReport": "preflight_check",
+    "PreflightReport": "running.preflight",
     "Report": "report",
     "Schema": "schema",
     "SizeHistogram": "sizes",
@@ -70,11 +70,11 @@ _HOMES = {
     "StoreCorrupt": "errors",
     "convert": "nn",
     "datasets": "datasets",
-    "make_capturable": "recordable_optimizer",
+    "make_capturable": "running.recordable_optimizer",
     "outofcore": "outofcore",
     "plan_buckets": "buckets",
-    "preflight": "preflight_check",
-    "probe": "probing",
+    "preflight": "running.preflight",
+    "probe": "memory.probe",
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ swaps; packs of a varying number need one too, or several where the graphs diffe
 
 The invariant: every graph of the data that a plan is made for fits a bucket alone, so that a batch
 which fits none can always be split. Memory enters by the test ``fits`` that a caller hands in
-(:mod:`staticgraph.budget` has one).
+(:mod:`staticgraph.memory.budget` has one).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.budget import MemoryBudget
-from staticgraph.memory_model import MemoryModel
+from staticgraph.memory.budget import MemoryBudget
+from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.sizing import MIN_STEPS, sized_plan
 from staticgraph.packing.cost import StepCost
 from staticgraph.packing.margin import (
     WORTH_A_BUCKET,
@@ -33,7 +34,6 @@ from staticgraph.packing.margin import (
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
-from staticgraph.sizing import MIN_STEPS, sized_plan
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
@@ -74,8 +74,8 @@ def plan_buckets(
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
-        memory: predicts the bytes of a step (:func:`staticgraph.probing.probe`); with a ``budget``
-            and no ``batch_size`` the largest batches that fit are chosen.
+        memory: predicts the bytes of a step (:func:`staticgraph.memory.probe.probe`); with a
+            ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
         budget: the cap that the plan is held to.
         min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
         seed: of the trials.

@@ -56,8 +56,8 @@ class BudgetExceeded(RuntimeError):
     """A plan needs more memory than its cap allows.
 
     Attributes:
-        breakdown: what it needs, a :class:`staticgraph.budget.Breakdown`; None where only a sum
-            is known.
+        breakdown: what it needs, a :class:`staticgraph.memory.budget.Breakdown`; None where only
+            a sum is known.
         floor_bytes: the smallest cap that works for this plan.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch_geometric
 
-from staticgraph.byte_sizes import human_bytes
+from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.table import table
 
 

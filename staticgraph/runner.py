@@ -22,27 +22,27 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from staticgraph import warm_start
-from staticgraph.arguments import Forward
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
-from staticgraph.budget import MemoryBudget, MemoryModel
-from staticgraph.commitments import Commitments, RunnerStats, drop_recordings
-from staticgraph.compiled import CompiledFunction
-from staticgraph.computation import Computation, Loss
 from staticgraph.loader import StaticLoader
-from staticgraph.modes import resolve
+from staticgraph.memory.budget import MemoryBudget, MemoryModel
+from staticgraph.memory.commitments import Commitments, RunnerStats, drop_recordings
 from staticgraph.predictions import Predictions
-from staticgraph.recorded import OnMiss, RecordedSteps, Scope
-from staticgraph.recorder import CudaGraphRecorder, Recorder
 from staticgraph.report import Report, device_name, versions
+from staticgraph.running import warm_start
+from staticgraph.running.arguments import Forward
+from staticgraph.running.compiled import CompiledFunction
+from staticgraph.running.computation import Computation, Loss
+from staticgraph.running.modes import resolve
+from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
+from staticgraph.running.recorder import CudaGraphRecorder, Recorder
+from staticgraph.running.statistics import BucketStatistics
+from staticgraph.running.training_state import train, untouched
+from staticgraph.running.verification import Verification, verify
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
-from staticgraph.statistics import BucketStatistics
 from staticgraph.store import GraphStore
-from staticgraph.training_state import train, untouched
-from staticgraph.verification import Verification, verify
 
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
 RECORDING_RUNS = 3
@@ -93,7 +93,8 @@ class StaticGraphRunner:
         recorder: makes what records, given the device; CUDA graphs by default.
         sanitize: set padding rows of every input to zero inside the step; only a batch that was not
             filled by this library can have anything else there.
-        budget: a cap on what this runner makes torch hold; see :mod:`staticgraph.commitments`.
+        budget: a cap on what this runner makes torch hold; see
+            :mod:`staticgraph.memory.commitments`.
         memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
         differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
@@ -217,7 +218,7 @@ class StaticGraphRunner:
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
-        :func:`staticgraph.verification.verify`."""
+        :func:`staticgraph.running.verification.verify`."""
         return verify(self, batch)
 
     def predict(self, graphs: Any) -> Any:

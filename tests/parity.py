@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
-from staticgraph.losses import masked_mean
 from staticgraph.nn import context_of
 from staticgraph.nn.call_sites import StaticCalls
-from staticgraph.tracing import Trace, trace_step
+from staticgraph.running.losses import masked_mean
+from staticgraph.running.tracing import Trace, trace_step
 
 TOLERANCE = (
     1e-9  # of the largest, in float64: sums of a thousand terms, reordered, stay below 1e-12

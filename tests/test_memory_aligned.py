@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from staticgraph import models
-from staticgraph.memory_readers import (
+from staticgraph.memory.probe import probe
+from staticgraph.memory.readers import (
     AllocatorReader,
     ProfilerAllocator,
     Reading,
     Subject,
     aligned,
 )
-from staticgraph.probing import probe
 from staticgraph.sizes import Capacity
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import staticgraph as sg
 from staticgraph import cli
-from staticgraph.memory_model import MemoryModel
-from staticgraph.plots_memory import save_memory_picture
+from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.plots import save_memory_picture
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 

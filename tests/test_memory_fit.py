@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.memory_fit import TERMS, FitRefused, Point, counts_of, fit
-from staticgraph.memory_forms import line_through, parabola_through, positive_root
-from staticgraph.probing import probe_capacities
+from staticgraph.memory.fit import TERMS, FitRefused, Point, counts_of, fit
+from staticgraph.memory.forms import line_through, parabola_through, positive_root
+from staticgraph.memory.probe import probe_capacities
 from staticgraph.sizes import Capacity
 
 SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
@@ -73,7 +73,7 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
 @settings(max_examples=20, deadline=None)
 def test_non_negative_least_squares_is_scipys(seed):
     optimize = pytest.importorskip("scipy.optimize")
-    from staticgraph.memory_fit import _non_negative
+    from staticgraph.memory.fit import _non_negative
 
     generator = np.random.default_rng(seed)
     columns, target = generator.random((9, 5)), generator.normal(size=9)

@@ -10,10 +10,10 @@ from torch import nn
 
 from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
-from staticgraph.memory_readers import AllocatorReader, Subject
-from staticgraph.memory_readers.live_storages import LiveStorages
-from staticgraph.out_of_memory import is_out_of_memory
-from staticgraph.probing import probe
+from staticgraph.memory.out_of_memory import is_out_of_memory
+from staticgraph.memory.probe import probe
+from staticgraph.memory.readers import AllocatorReader, Subject
+from staticgraph.memory.readers.live_storages import LiveStorages
 from staticgraph.sizes import Capacity
 
 SMALL = Capacity(100, 210, 6, 60)

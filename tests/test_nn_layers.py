@@ -20,8 +20,8 @@ from parity import (
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.computation import Computation
-from staticgraph.tracing import tracing_options
+from staticgraph.running.computation import Computation
+from staticgraph.running.tracing import tracing_options
 
 torch.set_num_threads(1)
 

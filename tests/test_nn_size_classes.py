@@ -15,7 +15,8 @@ from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.nn.size_classes import ClassedLayout, attention_path
+from staticgraph.attention_blocks import attention_path
+from staticgraph.nn.size_classes import ClassedLayout
 
 
 def batch_of(sizes: list[int], capacity: sg.Capacity) -> sg.StaticBatch:

@@ -9,7 +9,7 @@ import pytest
 
 from staticgraph.buckets import BucketPlan
 from staticgraph.cli import main
-from staticgraph.reproduction import reproduce
+from staticgraph.planning.reproduction import reproduce
 
 DATA = Path(__file__).parent / "data" / "histograms"
 ESOL, NCI1 = str(DATA / "esol.csv"), str(DATA / "tu_NCI1.csv")

@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from staticgraph import plots
-from staticgraph.history import Epoch, Step
 from staticgraph.report import Report
 from staticgraph.sizes import Capacity
-from staticgraph.train_report import TrainReport
+from staticgraph.training import plots
+from staticgraph.training.history import Epoch, Step
+from staticgraph.training.report import TrainReport
 
 CAPACITIES = (Capacity(100, 210, 9), Capacity(200, 420, 17))
 

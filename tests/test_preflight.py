@@ -20,8 +20,8 @@ import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.nn import context_of
 from staticgraph.nn.call_sites import StaticCalls
-from staticgraph.preflight_check import preflight
-from staticgraph.watching import Watch
+from staticgraph.running.preflight import preflight
+from staticgraph.running.watching import Watch
 
 PLAN = [CAPACITY]
 

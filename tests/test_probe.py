@@ -12,7 +12,8 @@ from torch import nn
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.errors import ProbeFailed
-from staticgraph.memory_readers import (
+from staticgraph.memory.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.memory.readers import (
     AllocatorReader,
     FakeTensorReader,
     GivenReader,
@@ -22,7 +23,6 @@ from staticgraph.memory_readers import (
     resident_bytes,
 )
 from staticgraph.nn.dense import DenseLayout
-from staticgraph.probing import ascending, batch_bytes, probe, probe_capacities
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
 

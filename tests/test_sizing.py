@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import staticgraph as sg
-from staticgraph.budget import BudgetExceeded, MemoryBudget, breakdown_of
-from staticgraph.memory_model import BatchBytes, MemoryModel, Resident
-from staticgraph.sizing import autosize_workers, in_tiles
+from staticgraph.memory.budget import BudgetExceeded, MemoryBudget, breakdown_of
+from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.sizing import autosize_workers, in_tiles
 
 RESIDENT = Resident(10_000, 100, 10_000, 20_000)
 

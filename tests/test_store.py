@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.columns import compact
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Schema
 from staticgraph.store import GraphStore
+from staticgraph.store.columns import compact
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 NONE = np.empty(0, np.int64)

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import staticgraph as sg
-from staticgraph import tasks
+from staticgraph.training import tasks
 
 NONE = np.empty(0, np.int64)
 

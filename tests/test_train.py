@@ -17,14 +17,15 @@ from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
-from staticgraph import checkpoint, models, train
+from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt, MissingPackage
-from staticgraph.evaluate import evaluate
-from staticgraph.history import read_steps, summary
-from staticgraph.interrupt import Interrupt
-from staticgraph.tasks import task_of
-from staticgraph.train_config import TrainConfig
-from staticgraph.train_report import TrainReport
+from staticgraph.training import checkpoint, train
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.evaluate import evaluate
+from staticgraph.training.history import read_steps, summary
+from staticgraph.training.interrupt import Interrupt
+from staticgraph.training.report import TrainReport
+from staticgraph.training.tasks import task_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
 
@@ -180,8 +181,8 @@ import os, signal, sys
 import torch
 torch.set_num_threads(1)
 import staticgraph as sg
-from staticgraph import train
-from staticgraph.train_config import TrainConfig
+from staticgraph.training import train
+from staticgraph.training.config import TrainConfig
 
 steps, step = 0, sg.StaticGraphRunner.step
 def killing(self, batch):

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from staticgraph import warm_start
+from staticgraph.running import warm_start
 
 PROGRAM = """
 import sys, torch

@@ -88,7 +88,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
     import staticgraph as sg
     from staticgraph import models
     from staticgraph.kernels.count import count_step
-    from staticgraph.losses import masked_mean, without_missing
+    from staticgraph.running.losses import masked_mean, without_missing
 
     store = sg.datasets.open(args.data)
     torch.manual_seed(0)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(f"--model {args.model}: expected MODULE:NAME, such as mymodule:build")
     from staticgraph import datasets
     from staticgraph.buckets import plan_buckets
-    from staticgraph.preflight_check import preflight
+    from staticgraph.running.preflight import preflight
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))

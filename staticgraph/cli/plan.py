@@ -244,7 +244,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
     """Chooses the capacities."""
     from staticgraph.buckets import plan_buckets
     from staticgraph.packing.cost import StepCost
-    from staticgraph.plan_report import PlanReport
+    from staticgraph.planning.report import PlanReport
 
     price = StepCost(*args.cost) if args.cost else StepCost()
     begin = time.perf_counter()
@@ -277,7 +277,7 @@ def _knee(
 ) -> dict[str, list[float]]:
     """Draws what an epoch costs against the number of buckets."""
     from staticgraph.packing.several import choose_buckets
-    from staticgraph.plots_plan import save_cost_picture
+    from staticgraph.planning.plots import save_cost_picture
 
     graphs = args.batch_size or args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
@@ -289,9 +289,9 @@ def _memory(args: argparse.Namespace, source: Any) -> dict[str, Any]:
     """What --max-memory adds: the cap, and what a step takes."""
     if not args.max_memory:
         return {}
-    from staticgraph.budget import MemoryBudget
     from staticgraph.cli.probe import probe_model
-    from staticgraph.memory_model import MemoryModel
+    from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.memory.model import MemoryModel
 
     budget = MemoryBudget(args.max_memory)
     memory = MemoryModel.load(args.memory) if args.memory else probe_model(source, args)
@@ -307,7 +307,7 @@ def _pictures(
     """Writes what --plot and --map ask for."""
     if not (args.plot or args.map):
         return
-    from staticgraph import plots_plan
+    from staticgraph.planning import plots as plots_plan
 
     shown = plots_plan.map_around(histogram, args.max_graphs)
     if args.map:
@@ -318,7 +318,7 @@ def _pictures(
 
 def _reproduce(args: argparse.Namespace) -> int:
     """The published figures beside ours."""
-    from staticgraph.reproduction import reproduce
+    from staticgraph.planning.reproduction import reproduce
     from staticgraph.table import table
 
     rows = reproduce()

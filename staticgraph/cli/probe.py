@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from staticgraph.cli.train import MODELS
 
 if TYPE_CHECKING:
-    from staticgraph.memory_model import MemoryModel
+    from staticgraph.memory.model import MemoryModel
 
 EXAMPLE = """\
 examples:
@@ -71,7 +71,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Probes, and prints what came of it."""
     from staticgraph import datasets
-    from staticgraph.budget import MemoryBudget
+    from staticgraph.memory.budget import MemoryBudget
 
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         memory.save(args.out)
     if args.plot:
-        from staticgraph.plots_memory import save_memory_picture
+        from staticgraph.memory.plots import save_memory_picture
 
         save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
     if args.json:
@@ -99,8 +99,8 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     import torch
 
     from staticgraph import models
-    from staticgraph.probing import probe
-    from staticgraph.tasks import task_of
+    from staticgraph.memory.probe import probe
+    from staticgraph.training.tasks import task_of
 
     task = task_of(store)
     model = models.build(

@@ -30,7 +30,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report."""
-    from staticgraph.train_report import TrainReport
+    from staticgraph.training.report import TrainReport
 
     report = TrainReport.load(args.folder)
     print(json.dumps(report.to_dict(), indent=1) if args.json else report)

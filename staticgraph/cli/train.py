@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from staticgraph.modes import MODES
+from staticgraph.running.modes import MODES
 
 EXAMPLE = """\
 examples:
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume")
 
-    from staticgraph.train import resume, train
-    from staticgraph.train_config import TrainConfig
+    from staticgraph.training.config import TrainConfig
+    from staticgraph.training.train import resume, train
 
     if resuming:
         report = resume(out, given)

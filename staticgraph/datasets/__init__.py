@@ -20,7 +20,7 @@ import numpy as np
 from staticgraph.errors import UnknownDataset
 from staticgraph.sizes import IntArray
 from staticgraph.store import GraphStore
-from staticgraph.store_files import MANIFEST
+from staticgraph.store.files import MANIFEST
 
 SPECS = (
     ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.attention_blocks import PATHS, attention_path
 from staticgraph.batch import StaticBatch
 from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.nn.dense import DenseLayout
-from staticgraph.nn.size_classes import PATHS, ClassedLayout, attention_path
+from staticgraph.nn.size_classes import ClassedLayout
 
 
 class Rows(NamedTuple):

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from staticgraph.compiled import CompiledFunction
-from staticgraph.modes import resolve
 from staticgraph.outofcore.hops import HopBatch
 from staticgraph.outofcore.layers import SampledGNN
 from staticgraph.outofcore.loader import SampledLoader
 from staticgraph.outofcore.resident import ResidentGraphs
 from staticgraph.outofcore.schedule import NodeSchedule, NodeState
+from staticgraph.running.compiled import CompiledFunction
+from staticgraph.running.modes import resolve
 
 Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 

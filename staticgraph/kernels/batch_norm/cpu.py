@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from staticgraph.columns import Array
 from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
 
 BLOCK = 64
 

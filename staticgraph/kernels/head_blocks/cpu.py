@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staticgraph.columns import Array
 from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
 
 
 @kernel

@@ -13,8 +13,8 @@ where edge ``e`` reads row ``e``, and ``dedge`` must come zeroed where ``code`` 
 
 from __future__ import annotations
 
-from staticgraph.columns import Array
 from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
 
 
 @kernel

@@ -7,8 +7,8 @@ columns): 0.16 ms forward and 0.10 ms backward.
 
 from __future__ import annotations
 
-from staticgraph.columns import Array
 from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
 
 
 @kernel

@@ -1,0 +1,1 @@
+"""How many bytes a step takes: read, modelled, budgeted, committed."""

@@ -1,0 +1,290 @@
+"""Bytes of a step as a function of the capacity, fitted to measured points.
+
+The problem: which capacities fit a device must be known before the first step, and the bytes of a
+step depend on the model in ways that nobody wants to derive by hand. The idea: measure a few
+capacities and fit a short sum of counts with coefficients that cannot be negative::
+
+    linear     fixed + a*N + b*E + g*G + p*G*M
+    attention  linear + c*G*M^2
+    quadratic  fixed + a*N + b*E + g*G + q*N^2
+
+``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
+Which form holds is found out, not assumed: fused attention comes out linear, explicit weights do
+not. Where the reader tells what is live after every operation, each moment has its own sum and the
+peak is the largest: what is the peak at few edges need not be it at many. The invariant: a model is
+given only where the points determine it (more points than unknowns, nodes, edges and graphs varied
+apart) and where it explains them to within 5%; else a reason.
+
+Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
+exactly and kept apart, so that the fixed term holds only what the step adds and nothing counts
+twice. What it does not do: measure (:mod:`staticgraph.memory.probe`) or decide
+(:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from operator import mul
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.attention_blocks import attention_path
+from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.sizes import Capacity
+
+Array = NDArray[np.float64]
+
+Form = Literal["linear", "attention", "quadratic"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+# How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
+# the blocks by size of a converted model's attention (always, or where they are worth it).
+Layout = Literal["dense", "auto", "classed"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
+    """Every count that a form may have, of one capacity."""
+    places = float(capacity.graphs) * capacity.max_graph_nodes
+    pairs = places * capacity.max_graph_nodes
+    if layout != "dense":
+        path = attention_path(capacity, layout)
+        places, pairs = float(sum(block.places for block in path.blocks)), float(path.entries)
+    return {
+        "fixed": 1.0,
+        "nodes": float(capacity.nodes),
+        "edges": float(capacity.edges),
+        "graphs": float(capacity.graphs),
+        "places": places,
+        "pairs": pairs,
+        "nodes^2": float(capacity.nodes) ** 2,
+    }
+
+
+TERMS: dict[Form, tuple[str, ...]] = {
+    "linear": ("fixed", "nodes", "edges", "graphs", "places"),
+    "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
+    "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
+}
+# The issue's bound: a form that misses a point by more than this does not describe the model.
+WORST_RESIDUAL = 0.05
+# A simpler form is taken where it is this good; the fake-tensor reader has no noise at all.
+GOOD_RESIDUAL = 0.01
+# Enough to meet every moment that is the peak over a noticeable range of capacities.
+ENVELOPE_SAMPLES = 1000
+
+
+class FitRefused(ValueError):
+    """The measured points do not determine a model of memory, or no form explains them."""
+
+
+class Point(NamedTuple):
+    """What a step adds to what was there before it.
+
+    Attributes:
+        capacity: where it was measured.
+        nbytes: at the peak.
+        moments: after every operation, ``[operations]`` float64, where the reader can tell.
+    """
+
+    capacity: Capacity
+    nbytes: float
+    moments: Array | None = None
+
+
+class Fit(NamedTuple):
+    """Coefficients of a form, and how well they explain the points.
+
+    Attributes:
+        form: which sum of counts.
+        planes: bytes a count, in the order of ``TERMS[form]``, none negative; one sum for each
+            moment of the step that is the peak somewhere. The peak is the largest of them.
+        residual: largest relative error over the fitted points.
+        held_out: relative error on the point that was left out; None where there was none.
+        note: what was tried and given up, for people.
+        layout: of the blocks whose places and pairs are counted.
+    """
+
+    form: Form
+    planes: tuple[tuple[float, ...], ...]
+    residual: float = 0.0
+    held_out: float | None = None
+    note: str = ""
+    layout: Layout = "dense"
+
+    def predict(self, capacity: Capacity) -> float:
+        """Bytes that a step adds at this capacity."""
+        counts = self._counts(capacity)
+        return max(sum(map(mul, plane, counts)) for plane in self.planes)
+
+    def shares(self, capacity: Capacity) -> dict[str, float]:
+        """Bytes of each term at the moment of the peak."""
+        counts = self._counts(capacity)
+        shares = [list(map(mul, plane, counts)) for plane in self.planes]
+        return dict(zip(TERMS[self.form], max(shares, key=sum), strict=True))
+
+    def _counts(self, capacity: Capacity) -> list[float]:
+        counts = counts_of(capacity, self.layout)
+        return [counts[term] for term in TERMS[self.form]]
+
+    @property
+    def worst(self) -> float:
+        """The larger of residual and held-out error."""
+        return max(self.residual, self.held_out or 0.0)
+
+
+def fit(
+    points: Sequence[Point], form: Form | Literal["auto"] = "auto", held_out: Point | None = None
+) -> Fit:
+    """Fits a form by non-negative least squares on relative errors.
+
+    Args:
+        points: measured; more of them than the form has terms.
+        form: one of :data:`FORMS`, or ``auto``: the first that is within 1% everywhere, else the
+            one with the smallest error.
+        held_out: a point to check on, not fitted.
+
+    Raises:
+        FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
+        ValueError: an unknown form.
+    """
+    if form != "auto" and form not in FORMS:
+        raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
+    fits, refusals = [], []
+    for name in FORMS if form == "auto" else (form,):
+        for layout in LAYOUTS if name != "quadratic" else LAYOUTS[:1]:
+            try:
+                fits.append(_fit_form(points, name, layout, held_out))
+            except FitRefused as refusal:
+                refusals.append(f"{name}: {refusal}")
+                break
+            if fits[-1].worst <= GOOD_RESIDUAL:
+                break
+        if fits and fits[-1].worst <= GOOD_RESIDUAL:
+            break
+    if not fits:
+        raise FitRefused("; ".join(refusals))
+    best = min(fits, key=lambda f: f.worst)
+    # The dense layouts of the forms that were given up, by name.
+    given_up = [
+        f"{f.form} misses by {100 * f.worst:.1f}%"
+        for f in fits
+        if f.form != best.form and f.layout == "dense"
+    ]
+    return _accepted(best._replace(note="; ".join([*given_up, best.note]).strip("; ")), points)
+
+
+def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
+    if found.residual > WORST_RESIDUAL:
+        worst = max(points, key=lambda p: abs(found.predict(p.capacity) / p.nbytes - 1))
+        raise FitRefused(
+            f"the {found.form} form misses {worst.capacity} by {100 * found.residual:.1f}% "
+            f"({human_bytes(worst.nbytes)} measured, "
+            f"{human_bytes(found.predict(worst.capacity))} fitted), more than "
+            f"{100 * WORST_RESIDUAL:.0f}%: try form='auto', or measure again with nothing else "
+            "on the device"
+        )
+    return found
+
+
+def _fit_form(points: Sequence[Point], form: Form, layout: Layout, held_out: Point | None) -> Fit:
+    terms = TERMS[form]
+    if len(points) <= len(terms):
+        raise FitRefused(
+            f"{len(points)} points for the {len(terms)} unknowns of the {form} form "
+            f"({', '.join(terms)}): measure at least {len(terms) + 1}"
+        )
+    if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
+        raise FitRefused("a point has no positive number of bytes: was the step really run?")
+    counts = _table([p.capacity for p in points], terms, layout)
+    if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
+        raise FitRefused(
+            f"the points do not tell {', '.join(terms)} apart: vary nodes, edges, graphs and the "
+            "largest graph each by itself"
+        )
+    peaks = np.array([p.nbytes for p in points])
+    weighted = counts / peaks[:, None]
+    targets, note = _moments(points, peaks, weighted, terms, layout), ""
+    planes = np.unique([_non_negative(weighted, target / peaks) for target in targets], axis=0)
+    if form == "quadratic" and len(targets) == 1:
+        free, *_ = np.linalg.lstsq(weighted / counts.max(axis=0), np.ones(len(points)), rcond=None)
+        if free[-1] < -GOOD_RESIDUAL * peaks.max():
+            note = "negative curvature: the square was left out, the line kept"
+    errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
+    result = Fit(
+        form, tuple(tuple(map(float, p)) for p in planes), float(errors.max()), None, note, layout
+    )
+    if held_out is None:
+        return result
+    missed = abs(result.predict(held_out.capacity) / held_out.nbytes - 1)
+    return result._replace(held_out=float(missed))
+
+
+def _table(capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout) -> Array:
+    """``[capacities, terms]`` float64."""
+    found = [counts_of(capacity, layout) for capacity in capacities]
+    return np.array([[counts[term] for term in terms] for counts in found])
+
+
+def _moments(
+    points: Sequence[Point], peaks: Array, weighted: Array, terms: Sequence[str], layout: Layout
+) -> list[Array]:
+    """``[points]`` bytes of each moment that is the peak of the step at some capacity.
+
+    A step runs the same operations at every capacity, and what is live after each of them is an
+    exact sum of counts; only which of them is the largest changes. All are fitted at once, and
+    those kept that come out on top somewhere within a thousandfold of what was measured.
+    """
+    found = [p.moments for p in points if p.moments is not None]
+    if len(found) < len(points) or len({len(m) for m in found}) != 1:
+        return [peaks]
+    moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
+    free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
+    drawn = _table(_drawn([p.capacity for p in points]), terms, layout)
+    on_top = np.unique(np.argmax(drawn @ free, axis=1))
+    return [moments[:, k] for k in on_top]
+
+
+def _drawn(capacities: Sequence[Capacity]) -> list[Capacity]:
+    """Capacities from a tenth to a thousand times the given ones, their counts also apart."""
+    generator = np.random.default_rng(0)
+    drawn = []
+    for k in range(ENVELOPE_SAMPLES):
+        base = capacities[k % len(capacities)]
+        size = 10.0 ** generator.uniform(-1.0, 3.0)
+        n, e, g, m = np.exp(generator.uniform(-1.5, 1.5, 4)) * [size, size, size, 1.0]
+        largest = max(1, int(base.max_graph_nodes * m))
+        drawn.append(
+            Capacity.distinct(
+                largest + 1 + int(base.nodes * n),
+                int(base.edges * e),
+                2 + int(base.graphs * g),
+                largest,
+            )
+        )
+    return drawn
+
+
+def _non_negative(columns: Array, target: Array) -> Array:
+    """Least squares with no negative coefficient.
+
+    The optimum is the plain least squares solution over some subset of the columns; with at most
+    six columns all 63 subsets are tried, which leaves nothing to converge.
+    """
+    norms = np.linalg.norm(columns, axis=0)
+    scaled = columns / norms
+    best, least = np.zeros(columns.shape[1]), float(target @ target)
+    for count in range(1, columns.shape[1] + 1):
+        for chosen in map(list, combinations(range(columns.shape[1]), count)):
+            part, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
+            if (part < 0).any():
+                continue
+            miss = target - scaled[:, chosen] @ part
+            if float(miss @ miss) < least * (1 - 1e-9) - 1e-18:
+                least, best = float(miss @ miss), np.zeros(columns.shape[1])
+                best[chosen] = part
+    return best / norms

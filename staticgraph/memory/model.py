@@ -1,0 +1,236 @@
+"""Peak bytes of a step at any capacity: what is always there, the batch, and what the step adds.
+
+Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
+exactly and kept apart from the fit of what the step adds, so that nothing counts twice. What it
+does not do: measure (:mod:`staticgraph.memory.probe`) or decide
+(:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of
+from staticgraph.sizes import Capacity
+from staticgraph.table import table
+
+
+class Resident(NamedTuple):
+    """Bytes of a model that are there all the time, at any capacity."""
+
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    """All gradients together; they exist from the backward to the optimizer's step."""
+    optimizer: int = 0
+
+    @property
+    def before_step(self) -> int:
+        """What is there when a step begins, gradients freed."""
+        return self.parameters + self.buffers + self.optimizer
+
+
+class BatchBytes(NamedTuple):
+    """Bytes of a slot, which are linear in the capacity; alignment is in ``fixed``."""
+
+    fixed: float = 0.0
+    per_node: float = 0.0
+    per_edge: float = 0.0
+    per_graph: float = 0.0
+
+    def of(self, capacity: Capacity) -> int:
+        """Bytes of one slot of this capacity, an upper bound within the alignment."""
+        return math.ceil(
+            self.fixed
+            + self.per_node * capacity.nodes
+            + self.per_edge * capacity.edges
+            + self.per_graph * capacity.graphs
+        )
+
+
+NOTHING_RESIDENT, NO_BATCH = Resident(), BatchBytes()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """Peak bytes of one step at any capacity.
+
+    Attributes:
+        fit: bytes that forward and backward add.
+        resident: bytes that are there at any capacity.
+        batch: bytes of the batch itself.
+        update_bytes: what the optimizer's step adds at its peak, gradients included.
+        overhead: reserved over allocated bytes less one, as the reader saw it (fragmentation).
+        workspace_bytes: library workspaces that the reader saw, or that a device will want.
+        points: what was measured.
+        checked: the point that was left out of the fit.
+        reader: how the points were measured.
+        note: for people.
+    """
+
+    fit: Fit
+    resident: Resident = NOTHING_RESIDENT
+    batch: BatchBytes = NO_BATCH
+    update_bytes: int = 0
+    overhead: float = 0.0
+    workspace_bytes: int = 0
+    points: tuple[Point, ...] = ()
+    checked: Point | None = None
+    reader: str = "given"
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls, form: Form = "linear", resident: Resident | None = None, **coefficients: float
+    ) -> MemoryModel:
+        """A model of given coefficients: ``MemoryModel.of(nodes=2048, edges=512)``.
+
+        Raises:
+            ValueError: a coefficient that is negative, or that the form has not.
+        """
+        bad = [name for name in coefficients if name not in TERMS[form]]
+        negative = [name for name, value in coefficients.items() if value < 0]
+        if bad or negative:
+            raise ValueError(
+                f"the {form} form has no term {bad[0]!r}; it has {', '.join(TERMS[form])}"
+                if bad
+                else f"{negative[0]}={coefficients[negative[0]]} is negative"
+            )
+        values = tuple(float(coefficients.get(term, 0.0)) for term in TERMS[form])
+        return cls(Fit(form, (values,)), resident or NOTHING_RESIDENT)
+
+    def step_bytes(self, capacity: Capacity) -> int:
+        """What a step adds at its peak to model, optimizer state and batch."""
+        return max(math.ceil(self.fit.predict(capacity)), self.update_bytes)
+
+    def predict(self, capacity: Capacity) -> int:
+        """Peak bytes of a step, with the model, the optimizer state and one batch."""
+        return self.resident.before_step + self.batch.of(capacity) + self.step_bytes(capacity)
+
+    def binding(self, capacity: Capacity) -> str:
+        """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``,
+        ``attention`` or ``fixed`` (with everything resident)."""
+        shares, counts = self.fit.shares(capacity), counts_of(capacity)
+        shares["fixed"] += self.resident.before_step + self.batch.fixed
+        for term in ("nodes", "edges", "graphs"):
+            shares[term] += getattr(self.batch, f"per_{term[:-1]}") * counts[term]
+        shares["attention"] = shares.pop("places", 0.0) + shares.pop("pairs", 0.0)
+        shares["nodes"] += shares.pop("nodes^2", 0.0)
+        return max(shares, key=lambda term: shares[term])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+
+        def plain(point: Point) -> dict[str, Any]:
+            return {"capacity": asdict(point.capacity), "bytes": point.nbytes}
+
+        return {
+            "form": self.fit.form,
+            "layout": self.fit.layout,
+            "terms": list(TERMS[self.fit.form]),
+            "planes": [list(plane) for plane in self.fit.planes],
+            "residual": self.fit.residual,
+            "held_out": self.fit.held_out,
+            "fit_note": self.fit.note,
+            "resident": self.resident._asdict(),
+            "batch": self.batch._asdict(),
+            "update_bytes": self.update_bytes,
+            "overhead": self.overhead,
+            "workspace_bytes": self.workspace_bytes,
+            "points": [plain(point) for point in self.points],
+            "checked": None if self.checked is None else plain(self.checked),
+            "reader": self.reader,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> MemoryModel:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: a key is missing or unknown.
+        """
+
+        def point(value: dict[str, Any]) -> Point:
+            return Point(Capacity(**value["capacity"]), value["bytes"])
+
+        try:
+            form: Form = values["form"]
+            if tuple(values["terms"]) != TERMS[form]:
+                raise ValueError(f"{form} has the terms {values['terms']}, not {TERMS[form]}")
+            planes = tuple(map(tuple, values["planes"]))
+            if values["layout"] not in LAYOUTS:
+                raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
+            fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]
+            return cls(
+                Fit(form, planes, *fitted),
+                Resident(**values["resident"]),
+                BatchBytes(**values["batch"]),
+                values["update_bytes"],
+                values["overhead"],
+                values["workspace_bytes"],
+                tuple(map(point, values["points"])),
+                None if values["checked"] is None else point(values["checked"]),
+                values["reader"],
+                values["note"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a model of memory: {error!r} is missing or unknown") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> MemoryModel:
+        """Reads what :meth:`save` wrote; raises ValueError where it is something else."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def __str__(self) -> str:
+        points = [(p, "fitted") for p in self.points]
+        points += [(self.checked, "held out")] if self.checked else []
+        rows = [
+            (
+                f"{p.capacity.nodes:,}",
+                f"{p.capacity.edges:,}",
+                f"{p.capacity.graphs:,}",
+                p.capacity.max_graph_nodes,
+                human_bytes(p.nbytes),
+                human_bytes(self.fit.predict(p.capacity)),
+                f"{round(100 * (self.fit.predict(p.capacity) / p.nbytes - 1), 2) + 0.0:+.2f}%",
+                role,
+            )
+            for p, role in points
+        ]
+        headers = ("nodes", "edges", "graphs", "M", "measured", "fitted", "error", "")
+        held = "none" if self.fit.held_out is None else f"{100 * self.fit.held_out:.2f}%"
+        lines = [
+            f"bytes that a step adds, measured by {self.reader}",
+            *([table(headers, rows)] if rows else []),
+            f"{self.fit.form} form{_layout(self.fit.layout)}, the largest of:",
+            *(f"  {_sum(TERMS[self.fit.form], plane)}" for plane in self.fit.planes),
+            f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
+            f"adds {human_bytes(self.update_bytes)}",
+            f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "
+            f"{human_bytes(self.resident.buffers)}, optimizer state "
+            f"{human_bytes(self.resident.optimizer)}",
+        ]
+        lines += [f"note: {note}" for note in (self.fit.note, self.note) if note]
+        return "\n".join(lines)
+
+
+def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:
+    return " + ".join(f"{value:,.1f} {term}" for term, value in zip(terms, plane, strict=True))
+
+
+def _layout(layout: str) -> str:
+    return "" if layout == "dense" else ", places and pairs of attention in blocks by size"

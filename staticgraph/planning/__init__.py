@@ -1,0 +1,1 @@
+"""What the plan command shows: tables, figures, and the published results beside ours."""

@@ -1,0 +1,1 @@
+"""One step of one bucket: how a model is called, compiled, recorded, checked and counted."""

@@ -1,0 +1,325 @@
+"""The recorded steps of a runner: one recording a key, made before the first step.
+
+A key is (bucket, phase, autocast, scope). Its function reads one input slot, whose addresses the
+recording knows; a batch is copied there, the recording is replayed, and small results are copied
+out. What a scope records:
+
+* ``step``: gradients to None, forward, loss, backward, clipping, optimizer;
+* ``forward_backward``: up to the gradients, which appear in fixed tensors; the optimizer steps
+  outside, as do accumulation, schedulers and closures;
+* ``forward``: inference alone.
+
+Invariants: recording changes no parameter, buffer, optimizer state or random state; nothing is
+recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs stand
+elsewhere than when it was recorded raises instead of computing with old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.running.compiled import CompiledFunction
+from staticgraph.running.computation import Computation
+from staticgraph.running.modes import Mode
+from staticgraph.running.recordable_optimizer import RecordableOptimizer
+from staticgraph.running.recorder import Recorder, Recording
+from staticgraph.running.training_state import train, untouched
+from staticgraph.slots import Slot, SlotLayout
+
+Scope = Literal["forward", "forward_backward", "step"]
+SCOPES: tuple[Scope, ...] = ("forward", "forward_backward", "step")
+OnMiss = Literal["error", "eager"]
+
+# torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
+WARM_RUNS = 3
+
+
+class RecordingKey(NamedTuple):
+    """What a recording belongs to."""
+
+    bucket: int
+    phase: str
+    autocast: str | None
+    scope: Scope
+
+    def __str__(self) -> str:
+        precision = f" {self.autocast}" if self.autocast else ""
+        return f"bucket {self.bucket} {self.phase}{precision} (scope {self.scope})"
+
+
+class RecordedSteps:
+    """Records and replays the functions of one model.
+
+    Args:
+        model: its parameters are watched.
+        computation: forward, or forward and mean loss, of a batch.
+        recorder: how to record.
+        scope: what a training step's recording holds.
+        optimizer: stepped inside the recording for ``scope="step"``.
+        clip_norm: the largest gradient norm, clipped inside the recording where the optimizer is.
+        autocast: name of the dtype, part of the keys.
+        on_miss: what a batch without a recording does once frozen.
+
+    Raises:
+        NotStatic: the optimizer's step cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        computation: Computation,
+        recorder: Recorder,
+        device: torch.device,
+        *,
+        scope: Scope = "step",
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_norm: float | None = None,
+        autocast: str | None = None,
+        on_miss: OnMiss = "error",
+    ) -> None:
+        if scope not in SCOPES:
+            raise ValueError(f"scope={scope!r}; choose one of {', '.join(SCOPES)}")
+        if on_miss not in ("error", "eager"):
+            raise ValueError(f"on_miss={on_miss!r}; choose 'error' or 'eager'")
+        self.scope: Scope = scope
+        self.frozen = False
+        self.misses: dict[RecordingKey, int] = {}
+        self._model = model
+        self._computation = computation
+        self._recorder: Recorder | None = recorder
+        self._device = device
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._autocast = autocast
+        self._on_miss = on_miss
+        self._watched = (
+            RecordableOptimizer(optimizer) if scope == "step" and optimizer is not None else None
+        )
+        self._slot: Slot | None = None
+        self._inputs: dict[int, StaticBatch] = {}
+        self._recordings: dict[RecordingKey, Recording] = {}
+        self._functions: dict[RecordingKey, CompiledFunction] = {}
+        self._grads: dict[RecordingKey, list[Tensor | None]] = {}
+        self._addresses = self._parameter_addresses()
+
+    # ------------------------------------------------------------------ recording
+
+    def prepare(self, layouts: list[SlotLayout]) -> None:
+        """Allocates the input slot, which all buckets share: no two recordings run at once."""
+        self._slot = Slot(layouts, self._device, pinned=False)
+        for layout in layouts:
+            # A batch of padding alone: finite values to warm up with.
+            blank = StaticBatch.blank(layout, self._device)
+            inputs = StaticBatch(layout, self._slot.tensors(layout.bucket))
+            self._copy(blank, inputs)
+            self._inputs[layout.bucket] = inputs
+
+    def key(self, bucket: int, phase: str) -> RecordingKey:
+        """The key of a bucket's phase."""
+        return RecordingKey(bucket, phase, self._autocast, self.scope)
+
+    def record(self, bucket: int, phase: str) -> None:
+        """Warms up and records one key; everything the run touched is put back.
+
+        Raises:
+            NotStatic: the work cannot be recorded. All recordings are torn down then, since they
+                share a pool that a failed one leaves unusable; the runner works on in eager.
+        """
+        key = self.key(bucket, phase)
+        if key in self._recordings:
+            return
+        if self._recorder is None:
+            raise NotStatic(f"{key} cannot be recorded: the runner was closed")
+        inputs = self._inputs[bucket]
+        self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        body = self._body(key)
+        try:
+            with untouched(self._model, self._optimizer):
+                train(self._model) if phase == "step" else self._model.eval()
+                self._recorder.warm(body, WARM_RUNS)
+                self._recordings[key] = self._recorder.record(body)
+                self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
+        except NotStatic:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise NotStatic(
+                f"{key} cannot be recorded: {type(error).__name__}: {error}\n"
+                "A host read, a copy from the host, a hook that synchronises, or activation "
+                "checkpointing stands in the way; use mode='reduce-overhead' or 'default'"
+            ) from error
+
+    def _body(self, key: RecordingKey) -> Callable[[], Any]:
+        """What is recorded: reads the input slot, returns tensors."""
+        inputs = self._inputs[key.bucket]
+        compute = self._computed(key)
+        if key.phase == "forward":
+
+            def forward() -> Any:
+                with torch.no_grad():
+                    return compute(inputs)
+
+            return forward
+
+        def step() -> Tensor:
+            for parameter in self._model.parameters():
+                parameter.grad = None  # backward then writes each gradient, adding nothing
+            loss = compute(inputs)
+            loss.backward()
+            if self.scope == "step":
+                self.clip()
+                assert self._optimizer is not None
+                self._optimizer.step()
+            return loss.detach()
+
+        return step
+
+    def clip(self) -> None:
+        """Scales the gradients to the largest norm asked for, without reading it on the host."""
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
+
+    def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
+        assert self._recorder is not None
+        if not self._recorder.compiles:
+            return lambda inputs: self._computation.run(key.phase, inputs)
+        function = self._computation.of_tensors(key.phase, self._inputs[key.bucket])
+        compiled = CompiledFunction(
+            function, Mode("default", "recorded by us"), self._device, str(key)
+        )
+        self._functions[key] = compiled
+        return lambda inputs: compiled(*inputs.tensors().values())
+
+    def freeze(self) -> None:
+        """From now on nothing is recorded."""
+        self.frozen = True
+
+    # ------------------------------------------------------------------ replaying
+
+    def has(self, bucket: int, phase: str) -> bool:
+        """Whether a key is recorded."""
+        return self.key(bucket, phase) in self._recordings
+
+    def run(self, phase: str, batch: StaticBatch) -> Any:
+        """Replays a batch's recording; its results are copies that later replays leave alone.
+
+        A key without a recording is recorded now, unless frozen.
+
+        Raises:
+            NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
+                or inputs are not those that were recorded.
+        """
+        key = self.key(batch.bucket, phase)
+        if key not in self._recordings:
+            if self.frozen:
+                return self._missed(key, batch)
+            self.record(batch.bucket, phase)
+        recording = self._recordings[key]
+        self._check(key)
+        self._copy(batch, self._inputs[batch.bucket])
+        recording.replay()
+        recording.replays += 1
+        if phase == "step":
+            # The tensors that this recording writes; another bucket's are others.
+            for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
+                parameter.grad = grad
+        return _copied(recording.result)
+
+    def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
+        if self._on_miss == "error":
+            made = ", ".join(map(str, self._recordings)) or "none"
+            raise NotStatic(
+                f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
+                f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
+            )
+        self.misses[key] = self.misses.get(key, 0) + 1
+        if key.phase == "forward":
+            with torch.no_grad():
+                return self._computation.run(key.phase, batch)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        loss = self._computation.run(key.phase, batch)
+        loss.backward()
+        if self.scope == "step":
+            self.clip()
+            assert self._optimizer is not None
+            self._optimizer.step()
+        return loss.detach()
+
+    def _check(self, key: RecordingKey) -> None:
+        if self._parameter_addresses() != self._addresses:
+            raise NotStatic(
+                f"{key}: a parameter stands at another address than when it was recorded (moved "
+                "with .to(), or exchanged); call warmup() again"
+            )
+        if self._watched is not None and key.phase == "step":
+            self._watched.before_replay()
+
+    def _parameter_addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._model.parameters()]
+
+    def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
+        """The batch to the recorded addresses: one copy where its arrays are one buffer."""
+        buffer = batch.buffer
+        if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
+            assert self._slot is not None
+            self._slot.buffer[: len(buffer)].copy_(buffer, non_blocking=True)
+            return
+        targets = inputs.tensors()
+        if batch.tensors().keys() != targets.keys():
+            missing = sorted(batch.tensors().keys() ^ targets.keys())
+            raise NotStatic(
+                f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
+                "the data that the plan was made for"
+            )
+        with torch.no_grad():
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                list(targets.values()), list(batch.tensors().values())
+            )
+
+    # ------------------------------------------------------------------ ending
+
+    @property
+    def counts(self) -> dict[RecordingKey, int]:
+        """Replays of each recording."""
+        return {key: recording.replays for key, recording in self._recordings.items()}
+
+    @property
+    def functions(self) -> dict[RecordingKey, CompiledFunction]:
+        """The compiled functions, for their counts."""
+        return self._functions
+
+    def close(self) -> None:
+        """Tears all recordings down together. Gradients that a recording owned are dropped."""
+        owned = {id(grad) for grads in self._grads.values() for grad in grads if grad is not None}
+        for parameter in self._model.parameters():
+            if id(parameter.grad) in owned:
+                parameter.grad = None
+        self._recordings.clear()
+        self._grads.clear()
+        if self._watched is not None:
+            self._watched.close()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        self.frozen = True
+
+
+def _copied(result: Any) -> Any:
+    """Copies of all tensors of a result."""
+    if isinstance(result, Tensor):
+        return result.clone()
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*map(_copied, result))
+    if isinstance(result, list | tuple):
+        return type(result)(map(_copied, result))
+    if isinstance(result, dict):
+        return {name: _copied(value) for name, value in result.items()}
+    return result

@@ -1,0 +1,1 @@
+"""The training loop of the command line: configuration, checkpoints, metrics, picture."""

@@ -1,0 +1,28 @@
+"""Judging a model over a stream of static batches: real rows only, every graph once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from staticgraph.batch import StaticBatch
+from staticgraph.runner import StaticGraphRunner
+from staticgraph.training.tasks import Task, mean_loss
+
+
+def evaluate(
+    runner: StaticGraphRunner, batches: Iterable[StaticBatch], task: Task
+) -> tuple[float, float]:
+    """Mean loss and metric over all real graphs of some batches.
+
+    The metric is of all outputs together: the mean of each batch's ROC-AUC would be another number.
+    """
+    outputs, targets = [], []
+    for batch in batches:
+        graphs = batch.num_graphs if batch.real is None else batch.real.graphs
+        out = runner.eval_step(batch).out
+        outputs.append(out[:graphs].to("cpu", copy=True))  # the memory of both is only lent
+        targets.append(batch.y[:graphs].to("cpu", copy=True))
+    out, y = torch.cat(outputs), torch.cat(targets)
+    return mean_loss(task, out, y), task.metric(out, y)

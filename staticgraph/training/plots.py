@@ -1,0 +1,155 @@
+"""One picture of a run: is it learning, and are the fixed shapes well filled?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from staticgraph.sizes import Capacity
+from staticgraph.training.history import Step
+from staticgraph.training.report import TrainReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+NODES, EDGES, GRAPHS = "#0072B2", "#E69F00", "#009E73"
+LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
+# The smoothed loss averages over this share of all steps.
+SMOOTHING = 0.04
+
+
+def save_picture(
+    path: Path, report: TrainReport, steps: Sequence[Step], capacities: Sequence[Capacity]
+) -> None:
+    """Writes a PNG: loss and validation metric above, filling of the buckets below.
+
+    Args:
+        path: of the PNG.
+        report: of the run.
+        steps: all steps; at least one.
+        capacities: of the plan, by bucket.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user chose
+    config = report.config
+    figure.suptitle(
+        f"{config['model']} on {report.data['name']}: {len(steps):,} steps of "
+        f"{config['batch_size']} graphs, mode {report.runner.mode}",
+        fontsize=13,
+    )
+    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
+    draw_loss(figure.add_subplot(grid[0, :]), report, steps)
+    draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
+    draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
+    figure.savefig(path, dpi=120)
+
+
+def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
+    """Loss a step, its running mean, and the validation loss and metric at each epoch's end."""
+    losses = np.array([step.loss for step in steps])
+    number = np.arange(1, len(losses) + 1)
+    width = max(1, round(SMOOTHING * len(losses)))
+    axes.plot(number, losses, color=LOSS, alpha=0.25, linewidth=0.8, label="training loss a batch")
+    smooth = running_mean(losses, np.array([step.graphs for step in steps]), width)
+    axes.plot(number, smooth, color=LOSS, linewidth=2, label=f"mean of {width} batches")
+    ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
+    for end in ends[:-1]:
+        axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, len(losses) * 1.04))
+    low, high = np.percentile(losses, [0, 99.5])
+    space = 0.1 * (high - low) + 1e-12
+    axes.set_ylim(max(0, low - space), high + space)
+    axes.set_title("learning", loc="left", fontsize=11)
+    val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
+    metrics = np.array([_number(epoch.val_metric) for epoch in report.epochs])
+    if np.isfinite(val_losses).any():
+        axes.plot(ends, val_losses, "s", color=LOSS, markersize=7, label="validation loss")
+    handles, labels = axes.get_legend_handles_labels()
+    if np.isfinite(metrics).any():
+        handles.append(draw_metric(axes.twinx(), report.metric, ends, metrics))
+        labels.append(f"validation {report.metric}")
+    axes.legend(handles, labels, loc="upper right", frameon=False, ncols=2)
+
+
+def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) -> Line2D:
+    """The validation metric at the end of each epoch, the last one in figures."""
+    (line,) = axes.plot(ends, metrics, "o-", color=METRIC, linewidth=1.5, markersize=7)
+    axes.annotate(
+        f"{metrics[-1]:.3f}",
+        (ends[-1], metrics[-1]),
+        (0, 8),
+        textcoords="offset points",
+        ha="center",
+        color=METRIC,
+    )
+    axes.set_ylabel(f"validation {name}", color=METRIC)
+    axes.margins(y=0.4)
+    return line
+
+
+def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+    """For every bucket the share of its nodes, edges and graphs that was real."""
+    labels: list[str] = []
+    for bucket, capacity in enumerate(capacities):
+        mine = [step for step in steps if step.bucket == bucket]
+        for name, color, limit in _components(capacity):
+            share = float(np.mean([getattr(step, name) for step in mine])) / limit if mine else 0.0
+            y = -len(labels)
+            axes.barh(y, 1.0, color=PADDING, height=0.8)
+            axes.barh(y, share, color=color, height=0.8)
+            text = f"{100 * share:.1f}%" if mine else "not used"
+            axes.text(0.01, y, text, va="center", color="white" if mine else "black", fontsize=9)
+            labels.append(f"bucket {bucket}: {limit:,} {name}")
+    axes.set_yticks([-number for number in range(len(labels))], labels)
+    axes.set(xlim=(0, 1), xlabel="share of the physical rows (grey: padding)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    axes.set_title("filling of the fixed shapes, training batches", loc="left", fontsize=11)
+
+
+def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
+    """How the filling differs from batch to batch; full batches only, so not an epoch's last."""
+    most = max(step.graphs for step in steps)
+    full = [step for step in steps if step.graphs == most]
+    shares = {
+        name: np.array([getattr(s, name) / getattr(capacities[s.bucket], name) for s in full])
+        for name in ("nodes", "edges")
+    }
+    low = min(float(values.min()) for values in shares.values())
+    bins = np.linspace(min(low, 0.98), 1.0, 41).tolist()
+    for (name, values), color in zip(shares.items(), (NODES, EDGES), strict=True):
+        axes.hist(values, bins=bins, color=color, alpha=0.65, label=name)
+    axes.set(xlabel="share of the physical rows, batch by batch", ylabel="batches")
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f}%")
+    axes.legend(frameon=False, loc="upper left")
+    axes.set_title(f"batches of {most} graphs", loc="left", fontsize=11)
+
+
+def running_mean(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:
+    """The weighted mean of each value and the ``width - 1`` before it; of fewer at first."""
+    weighted = np.cumsum(np.insert(values * weights, 0, 0.0))
+    weight = np.cumsum(np.insert(weights, 0, 0))
+    end = np.arange(1, len(values) + 1)
+    start = np.maximum(0, end - width)
+    return (weighted[end] - weighted[start]) / (weight[end] - weight[start])
+
+
+def _components(capacity: Capacity) -> tuple[tuple[str, str, int], ...]:
+    return (
+        ("nodes", NODES, capacity.nodes),
+        ("edges", EDGES, max(1, capacity.edges)),
+        ("graphs", GRAPHS, capacity.graphs),
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

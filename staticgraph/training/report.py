@@ -1,0 +1,134 @@
+"""What a finished run says of itself: as a table for people, as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from staticgraph.report import Report
+from staticgraph.table import table
+from staticgraph.training.history import Epoch
+
+FILE = "report.json"
+PICTURE = "report.png"
+STEPS = "steps.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """A training run.
+
+    Attributes:
+        folder: where its files are.
+        config: the settings, as given or by default.
+        data: name, graphs, and graphs of each split.
+        task: ``binary``, ``regression`` or ``classes``; ``metric`` is what it is judged by.
+        parameters: numbers that were trained.
+        epochs: one entry an epoch.
+        test_metric: of the final model, None without test graphs.
+        resumed_at: steps that earlier sittings made; the runner's figures begin after them.
+        runner: buckets, compiles, recordings and fallbacks of the last sitting.
+    """
+
+    folder: str
+    config: dict[str, Any]
+    data: dict[str, Any]
+    task: str
+    metric: str
+    parameters: int
+    epochs: tuple[Epoch, ...]
+    test_metric: float | None
+    resumed_at: int
+    runner: Report
+    files: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: what is not a finite number is None."""
+        epochs = [{**e._asdict(), "graphs_per_s": round(e.graphs_per_s, 1)} for e in self.epochs]
+        return _finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
+
+    def save(self, path: Path) -> None:
+        """Writes the report as JSON."""
+        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainReport:
+        """Reads the report of a run.
+
+        Raises:
+            FileNotFoundError: the folder holds no finished run.
+            ValueError: its report is of another version, or not ours.
+        """
+        path = folder / FILE
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{folder} has no {FILE}: no run has finished there; continue one with "
+                f"staticgraph train --resume --out {folder}"
+            )
+        try:
+            return cls._of(json.loads(path.read_text()), folder)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not a report that this version reads "
+                f"({type(error).__name__}: {error}); write it anew with "
+                f"staticgraph train --resume --out {folder}"
+            ) from error
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], folder: Path) -> TrainReport:
+        epochs = ({k: e[k] for k in Epoch._fields} for e in values["epochs"])
+        return cls(
+            **{
+                **values,
+                "folder": str(folder),
+                "epochs": tuple(Epoch(**epoch) for epoch in epochs),
+                "runner": Report.from_dict(values["runner"]),
+            }
+        )
+
+    def __str__(self) -> str:
+        config, splits = self.config, self.data["splits"]
+        rows = [
+            (
+                epoch.epoch + 1,
+                f"{epoch.train_loss:.4f}",
+                _number(epoch.val_loss),
+                _number(epoch.val_metric),
+                f"{epoch.graphs_per_s:,.0f}",
+                f"{epoch.seconds:.1f}",
+            )
+            for epoch in self.epochs
+        ]
+        headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
+        lines = [
+            f"{config['model']}, {config['layers']} layers of {config['hidden']}, "
+            f"{self.parameters:,} parameters, on {self.data['name']} ({splits['train']:,} graphs "
+            f"to train, {splits['val']:,} to validate, {splits['test']:,} to test), "
+            f"batches of {config['batch_size']}",
+            "",
+            table(headers, rows),
+            "",
+            f"test {self.metric} of the final model: {_number(self.test_metric)}",
+            "",
+            str(self.runner),
+        ]
+        if self.resumed_at:
+            lines.append(f"resumed: the buckets count what came after step {self.resumed_at:,}")
+        lines += ["", *(f"{what}: {self.folder}/{name}" for what, name in self.files.items())]
+        return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,270 @@
+"""A training run from its first step, or from a checkpoint, to its report.
+
+Store, plan, loader and runner meet here, a few lines each: this is the loop that the README writes
+out, with progress, checkpoints, validation and Ctrl-C added.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from staticgraph import datasets, models
+from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph.loader import StaticLoader
+from staticgraph.runner import StaticGraphRunner
+from staticgraph.training import checkpoint
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.evaluate import evaluate
+from staticgraph.training.history import Epoch, Step, summary, write_steps
+from staticgraph.training.interrupt import Interrupt, Interrupted
+from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.tasks import task_of
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+# Losses stay on the device for so many steps: reading each one would wait for the device each time.
+READ_EVERY = 20
+
+
+class Training:
+    """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        progress: bool,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        self.device = _device(config.device)
+        self.store = datasets.open(
+            config.data, target=config.target, seed=config.seed, progress=progress
+        )
+        self.task = task = task_of(self.store)
+        torch.manual_seed(config.seed)
+        self.model = models.build(
+            config.model,
+            self.store,
+            hidden=config.hidden,
+            layers=config.layers,
+            dropout=config.dropout,
+            pool=config.pool,
+            num_outputs=task.num_outputs,
+        ).to(self.device)
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
+        )
+        train_ids = self.store.splits["train"]
+        self.plan = (
+            BucketPlan.from_dict(state["plan"])
+            if state
+            else plan_buckets(self.store, config.batch_size, indices=train_ids)
+        )
+        self.loader = self._loader("train")
+        self.runner = StaticGraphRunner(
+            self.model,
+            self.plan,
+            config.compile_mode,
+            loss=lambda out, batch: task.row_loss(out, batch.y),
+            optimizer=self.optimizer,
+            allow_cpu=config.allow_cpu,
+        )
+        self.steps: list[Step] = []
+        self.epochs: list[Epoch] = []
+        self.seconds = 0.0  # of the present epoch, earlier sittings included
+        self.state = state
+
+    def run(self) -> TrainReport:
+        """Trains what is left, and writes every file."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.plan.save(self.folder / "plan.json")
+        resumed_at = 0 if self.state is None else len(self.state["steps"])
+        self._say(self._opening(resumed_at))
+        self.runner.warmup(progress=self.progress)
+        if self.state is not None:
+            self._restore(self.state)
+        events = SummaryWriter(str(self.folder), purge_step=resumed_at)
+        with events, Interrupt() as interrupt:
+            while self.loader.epoch < self.config.epochs:
+                self._train_epoch(events, interrupt)
+                self._finish_epoch(events)
+        return self._finish(resumed_at)
+
+    # ------------------------------------------------------------------ training
+
+    def _train_epoch(self, events: SummaryWriter, interrupt: Interrupt) -> None:
+        epoch = self.loader.epoch
+        unread: list[tuple[Step, Tensor]] = []
+        done = sum(step.graphs for step in self.steps if step.epoch == epoch)
+        clock = time.perf_counter()
+        with tqdm(
+            total=len(self.store.splits["train"]),
+            initial=done,
+            desc=f"epoch {epoch + 1}/{self.config.epochs}",
+            unit=" graphs",
+            disable=not self.progress,
+            mininterval=0.5,
+            leave=False,
+        ) as bar:
+            for batch in self.loader:
+                real = batch.real
+                assert real is not None, "a loader knows what it filled in"
+                loss = self.runner.step(batch)
+                step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, 0.0)
+                unread.append((step, loss))
+                number = len(self.steps) + len(unread)
+                due = number % self.config.checkpoint_every == 0 or interrupt.requested
+                if due or len(unread) == READ_EVERY:
+                    self._read(unread, events, bar)
+                bar.update(real.graphs)
+                if due:
+                    self.seconds, clock = self._elapsed(clock)
+                    self._save()
+                if interrupt.requested:
+                    raise Interrupted(
+                        f"stopped after {number} steps; continue with "
+                        f"staticgraph train --resume --out {self.folder}"
+                    )
+            self._read(unread, events, bar)
+        self.seconds, _ = self._elapsed(clock)
+
+    def _elapsed(self, clock: float) -> tuple[float, float]:
+        now = time.perf_counter()
+        return self.seconds + now - clock, now
+
+    def _read(
+        self, unread: list[tuple[Step, Tensor]], events: SummaryWriter, bar: tqdm[Any]
+    ) -> None:
+        """Fetches losses from the device, in one go."""
+        if not unread:
+            return
+        losses = torch.stack([loss for _, loss in unread]).tolist()
+        for (step, _), loss in zip(unread, losses, strict=True):
+            events.add_scalar("loss/train", loss, len(self.steps))
+            self.steps.append(step._replace(loss=loss))
+        bar.set_postfix_str(f"loss {sum(losses) / len(losses):.4f}", refresh=False)
+        unread.clear()
+
+    def _finish_epoch(self, events: SummaryWriter) -> None:
+        number = self.loader.epoch - 1
+        train_loss, graphs = summary(self.steps, number)
+        val_loss, val_metric = self._evaluate("val")
+        epoch = Epoch(number, train_loss, self.seconds, graphs, val_loss, val_metric)
+        self.epochs.append(epoch)
+        self.seconds = 0.0
+        events.add_scalar("graphs per second", epoch.graphs_per_s, len(self.steps))
+        judged = "no graphs to validate"
+        if val_loss is not None and val_metric is not None:
+            events.add_scalar("loss/val", val_loss, len(self.steps))
+            events.add_scalar(f"{self.task.metric_name}/val", val_metric, len(self.steps))
+            judged = f"val loss {val_loss:.4f}, val {self.task.metric_name} {val_metric:.4f}"
+        self._say(
+            f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "
+            f"{epoch.graphs_per_s:,.0f} graphs/s"
+        )
+        self._save()
+
+    def _evaluate(self, split: str) -> tuple[float | None, float | None]:
+        """Loss and metric over a split; None and None where it is empty."""
+        if not len(self.store.splits.get(split, ())):
+            return None, None
+        return evaluate(self.runner, self._loader(split), self.task)
+
+    def _loader(self, split: str) -> StaticLoader:
+        return StaticLoader(
+            self.store,
+            self.plan,
+            indices=self.store.splits[split],
+            exact=split == "train",
+            shuffle=split == "train",
+            seed=self.config.seed,
+            device=self.device,
+            num_workers=self.config.workers,
+        )
+
+    # ------------------------------------------------------------------ keeping
+
+    def _save(self) -> None:
+        checkpoint.save(
+            self.folder,
+            config=asdict(self.config),
+            plan=self.plan.to_dict(),
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            loader=self.loader.state_dict(),
+            steps=[tuple(step) for step in self.steps],
+            epochs=[tuple(epoch) for epoch in self.epochs],
+            seconds=self.seconds,
+        )
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loader.load_state_dict(state["loader"])
+        self.steps = [Step(*step) for step in state["steps"]]
+        self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
+        self.seconds = state["seconds"]
+        checkpoint.set_random_state(state["random"])
+
+    def _finish(self, resumed_at: int) -> TrainReport:
+        from staticgraph.training.plots import save_picture
+
+        write_steps(self.folder / STEPS, self.steps)
+        report = TrainReport(
+            folder=str(self.folder),
+            config=asdict(self.config),
+            data={
+                "name": self.store.name,
+                "graphs": len(self.store),
+                "splits": {name: len(ids) for name, ids in self.store.splits.items()},
+            },
+            task=self.task.name,
+            metric=self.task.metric_name,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            epochs=tuple(self.epochs),
+            test_metric=self._evaluate("test")[1],
+            resumed_at=resumed_at,
+            runner=self.runner.report(),
+            files={"steps": STEPS, "report": FILE, "picture": PICTURE},
+        )
+        save_picture(self.folder / PICTURE, report, self.steps, self.plan.capacities)
+        report.save(self.folder / FILE)
+        return report
+
+    # ------------------------------------------------------------------ saying
+
+    def _opening(self, resumed_at: int) -> str:
+        plan, mode = self.plan, self.runner.mode
+        shapes = ", ".join(map(str, plan.capacities))
+        again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
+        return (
+            f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
+            f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
+            f"mode {mode.name} ({mode.reason}) on {self.device}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self.progress:
+            tqdm.write(text, file=sys.stderr)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
+    return device

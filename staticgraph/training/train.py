@@ -1,0 +1,98 @@
+"""Training by name: data, model and a few numbers in, a folder with the trained model out.
+
+This is what ``staticgraph train`` runs, and an example of how the pieces meet: store, plan, loader
+and runner, a few lines each. The invariant is that a run is one sequence of steps, however often it
+was interrupted: a checkpoint holds everything that decides the next step, so that the losses after
+``resume`` equal those of a run that never stopped (bit for bit on a CPU with as many threads).
+
+The folder gets ``checkpoint.pt``, ``plan.json``, ``steps.csv``, ``report.json``, ``report.png`` and
+TensorBoard's event files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from staticgraph.errors import MissingPackage
+from staticgraph.training import checkpoint
+from staticgraph.training.config import FREE, TrainConfig
+from staticgraph.training.interrupt import Interrupted
+from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.run import Training
+
+__all__ = ["Interrupted", "TrainConfig", "resume", "train"]
+
+
+def train(
+    config: TrainConfig, folder: str | Path, *, overwrite: bool = False, progress: bool = True
+) -> TrainReport:
+    """Trains from the beginning.
+
+    Args:
+        config: the settings.
+        folder: where the files go; made if need be.
+        overwrite: begin anew where a run is already.
+        progress: say on stderr what is done, with a bar.
+
+    Raises:
+        FileExistsError: the folder holds a run.
+        DatasetUnavailable: the data cannot be had.
+        MissingPackage: one of the extra ``train``, or of the data set, is not installed.
+        BadGraph: the data has no target that a task can be made of.
+        Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
+    """
+    folder = Path(folder)
+    if (folder / checkpoint.FILE).exists() and not overwrite:
+        raise FileExistsError(
+            f"{folder} holds a run already: continue it with --resume, replace it with "
+            "--overwrite, or choose another --out"
+        )
+    _require_extra()
+    training = Training(config, folder, progress)
+    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
+        for old in folder.glob(pattern):
+            old.unlink()
+    return training.run()
+
+
+def resume(
+    folder: str | Path, changes: Mapping[str, Any] | None = None, *, progress: bool = True
+) -> TrainReport:
+    """Continues a run after its last checkpoint, with the settings that it was begun with.
+
+    Args:
+        folder: of the run.
+        changes: settings to change, of :data:`FREE`; any other must be as it was.
+        progress: say on stderr what is done, with a bar.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: a setting was to change that decides what the run computes.
+        Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
+    """
+    folder, changes = Path(folder), changes or {}
+    state = checkpoint.load(folder)
+    config = TrainConfig(**state["config"])
+    for name, value in changes.items():
+        was = getattr(config, name)
+        if name not in FREE and value != was:
+            raise ValueError(
+                f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
+                f"{value!r}: leave it out to resume, or begin another run"
+            )
+    _require_extra()
+    return Training(replace(config, **changes), folder, progress, state).run()
+
+
+def _require_extra() -> None:
+    """Says before an hour of training, not after, that a package is missing."""
+    for package in ("matplotlib", "tensorboard", "torchmetrics"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(
+                f"training needs the package {package!r}, which is not installed: "
+                "pip install 'staticgraph[train]'"
+            )
