@@ -64,6 +64,11 @@ def register(commands: Any) -> None:
         help="run modes that record CUDA graphs on a CPU, where they record nothing",
     )
     machine.add_argument("--device", help="cpu, cuda, cuda:1, or auto (default: auto)")
+    machine.add_argument(
+        "--kernels",
+        choices=("auto", "on", "off"),
+        help="fused kernels under the layers that have them ; auto is on where they were measured to gain: gine on a CPU (default: auto)",
+    )
     machine.add_argument("--workers", type=int, help="threads that fill batches (default: 0)")
     files = parser.add_argument_group("files")
     files.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder (default: {OUT})")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # Settings that another sitting of the same run may change.
 FREE = frozenset({"epochs", "device", "workers", "compile_mode", "allow_cpu", "checkpoint_every"})
+KERNELS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class TrainConfig:
         epochs: passes over the training graphs, those before a resume included.
         lr: learning rate of Adam.
         seed: of the split, the model and the order.
+        kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
+            to gain, which is for GINE on a CPU.
         compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
         workers: threads that fill batches ahead.
@@ -39,6 +42,7 @@ class TrainConfig:
     epochs: int = 3
     lr: float = 1e-3
     seed: int = 0
+    kernels: str = "auto"
     compile_mode: str = "auto"
     allow_cpu: bool = False
     device: str = "auto"
@@ -49,5 +53,7 @@ class TrainConfig:
         for name in ("hidden", "layers", "batch_size", "epochs", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels={self.kernels!r}; choose of {', '.join(KERNELS)}")
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr} must be above 0")
