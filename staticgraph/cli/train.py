@@ -67,7 +67,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels under the layers that have them ; auto is on where they were measured to gain: gine on a CPU (default: auto)",
+        help="fused kernels where measured to gain: gine on a CPU (default: auto)",
     )
     machine.add_argument("--workers", type=int, help="threads that fill batches (default: 0)")
     files = parser.add_argument_group("files")

@@ -33,9 +33,9 @@ from staticgraph.training.tasks import task_of
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Models that the fused kernels train faster on a CPU: GINE 1.33 times plain PyG where static batches
-# alone are 0.97; GPS is 1.34 with and 1.76 without (two cores, 2026-11-20, bench/bench_training.py).
-# The other models, and any model on a GPU, are not measured.
+# Models that the fused kernels train faster on a CPU: GINE reaches 1.33 times plain PyG, static
+# batches alone 0.97; GPS 1.34 with them and 1.76 without (bench/bench_training.py, two cores,
+# 2026-11-20). The other models, and any model on a GPU, are not measured.
 KERNELS_GAIN = frozenset({"gine"})
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
 READ_EVERY = 20
