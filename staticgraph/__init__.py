@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from staticgraph.nn import convert
     from staticgraph.report import Report
     from staticgraph.runner import EvalResult, StaticGraphRunner
-    from staticgraph.running.preflight import PreflightReport, preflight
+    from staticgraph.running.preflight import preflight
+    from staticgraph.running.preflight_report import PreflightReport
     from staticgraph.running.recordable_optimizer import make_capturable
     from staticgraph.schema import Field, Schema
     from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
@@ -59,7 +60,7 @@ _HOMES = {
     "MemoryModel": "memory.model",
     "NotStatic": "errors",
     "PlanMismatch": "errors",
-    "PreflightReport": "running.preflight",
+    "PreflightReport": "running.preflight_report",
     "Report": "report",
     "Schema": "schema",
     "SizeHistogram": "sizes",

@@ -31,7 +31,7 @@ from staticgraph.predictions import Predictions
 from staticgraph.report import Report, device_name, versions
 from staticgraph.running import warm_start
 from staticgraph.running.arguments import Forward
-from staticgraph.running.compiled import CompiledFunction
+from staticgraph.running.compiled import CompiledFunction, skipped_recordings_of
 from staticgraph.running.computation import Computation, Loss
 from staticgraph.running.modes import resolve
 from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
@@ -383,22 +383,13 @@ class StaticGraphRunner:
         """What ran so far, bucket by bucket."""
         own = self._recorded
         functions = [*self._compiled.items(), *(own.functions.items() if own else ())]
-        buckets = range(len(self.plan.capacities))
-        keys = [[(k, f.counts) for k, f in functions if k.bucket == bucket] for bucket in buckets]
-        recorded = [
-            sum(key.bucket == bucket for key in (own.counts if own else ())) for bucket in buckets
-        ]
-        missed = [
-            f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
-            for key, count in (own.misses if own else {}).items()
-        ]
-        skipped = [
-            f"{key}: torch declined to record {counts.skipped} graphs; "
-            "TORCH_LOGS=cudagraphs names the reason"
-            for bucket in keys
-            for key, counts in bucket
-            if counts.skipped
-        ]
+        counts = [(key, function.counts) for key, function in functions]
+        buckets = []
+        for bucket, statistics in enumerate(self._statistics):
+            compiled = [count for key, count in counts if key.bucket == bucket]
+            recorded = sum(key.bucket == bucket for key in (own.counts if own else ()))
+            bytes_of = self._commitments.of_bucket(bucket) if self._commitments else {}
+            buckets.append(replace(statistics.report(bucket, compiled, recorded), **bytes_of))
         return Report(
             model=type(self.model).__name__,
             device=device_name(self.device),
@@ -407,14 +398,8 @@ class StaticGraphRunner:
             autocast=self._precision,
             warmup_s=self._warmup_s,
             warm_start=self._cached,
-            buckets=tuple(
-                replace(
-                    statistics.report(bucket, [c for _, c in keys[bucket]], recorded[bucket]),
-                    **(self._commitments.of_bucket(bucket) if self._commitments else {}),
-                )
-                for bucket, statistics in enumerate(self._statistics)
-            ),
-            fallbacks=(*skipped, *missed),
+            buckets=tuple(buckets),
+            fallbacks=(*skipped_recordings_of(counts), *(own.missed() if own else ())),
             versions=versions(),
         )
 

@@ -8,7 +8,7 @@ limit's default would otherwise drop to eager in silence at the ninth bucket.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -140,3 +140,13 @@ class CompiledFunction:
                 f"{self._name} would have to be compiled again, because something that it was "
                 f"compiled for has changed:\n{error}"
             ) from error
+
+
+def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:
+    """A sentence for every key of which torch recorded less than it was asked to."""
+    return [
+        f"{key}: torch declined to record {count.skipped} graphs; TORCH_LOGS=cudagraphs names the "
+        "reason"
+        for key, count in counts
+        if count.skipped
+    ]

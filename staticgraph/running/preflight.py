@@ -14,7 +14,6 @@ import copy
 import re
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,109 +30,18 @@ from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.obstacles import Obstacle
+from staticgraph.running.preflight_report import ModuleRow, PreflightReport
 from staticgraph.running.tracing import trace_step
 from staticgraph.running.watching import Watch
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import GraphStore
-from staticgraph.table import table
 
 # Garbage of this size stands in the padding for the measurement: large beside any feature, and its
 # square is far from overflow in float32.
 GARBAGE = 1000.0
 # Of the largest value: what float32 loses over a deep network, a tenth of what garbage does.
 TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleRow:
-    """One module of the model.
-
-    Attributes:
-        path: its name in the model.
-        layer: its class.
-        how: what was done, ``as it is``, or what stands in the way.
-        inert: whether its real rows stayed the same with garbage in the padding; None where it
-            was not measured.
-    """
-
-    path: str
-    layer: str
-    how: str
-    inert: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightReport:
-    """What :func:`preflight` found.
-
-    Attributes:
-        model: its class.
-        batch: the batch it ran on, in words.
-        modules: one row for each module that ran.
-        obstacles: what prevents a recording, in the order of the model.
-        graphs: how many graphs torch.compile would make; 0 where it cannot.
-        parity: the largest difference to plain PyG without padding, relative to the largest value;
-            None where it was not measured.
-        parity_note: how it was measured, or why not.
-    """
-
-    model: str
-    batch: str
-    modules: tuple[ModuleRow, ...]
-    obstacles: tuple[Obstacle, ...]
-    graphs: int
-    parity: float | None
-    parity_note: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing stands in the way."""
-        return not self.obstacles and self.graphs == 1
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        values = asdict(self)
-        values["obstacles"] = [
-            {**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in self.obstacles
-        ]
-        return {"ok": self.ok, **values}
-
-    def raise_for_obstacles(self) -> PreflightReport:
-        """The report itself, or NotStatic with its text.
-
-        Raises:
-            NotStatic: something stands in the way.
-        """
-        if not self.ok:
-            raise NotStatic(str(self))
-        return self
-
-    def __str__(self) -> str:
-        inert = {True: "yes", False: "NO", None: "-"}
-        rows = [(row.path, row.layer, row.how, inert[row.inert]) for row in self.modules]
-        lines = [f"{self.model} on {self.batch}", "", table(_HEADERS, rows), ""]
-        for number, obstacle in enumerate(self.obstacles, 1):
-            lines += [
-                f"{number}. {obstacle.kind}: {obstacle.operation}",
-                f"   {obstacle.where}: {obstacle.line}",
-                f"   in {obstacle.module or 'the model'}; {obstacle.reason}",
-                f"   instead: {obstacle.remedy}",
-            ]
-        difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
-        lines += [
-            f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
-            "static: nothing stands in the way"
-            if self.ok
-            else f"not static: {len(self.obstacles)} obstacle{'s' * (len(self.obstacles) != 1)}",
-        ]
-        return "\n".join(lines)
-
-
-_HEADERS = ("module", "layer", "made static", "inert")
 
 
 def preflight(

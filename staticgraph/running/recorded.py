@@ -291,6 +291,13 @@ class RecordedSteps:
         """Replays of each recording."""
         return {key: recording.replays for key, recording in self._recordings.items()}
 
+    def missed(self) -> list[str]:
+        """A sentence for every key that ran in eager for want of a recording."""
+        return [
+            f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
+            for key, count in self.misses.items()
+        ]
+
     @property
     def functions(self) -> dict[RecordingKey, CompiledFunction]:
         """The compiled functions, for their counts."""
