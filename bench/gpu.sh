@@ -12,7 +12,7 @@ if [ "${TINY:-0}" = 1 ]; then
     models="gine:1x8" batches="8" modes="pyg eager" precisions="fp32" rounds=3 deadline=30
 else
     models="gine:5x300 gps:10x64" batches="32 128 256 1024" modes="pyg pyg-dynamic eager reduce-overhead cuda-graph"
-    precisions="fp32 bf16" rounds=50 deadline=240
+    precisions="fp32 bf16" rounds=50 deadline=200
 fi
 status=0
 {
@@ -22,13 +22,13 @@ status=0
 } | tee "$out/machine.txt" || status=1
 
 echo "== tests marked gpu"
-timeout 180 "$python" -m pytest tests -m gpu -o addopts="" -q -rs -p no:cacheprovider 2>&1 | tee "$out/tests.txt" || status=1
+timeout 210 "$python" -m pytest tests -m gpu -o addopts="" -q -rs -p no:cacheprovider 2>&1 | tee "$out/tests.txt" || status=1
 
 echo "== steps"
 # shellcheck disable=SC2086
-timeout 300 "$python" -m bench.bench_runner --models $models --batch-sizes $batches --modes $modes \
+timeout 250 "$python" -m bench.bench_runner --models $models --batch-sizes $batches --modes $modes \
     --precision $precisions --rounds $rounds --deadline $deadline --json "$out/steps.json" 2>&1 | tee "$out/steps.txt" || status=1
 
 echo "== loading"
-timeout 60 "$python" -m bench.bench_loader --rounds 3 --json "$out/loader.json" 2>&1 | tee "$out/loader.txt" || status=1
+timeout 45 "$python" -m bench.bench_loader --rounds 3 --json "$out/loader.json" 2>&1 | tee "$out/loader.txt" || status=1
 exit $status
