@@ -7,6 +7,7 @@ The loader makes these and the runner consumes them; neither knows of the other.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +231,14 @@ class StaticBatch:
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """The same batch with some tensors exchanged."""
         return StaticBatch(self.layout, {**self._tensors, **tensors}, self.real, self._lease)
+
+    def without_pointers(self) -> StaticBatch:
+        """The same batch without row pointers, for a model that does not read them."""
+        if not self.layout.pointers:
+            return self
+        layout = dataclasses.replace(self.layout, pointers=False)
+        tensors = {entry.name: self._tensors[entry.name] for entry in layout.entries}
+        return StaticBatch(layout, tensors, self.real, self._lease)
 
     def clone(self) -> StaticBatch:
         """A copy in memory of its own."""

@@ -419,6 +419,8 @@ class StaticGraphRunner:
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
+        if not self._pointers:
+            batch = batch.without_pointers()  # a compiled step has the arrays it was made for
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
         if counted and batch.real is not None:

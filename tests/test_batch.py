@@ -100,7 +100,7 @@ def test_fields_of_every_level_come_as_pyg_has_them():
     assert batch.x.shape == (60, 3)
     assert batch.stress.shape == (12 * 3, 3)
     assert batch.z.dtype == torch.int64
-    assert batch.num_nodes, batch.num_graphs == (60, 12)
+    assert (batch.num_nodes, batch.num_edges, batch.num_graphs) == (60, 90, 12)
     assert batch.graph_ids[:3].tolist() == [2, 0, -1]
     assert "x" in batch
     assert "pos" not in batch

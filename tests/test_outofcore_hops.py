@@ -191,8 +191,13 @@ def test_parameters_pass_to_pyg_and_back():
         (SampledGCN(4, 6), GCNConv(4, 6)),
         (SampledGAT(4, 3, 2), GATConv(4, 3, heads=2)),
     ]:
+        before = {name: value.clone() for name, value in ours.state_dict().items()}
         theirs.load_state_dict(ours.state_dict())
+        for parameter in ours.parameters():
+            parameter.data.zero_()
         ours.load_state_dict(theirs.state_dict())
+        assert before.keys() == ours.state_dict().keys()
+        assert all(torch.equal(value, ours.state_dict()[name]) for name, value in before.items())
 
 
 def test_a_batch_of_one_isolated_seed():

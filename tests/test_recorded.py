@@ -398,3 +398,12 @@ def test_verify_finds_a_wrong_gradient(hiv, monkeypatch):
 
     monkeypatch.setattr(runner, "step", wrong)
     assert runner.verify(batch).errors["gradients"] > 1e-3
+
+
+def test_pointers_that_a_model_does_not_read_are_left_out(hiv):
+    plan = sg.BucketPlan.of(CAPACITIES)
+    runner = runner_of(Net(), hiv)
+    plain = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    pointed = sg.StaticBatch.of(hiv, range(30), plan.capacities[0], pointers=True)
+    assert "row_ptr" in pointed
+    assert torch.equal(runner.eval_step(plain).out, runner.eval_step(pointed).out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +168,7 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     if args.certify:
         from staticgraph.packing.bound import packing_bound
 
+        print("proving how far from best: linear programs, some ten seconds", file=sys.stderr)
         begin = time.perf_counter()
         bound = packing_bound(histogram, args.limits, max_graphs=args.max_graphs, start=packing)
         found["bound"] = bound.packs

@@ -60,7 +60,8 @@ def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
     if mode == "auto":
         if device_type == "cuda":
             return Mode("reduce-overhead", "auto: CUDA graphs on a CUDA device")
-        # Inductor trains GINE at 0.4 of eager speed on a CPU: it keeps relu masks as scalars.
+        # Inductor trains GINE 4x64 at 0.35 of eager speed here: two cores, 2026-11-20,
+        # bench_runner --models gine:4x64 --batch-sizes 128 --modes eager default.
         return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")
     if mode in (*RECORDING_MODES, OWN) and device_type != "cuda" and not allow_cpu:
         raise ValueError(

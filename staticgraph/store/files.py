@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMAT = "staticgraph.store"
 VERSION = 1
 MANIFEST = "manifest.json"
-# Up to here a load reads every byte once to check it: 256 MiB take about a second.
+# Up to here a load reads every byte once to check it: cheap beside building a model.
 VERIFY_BYTES = 256 * 2**20
 
 
