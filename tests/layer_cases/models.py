@@ -1,0 +1,162 @@
+"""Whole models of torch_geometric.nn, and functions that models of one's own call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch_geometric.utils import scatter, to_dense_adj, to_dense_batch
+
+from layer_cases.case import C, Case, alone, batched, plain
+
+
+def dense_attention(layer: Any, x: Tensor, d: Any) -> Tensor:
+    h, mask = pyg_to_dense(x, d.batch)
+    out, _ = layer(h, h, h, key_padding_mask=~mask, need_weights=False)
+    return (h + out)[mask]
+
+
+def pyg_to_dense(x: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    return to_dense_batch(x, batch)
+
+
+def dense_gcn(layer: Any, x: Tensor, d: Any) -> Tensor:
+    h, mask = to_dense_batch(x, d.batch)
+    adjacency = to_dense_adj(d.edge_index, d.batch, d.edge_weight)
+    return layer(h, adjacency, mask)[mask]
+
+
+class Jumping(nn.Module):
+    """Three convolutions and a jumping connection over them."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GraphConv(C, C) for _ in range(3))
+        self.jump = pyg.JumpingKnowledge(mode, C, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        xs = []
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+            xs.append(x)
+        return self.jump(xs)
+
+
+class MaskedFill(nn.Module):
+    """A model's own dense attention with its own write-back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(C, 2, batch_first=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.attn(*args, **kwargs)
+
+
+def models() -> list[Case]:
+    return [
+        *(
+            Case(f"JumpingKnowledge {mode}", "models", lambda mode=mode: Jumping(mode), plain)
+            for mode in ("cat", "max", "lstm")
+        ),
+        Case("to_dense_batch and back", "functions", MaskedFill, dense_attention),
+        Case("to_dense_adj, DenseGCNConv", "functions", lambda: pyg.DenseGCNConv(C, C), dense_gcn),
+        Case("MLP batch_norm", "models", lambda: pyg.MLP([C, 12, C]), alone),
+        Case("MLP graph_norm", "models", lambda: pyg.MLP([C, 12, C], norm="graph_norm"), batched),
+        Case("GCN", "models", lambda: pyg.GCN(C, C, 2, norm="batch_norm", jk="lstm"), plain),
+        Case("GIN", "models", lambda: pyg.GIN(C, C, 2, norm="batch_norm", jk="cat"), plain),
+        Case("GAT", "models", lambda: pyg.GAT(C, C, 2, norm="graph_norm"), plain),
+        Case("GraphSAGE", "models", lambda: pyg.GraphSAGE(C, C, 2, norm="layer_norm"), plain),
+        Case("EdgeCNN", "models", lambda: pyg.EdgeCNN(C, C, 2), plain),
+        Case(
+            "PNA",
+            "models",
+            lambda: pyg.PNA(
+                C,
+                C,
+                2,
+                aggregators=["mean", "max"],
+                scalers=["identity"],
+                deg=torch.tensor([0, 2, 3, 1]),
+            ),
+            plain,
+        ),
+        Case(
+            "DeepGCNLayer",
+            "models",
+            lambda: pyg.DeepGCNLayer(pyg.GENConv(C, C), pyg.LayerNorm(C), nn.ReLU(), "res+"),
+            plain,
+        ),
+        Case(
+            "AttentiveFP",
+            "models",
+            lambda: pyg.AttentiveFP(C, C, C, edge_dim=4, num_layers=2, num_timesteps=2),
+            lambda m, x, d: m(x, d.edge_index, d.edge_attr, d.batch),
+            "graph",
+        ),
+        Case(
+            "NeuralFingerprint",
+            "models",
+            lambda: pyg.NeuralFingerprint(C, 6, 5, num_layers=2),
+            lambda m, x, d: m(x, d.edge_index, d.batch),
+            "graph",
+        ),
+        Case(
+            "MetaLayer",
+            "models",
+            meta_layer,
+            lambda m, x, d: m(x, d.edge_index, d.edge_attr, d.u, d.batch)[2],
+            "graph",
+        ),
+        Case(
+            "SGFormer",
+            "models",
+            lambda: pyg.SGFormer(C, 6, 5, trans_dropout=0.0, gnn_dropout=0.0),
+            lambda m, x, d: m(x, d.edge_index, d.batch),
+            tolerance=1e-4,
+            dtype=torch.float32,
+        ),
+        Case(
+            "Polynormer",
+            "models",
+            polynormer,
+            lambda m, x, d: m(x, d.edge_index, d.batch),
+        ),
+    ]
+
+
+def polynormer() -> nn.Module:
+    model = pyg.Polynormer(C, 6, 5, in_dropout=0.0, dropout=0.0, global_dropout=0.0)
+    model._global = True
+    return model
+
+
+def meta_layer() -> nn.Module:
+    class Edges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(2 * C + 4 + 6, C), nn.BatchNorm1d(C))
+
+        def forward(self, src, dst, edge_attr, u, batch):
+            return self.mlp(torch.cat([src, dst, edge_attr, u[batch]], 1))
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(2 * C + 6, C), nn.ReLU())
+
+        def forward(self, x, edge_index, edge_attr, u, batch):
+            mean = scatter(edge_attr, edge_index[1], dim=0, dim_size=x.size(0), reduce="mean")
+            return self.mlp(torch.cat([x, mean, u[batch]], 1))
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(C + 6, C), nn.BatchNorm1d(C))
+
+        def forward(self, x, edge_index, edge_attr, u, batch):
+            return self.mlp(torch.cat([u, scatter(x, batch, dim=0, reduce="mean")], 1))
+
+    return pyg.MetaLayer(Edges(), Nodes(), Whole())
