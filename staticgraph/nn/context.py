@@ -12,7 +12,7 @@ Invariant: the register is a function of shapes alone, so the same in every step
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -49,13 +49,15 @@ class Rows(NamedTuple):
 class BatchContext:
     """The present batch of one model, or none."""
 
-    __slots__ = ("_blocks", "_classed", "_dense", "_rows", "attention", "batch")
+    __slots__ = ("_blocks", "_classed", "_dense", "_made", "_rows", "attention", "batch", "kernels")
 
     def __init__(self) -> None:
         self.batch: StaticBatch | None = None
         self._dense: DenseLayout | None = None
         self._classed: ClassedLayout | None = None
         self.attention = "auto"
+        self.kernels = False
+        self._made: dict[Hashable, Any] = {}
         self._rows: dict[int, Rows] | None = None
         self._blocks: dict[tuple[int, int], DenseLayout] | None = None
 
@@ -73,6 +75,7 @@ class BatchContext:
         self.batch = batch
         self._dense = None
         self._classed = None
+        self._made = {}
         self._blocks = {}
         nodes, edges, graphs = batch.num_nodes, batch.num_edges, batch.num_graphs
         self._rows = {
@@ -86,6 +89,7 @@ class BatchContext:
         self.batch = None
         self._dense = None
         self._classed = None
+        self._made = {}
         self._blocks = None
         self._rows = None
 
@@ -99,6 +103,17 @@ class BatchContext:
     def real(self) -> RealCounts | None:
         """The real counts as host numbers; None inside a compiled step."""
         return self.present.real
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, made once a forward and kept for the layers after.
+
+        Args:
+            key: tells it from other things that are kept.
+            make: gives something of the batch alone, without a derivative.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     # ------------------------------------------------------------------ rows
 

@@ -20,6 +20,7 @@ import torch
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.fused.conv import FusedGINConv, FusedGINEConv, FusedSAGEConv
 from staticgraph.nn.fused.encoder import FusedEncoder, encoder_form
+from staticgraph.nn.fused.gcn import FusedGCNConv
 from staticgraph.nn.fused.gps import FusedGPSConv
 from staticgraph.nn.fused.linear import FusedLinear, FusedSequential
 from staticgraph.nn.fused.model import FusedGraphModel
@@ -31,6 +32,7 @@ FORMS: tuple[type, ...] = (
     FusedGINEConv,
     FusedGINConv,
     FusedSAGEConv,
+    FusedGCNConv,
     FusedGPSConv,
     FusedBatchNorm1d,
     FusedLinear,

@@ -14,7 +14,12 @@ from staticgraph.nn.fused.layer import Fused
 
 
 def obstacle(
-    conv: MessagePassing, batch: StaticBatch | None, x: Any, edge_index: Any, size: Any
+    conv: MessagePassing,
+    batch: StaticBatch | None,
+    x: Any,
+    edge_index: Any,
+    size: Any,
+    node_dim: int = -2,
 ) -> str | None:
     """Why a layer cannot run fused on these arguments; None where it can."""
     if batch is None:
@@ -25,7 +30,7 @@ def obstacle(
         return "x is a pair, or a size was given: bipartite layers have no fused form"
     if conv.aggr not in ("add", "sum", "mean") or conv.flow != "source_to_target":
         return f"aggr={conv.aggr!r} with flow={conv.flow!r} has no fused form"
-    if conv.explain or conv.decomposed_layers > 1 or conv.node_dim != -2:
+    if conv.explain or conv.decomposed_layers > 1 or conv.node_dim != node_dim:
         return "the layer is explained, decomposed, or has another node_dim"
     if any(
         (
@@ -35,15 +40,18 @@ def obstacle(
             conv._message_forward_hooks,
             conv._aggregate_forward_pre_hooks,
             conv._aggregate_forward_hooks,
+            conv._edge_update_forward_pre_hooks,
+            conv._edge_update_forward_hooks,
         )
     ):
-        return "hooks of propagate, message or aggregate would not be called"
+        return "hooks of propagate, message, aggregate or edge_update would not be called"
     return None
 
 
-def _summed(
+def summed(
     batch: StaticBatch, x: Tensor, edge: Tensor | None, conv: MessagePassing, **options: Any
 ) -> Tensor:
+    """The layer's sum or mean over the batch's edges; options as :func:`neighbour_sum` has."""
     return neighbour_sum(
         x,
         edge,
@@ -100,8 +108,8 @@ def _with_self(
 ) -> Tensor:
     """``(1 + eps) x_i`` goes into the same pass, unless ``eps`` is trained."""
     if conv.eps.requires_grad:
-        return _summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
-    return _summed(batch, x, edge, conv, self_eps=conv.eps, **options)
+        return summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
+    return summed(batch, x, edge, conv, self_eps=conv.eps, **options)
 
 
 class FusedSAGEConv(Fused, SAGEConv):
@@ -118,4 +126,4 @@ class FusedSAGEConv(Fused, SAGEConv):
             return super().propagate(edge_index, size=size, **kwargs)
         assert batch is not None
         assert isinstance(x, Tensor)
-        return _summed(batch, x, None, self)
+        return summed(batch, x, None, self)

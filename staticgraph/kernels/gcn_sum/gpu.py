@@ -1,0 +1,197 @@
+"""``gcn_sum`` in Triton: one program a node, edges in order, no atomic addition."""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide
+
+
+@triton.jit
+def degrees_kernel(
+    weight,
+    src,
+    row_ptr,
+    root,
+    own,
+    fill,
+    WEIGHTED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([], WIDE)
+    mine = total + fill if LOOPS else total
+    for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
+        value = tl.load(weight + e).to(WIDE) if WEIGHTED else total * 0 + 1
+        if LOOPS:
+            loop = tl.load(src + e) == i
+            mine = tl.where(loop, value, mine)
+            value = tl.where(loop, 0, value)
+        total += value
+    total += mine
+    tl.store(own + i, mine)
+    tl.store(root + i, tl.where(total == 0, 0, 1 / tl.sqrt(total)))
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    bias,
+    root,
+    own,
+    weight,
+    src,
+    row_ptr,
+    out,
+    width,
+    WEIGHTED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    BIASED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    mine = tl.load(root + i).to(WIDE)
+    share = tl.load(own + i).to(WIDE) * mine * mine
+    total = share * tl.load(x + i * width + f, mask=inside, other=0).to(WIDE)
+    for e in range(tl.load(row_ptr + i), tl.load(row_ptr + i + 1)):
+        j = tl.load(src + e)
+        share = mine * tl.load(root + j).to(WIDE)
+        if WEIGHTED:
+            share = share * tl.load(weight + e).to(WIDE)
+        if LOOPS:
+            share = tl.where(j == i, 0, share)
+        total += share * tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    if BIASED:
+        total += tl.load(bias + f, mask=inside, other=0).to(WIDE)
+    tl.store(out + i * width + f, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    grad,
+    root,
+    own,
+    weight,
+    dst,
+    col_ptr,
+    transpose,
+    dx,
+    width,
+    WEIGHTED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    mine = tl.load(root + j).to(WIDE)
+    share = tl.load(own + j).to(WIDE) * mine * mine
+    total = share * tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        share = mine * tl.load(root + i).to(WIDE)
+        if WEIGHTED:
+            share = share * tl.load(weight + e).to(WIDE)
+        if LOOPS:
+            share = tl.where(i == j, 0, share)
+        total += share * tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE)
+    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+
+
+def degrees(
+    src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    root = torch.empty(len(row_ptr) - 1, dtype=dtype, device=src.device)
+    own = torch.empty_like(root)
+    degrees_kernel[(len(root),)](
+        root if weight is None else weight,
+        src,
+        row_ptr,
+        root,
+        own,
+        fill,
+        WEIGHTED=weight is not None,
+        LOOPS=loops,
+        WIDE=wide(dtype),
+        num_warps=1,
+    )
+    return root, own
+
+
+def forward(
+    x: Tensor,
+    bias: Tensor | None,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    loops: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As the operator; one launch."""
+    out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
+    forward_kernel[(len(x),)](
+        x,
+        x if bias is None else bias,
+        root,
+        own,
+        root if weight is None else weight,
+        src,
+        row_ptr,
+        out,
+        x.size(1),
+        WEIGHTED=weight is not None,
+        LOOPS=loops,
+        BIASED=bias is not None,
+        WIDE=wide(x.dtype),
+        BLOCK=columns,
+        num_warps=warps(columns),
+    )
+    return out
+
+
+def backward(
+    grad: Tensor,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    dst: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    loops: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """As the operator; one launch."""
+    dx, columns = torch.empty_like(grad, dtype=dtype), block(grad.size(1))
+    backward_kernel[(len(grad),)](
+        grad,
+        root,
+        own,
+        root if weight is None else weight,
+        dst,
+        col_ptr,
+        transpose,
+        dx,
+        grad.size(1),
+        WEIGHTED=weight is not None,
+        LOOPS=loops,
+        WIDE=wide(grad.dtype),
+        BLOCK=columns,
+        num_warps=warps(columns),
+    )
+    return dx

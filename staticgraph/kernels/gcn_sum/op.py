@@ -1,0 +1,225 @@
+"""``gcn_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+
+The self-loops that a GCN layer adds are not edges of the batch, and there is no need to make them
+edges: a loop's message is the node's own row. So the sum runs over the batch's own edges, leaves
+out those that are loops already (``loops=True``), and adds one term a node. What does not depend on
+the features, the inverse root of each degree and each loop's weight, is computed once a forward by
+``gcn_degrees`` and shared by all layers.
+
+Source: Kipf and Welling 2017, arXiv 1609.02907, as ``torch_geometric.nn.conv.gcn_conv.gcn_norm``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.gcn_sum import cpu
+
+
+@torch.library.custom_op("staticgraph::gcn_degrees", mutates_args=(), device_types="cpu")
+def _degrees(
+    src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    root = torch.empty(len(row_ptr) - 1, dtype=dtype)
+    own = torch.empty_like(root)
+    cpu.degrees(
+        src.numpy(),
+        row_ptr.numpy(),
+        _numbers(weight, dtype).numpy(),
+        fill,
+        loops,
+        root.numpy(),
+        own.numpy(),
+    )
+    return root, own
+
+
+@torch.library.custom_op("staticgraph::gcn_sum", mutates_args=(), device_types="cpu")
+def _forward(
+    x: Tensor,
+    bias: Tensor | None,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    loops: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    out = torch.empty_like(x)
+    cpu.forward(
+        x.numpy(),
+        _numbers(bias, x.dtype).numpy(),
+        root.to(x.dtype).numpy(),
+        own.to(x.dtype).numpy(),
+        _numbers(weight, x.dtype).numpy(),
+        src.numpy(),
+        row_ptr.numpy(),
+        loops,
+        out.numpy(),
+    )
+    return out.to(dtype)
+
+
+@torch.library.custom_op("staticgraph::gcn_sum_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad: Tensor,
+    root: Tensor,
+    own: Tensor,
+    weight: Tensor | None,
+    dst: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    loops: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    dx = torch.empty_like(grad)
+    cpu.backward(
+        grad.numpy(),
+        root.to(grad.dtype).numpy(),
+        own.to(grad.dtype).numpy(),
+        _numbers(weight, grad.dtype).numpy(),
+        dst.numpy(),
+        col_ptr.numpy(),
+        transpose.numpy(),
+        loops,
+        dx.numpy(),
+    )
+    return dx.to(dtype)
+
+
+@_degrees.register_kernel("cuda")
+def _(src, row_ptr, weight, fill, loops, like):
+    from staticgraph.kernels.gcn_sum import gpu
+
+    return gpu.degrees(src, row_ptr, weight, fill, loops, like)
+
+
+@_forward.register_kernel("cuda")
+def _(x, bias, root, own, weight, src, dst, row_ptr, col_ptr, transpose, loops, dtype):
+    from staticgraph.kernels.gcn_sum import gpu
+
+    return gpu.forward(x, bias, root, own, weight, src, row_ptr, loops, dtype)
+
+
+@_backward.register_kernel("cuda")
+def _(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype):
+    from staticgraph.kernels.gcn_sum import gpu
+
+    return gpu.backward(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype)
+
+
+@_degrees.register_fake
+def _(src, row_ptr, weight, fill, loops, like):
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    root = torch.empty(row_ptr.size(0) - 1, dtype=dtype, device=src.device)
+    return root, torch.empty_like(root)
+
+
+@_forward.register_fake
+def _(x, *rest):
+    return torch.empty_like(x, dtype=rest[-1])
+
+
+@_backward.register_fake
+def _(grad, *rest):
+    return torch.empty_like(grad, dtype=rest[-1])
+
+
+def _setup(ctx, inputs, output):
+    x, bias, root, own, weight, _, dst, _, col_ptr, transpose, ctx.loops, _ = inputs
+    ctx.save_for_backward(root, own, weight, dst, col_ptr, transpose)
+    ctx.dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
+
+
+def _derivative(ctx, grad):
+    root, own, weight, dst, col_ptr, transpose = ctx.saved_tensors
+    grad = grad.contiguous()
+    dx = None
+    if ctx.needs_input_grad[0]:
+        dx = _backward(grad, root, own, weight, dst, col_ptr, transpose, ctx.loops, ctx.dtype)
+    dbias = grad.sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+    return dx, dbias, *(None,) * 10
+
+
+_forward.register_autograd(_derivative, setup_context=_setup)
+
+
+def gcn_degrees(
+    src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Inverse roots of the degrees, and the weight of each node's own loop.
+
+    Args:
+        src: ``[E]`` int64, sources of edges sorted by destination.
+        row_ptr: ``[N + 1]`` int32, see :class:`staticgraph.slots.SlotLayout`.
+        weight: ``[E]``, or None where every edge weighs one.
+        fill: the weight of a loop that is added.
+        loops: whether a node without a loop gets one; one that has it keeps its weight (of
+            several, the last).
+        like: a tensor of the features' dtype.
+
+    Returns:
+        ``[N]`` and ``[N]``, float32 (float64 where ``like`` is): ``degree ** -0.5``, zero where the
+        degree is, and the loop's weight, zero without ``loops``. Neither has a derivative.
+    """
+    return _degrees(
+        src, row_ptr, None if weight is None else weight.contiguous(), fill, loops, like
+    )
+
+
+def gcn_sum(
+    x: Tensor,
+    root: Tensor,
+    own: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    loops: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``out[i] = bias + own[i] root[i]^2 x[i] + sum over e into i of w[e] root[i] root[j] x[j]``.
+
+    Args:
+        x: ``[N, F]``; half precisions are added up in float32.
+        root, own: as :func:`gcn_degrees` gives them.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        weight: ``[E]`` without a gradient, or None where every edge weighs one.
+        bias: ``[F]`` or None.
+        loops: leave out edges from a node to itself, for which ``own`` stands.
+        dtype: of the result; that of ``x`` where None.
+
+    Returns:
+        ``[N, F]``, differentiable once in ``x`` and ``bias``. The same bits every time.
+    """
+    return _forward(
+        x.contiguous(),
+        bias,
+        root,
+        own,
+        None if weight is None else weight.contiguous(),
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        loops,
+        x.dtype if dtype is None else dtype,
+    )
+
+
+def _numbers(value: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A vector in the precision of the sums; an empty one for None."""
+    return torch.empty(0, dtype=dtype) if value is None else value.detach().to(dtype)
