@@ -114,7 +114,8 @@ def _scores(select: SelectTopK, attn: Tensor, batch: Tensor, groups: int) -> Ten
     attn = attn.view(-1, 1) if attn.dim() == 1 else attn
     score = (attn * select.weight).sum(dim=-1)
     if select.min_score is None:
-        return select.act(score / select.weight.norm(p=2, dim=-1))
+        # Of all its values: over dim=-1 of [1, 1], torch 2.11 traces a norm of shape [1, 1].
+        return select.act(score / torch.linalg.vector_norm(select.weight.flatten()))
     return softmax(score, batch, num_nodes=groups)
 
 
