@@ -55,7 +55,7 @@ def fill(
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
-    real = _check(store, ids, layout.capacity)
+    real = real_counts(store, ids, layout.capacity)
     _structure(
         ids,
         store.node_offsets,
@@ -69,7 +69,7 @@ def fill(
         arrays["node_mask"],
         arrays["edge_mask"],
         arrays["graph_mask"],
-        apart := _has_positions(layout.schema),
+        apart := has_positions(layout.schema),
     )
     arrays["counts"][:] = real[:3]
     if layout.pointers:
@@ -104,14 +104,20 @@ def fill(
     return real
 
 
-def _has_positions(schema: Schema) -> bool:
+def has_positions(schema: Schema) -> bool:
+    """Whether padding nodes are to stand apart."""
     if POSITIONS not in schema:
         return False
     field = schema[POSITIONS]
     return field.level == "node" and field.width > 0 and field.dtype.startswith("float")
 
 
-def _check(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
+def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
+    """What these graphs come to.
+
+    Raises:
+        GraphTooLarge: that is more than the capacity takes.
+    """
     nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
     if (
         nodes <= capacity.node_limit
