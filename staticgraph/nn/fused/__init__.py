@@ -20,6 +20,7 @@ import torch
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.fused.conv import FusedGINConv, FusedGINEConv, FusedSAGEConv
 from staticgraph.nn.fused.encoder import FusedEncoder, encoder_form
+from staticgraph.nn.fused.gat import FusedGATConv, FusedGATv2Conv
 from staticgraph.nn.fused.gcn import FusedGCNConv
 from staticgraph.nn.fused.gps import FusedGPSConv
 from staticgraph.nn.fused.linear import FusedLinear, FusedSequential
@@ -33,6 +34,8 @@ FORMS: tuple[type, ...] = (
     FusedGINConv,
     FusedSAGEConv,
     FusedGCNConv,
+    FusedGATConv,
+    FusedGATv2Conv,
     FusedGPSConv,
     FusedBatchNorm1d,
     FusedLinear,

@@ -1,0 +1,311 @@
+"""``neighbour_attention`` in Triton: one program a node, no atomic addition.
+
+Forward is two passes over the edges into a node: the softmax's largest score and sum, from the
+scores alone, then the shares and the weighted sum. Backward walks the edges out of a node by the
+transpose, which gives the gradient of its row, of its part as a source, and of each edge's score;
+a second launch adds the edges' up by destination. The gradient of a score needs ``grad . (x_j -
+out_i)`` alone, since the shares' own mean of ``grad . x`` is ``grad . out``.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide, wide_like
+
+
+@triton.jit
+def score_of(pair, edge, r, j, i, nodes, heads, h, PAIRED: tl.constexpr, EDGED: tl.constexpr, zero):
+    """``[HEADS]``: before the leaky ReLU."""
+    value = zero
+    known = h < heads
+    if PAIRED:
+        at = pair + h * (2 * nodes)
+        value += tl.load(at + 2 * j, mask=known, other=0).to(zero.dtype)
+        value += tl.load(at + 2 * i + 1, mask=known, other=0).to(zero.dtype)
+    if EDGED:
+        value += tl.load(edge + r * heads + h, mask=known, other=0).to(zero.dtype)
+    return value
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    pair,
+    edge,
+    own,
+    src,
+    row_ptr,
+    out,
+    share,
+    own_share,
+    slope,
+    nodes,
+    heads,
+    width,
+    PAIRED: tl.constexpr,
+    EDGED: tl.constexpr,
+    OWNED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    zero = tl.zeros([HEADS], WIDE)
+    first = tl.load(row_ptr + i).to(tl.int64)
+    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    largest = zero - float("inf")
+    total = zero
+    if LOOPS:
+        largest = score_of(pair, own, i, i, i, nodes, heads, h, PAIRED, OWNED, zero)
+        largest = tl.where(largest > 0, largest, slope * largest)
+        total = zero + 1
+    mine = largest
+    for e in range(first, last):
+        j = tl.load(src + e)
+        value = score_of(pair, edge, e, j, i, nodes, heads, h, PAIRED, EDGED, zero)
+        value = tl.where(value > 0, value, slope * value)
+        if LOOPS:
+            value = tl.where(j == i, -float("inf"), value)
+        more = tl.where(largest > value, largest, value)  # a NaN stays one
+        # Equal to the largest is one, also where both are minus infinity.
+        total = total * tl.where(largest == more, 1, tl.exp(largest - more))
+        total += tl.where(value == more, 1, tl.exp(value - more))
+        largest = more
+    result = tl.zeros([HEADS, BLOCK], WIDE)
+    if LOOPS:
+        part = tl.exp(mine - largest) / total
+        tl.store(own_share + i * heads + h, part, mask=known)
+        row = tl.load(x + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        result = part[:, None] * row
+    for e in range(first, last):
+        j = tl.load(src + e)
+        value = score_of(pair, edge, e, j, i, nodes, heads, h, PAIRED, EDGED, zero)
+        value = tl.where(value > 0, value, slope * value)
+        part = tl.exp(value - largest) / total
+        if LOOPS:
+            part = tl.where(j == i, 0, part)
+        tl.store(share + e * heads + h, part, mask=known)
+        row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        result += part[:, None] * row
+    tl.store(out + i * heads * width + place, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sources_kernel(
+    grad,
+    x,
+    out,
+    share,
+    own_share,
+    pair,
+    edge,
+    own,
+    dst,
+    col_ptr,
+    transpose,
+    dx,
+    dpair,
+    dedge,
+    down,
+    slope,
+    nodes,
+    heads,
+    width,
+    PAIRED: tl.constexpr,
+    EDGED: tl.constexpr,
+    OWNED: tl.constexpr,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    zero = tl.zeros([HEADS], WIDE)
+    row = tl.load(x + j * heads * width + place, mask=inside, other=0).to(WIDE)
+    result = tl.zeros([HEADS, BLOCK], WIDE)
+    as_source = zero
+    if LOOPS:
+        g = tl.load(grad + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        o = tl.load(out + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        part = tl.load(own_share + j * heads + h, mask=known, other=0)
+        result += part[:, None] * g
+        value = part * tl.sum(g * (row - o), 1)
+        score = score_of(pair, own, j, j, j, nodes, heads, h, PAIRED, OWNED, zero)
+        value = tl.where(score > 0, value, slope * value)
+        as_source += value
+        tl.store(down + j * heads + h, value.to(down.dtype.element_ty), mask=known)
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        g = tl.load(grad + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        o = tl.load(out + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        part = tl.load(share + e * heads + h, mask=known, other=0)
+        result += part[:, None] * g
+        value = part * tl.sum(g * (row - o), 1)
+        score = score_of(pair, edge, e, j, i, nodes, heads, h, PAIRED, EDGED, zero)
+        value = tl.where(score > 0, value, slope * value)
+        as_source += value
+        tl.store(dedge + e * heads + h, value.to(dedge.dtype.element_ty), mask=known)
+    tl.store(dx + j * heads * width + place, result.to(dx.dtype.element_ty), mask=inside)
+    if PAIRED:
+        at = dpair + h * (2 * nodes) + 2 * j
+        tl.store(at, as_source.to(dpair.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def targets_kernel(
+    dedge,
+    down,
+    row_ptr,
+    dpair,
+    nodes,
+    heads,
+    LOOPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    known = h < heads
+    total = tl.zeros([HEADS], WIDE)
+    if LOOPS:
+        total += tl.load(down + i * heads + h, mask=known, other=0).to(WIDE)
+    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+        total += tl.load(dedge + e * heads + h, mask=known, other=0).to(WIDE)
+    at = dpair + h * (2 * nodes) + 2 * i + 1
+    tl.store(at, total.to(dpair.dtype.element_ty), mask=known)
+
+
+def forward(
+    x: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    heads: int,
+    slope: float,
+    loops: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; one launch."""
+    out = torch.empty_like(x, dtype=dtype)
+    share = wide_like(x, len(src), heads)
+    own_share = wide_like(x, len(x) if loops else 0, heads)
+    forward_kernel[(len(x),)](
+        x,
+        x if pair is None else pair,
+        x if edge is None else edge,
+        x if own is None else own,
+        src,
+        row_ptr,
+        out,
+        share,
+        own_share,
+        slope,
+        len(x),
+        heads,
+        x.size(1) // heads,
+        **_options(x, pair, edge, own, heads, loops),
+    )
+    return out, share, own_share
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    out: Tensor,
+    share: Tensor,
+    own_share: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    slope: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the operator; two launches, one where no pair was given."""
+    dx = torch.empty_like(x)
+    dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
+    dedge = share.new_empty(len(dst), heads)  # wide: it is added up again
+    down = share.new_empty(len(x) if loops else 0, heads)
+    options = _options(x, pair, edge, own, heads, loops)
+    sources_kernel[(len(x),)](
+        grad,
+        x,
+        out,
+        share,
+        own_share,
+        x if pair is None else pair,
+        x if edge is None else edge,
+        x if own is None else own,
+        dst,
+        col_ptr,
+        transpose,
+        dx,
+        dpair,
+        dedge,
+        down,
+        slope,
+        len(x),
+        heads,
+        x.size(1) // heads,
+        **options,
+    )
+    if pair is not None:
+        targets_kernel[(len(x),)](
+            dedge,
+            down,
+            row_ptr,
+            dpair,
+            len(x),
+            heads,
+            LOOPS=loops,
+            WIDE=options["WIDE"],
+            HEADS=options["HEADS"],
+            num_warps=1,
+        )
+    return dx, dpair, dedge, down
+
+
+def _options(
+    x: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    heads: int,
+    loops: bool,
+) -> dict[str, object]:
+    rows, columns = triton.next_power_of_2(heads), block(x.size(1) // heads)
+    return {
+        "PAIRED": pair is not None,
+        "EDGED": edge is not None,
+        "OWNED": own is not None,
+        "LOOPS": loops,
+        "WIDE": wide(x.dtype),
+        "HEADS": rows,
+        "BLOCK": columns,
+        "num_warps": warps(rows * columns),
+    }

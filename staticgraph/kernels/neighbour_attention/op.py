@@ -1,0 +1,236 @@
+"""``neighbour_attention`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+
+Stock ``GATConv`` removes self-loops, appends one a node, gathers two scores an edge, adds, takes
+the leaky ReLU, a softmax of four scatters and gathers, gathers the rows, multiplies, scatters. Here
+that is one operator over the batch's own edges: with ``loops`` an edge from a node to itself is
+left out and each node attends to itself once.
+
+Source: Velickovic et al. 2018, arXiv 1710.10903.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.neighbour_attention import cpu
+
+
+@torch.library.custom_op("staticgraph::neighbour_attention", mutates_args=(), device_types="cpu")
+def _forward(
+    x: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    slope: float,
+    loops: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = x.detach().to(wide).view(len(x), heads, x.size(1) // heads)
+    out = torch.empty_like(rows)
+    share, own_share = _shares(x, src, heads, loops)
+    cpu.forward(
+        rows.numpy(),
+        _array(pair, wide, 3),
+        _array(edge, wide, 2),
+        _array(own, wide, 2),
+        src.numpy(),
+        row_ptr.numpy(),
+        slope,
+        loops,
+        out.numpy(),
+        share.numpy(),
+        own_share.numpy(),
+    )
+    return out.view(x.shape).to(dtype), share, own_share
+
+
+@torch.library.custom_op(
+    "staticgraph::neighbour_attention_backward", mutates_args=(), device_types="cpu"
+)
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    out: Tensor,
+    share: Tensor,
+    own_share: Tensor,
+    pair: Tensor | None,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    slope: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    wide, shape = share.dtype, (len(x), heads, x.size(1) // heads)
+    dx = torch.zeros(x.shape, dtype=wide)
+    dpair = torch.zeros((0, 0, 2) if pair is None else pair.shape, dtype=wide)
+    dedge, down = torch.empty_like(share), torch.empty_like(own_share)
+    cpu.backward(
+        grad.to(wide).view(shape).numpy(),
+        x.to(wide).view(shape).numpy(),
+        out.to(wide).view(shape).numpy(),
+        share.numpy(),
+        own_share.numpy(),
+        _array(pair, wide, 3),
+        _array(edge, wide, 2),
+        _array(own, wide, 2),
+        src.numpy(),
+        row_ptr.numpy(),
+        slope,
+        loops,
+        dx.view(shape).numpy(),
+        dpair.numpy(),
+        dedge.numpy(),
+        down.numpy(),
+    )
+    dpair = x.new_empty(0) if pair is None else dpair.to(pair.dtype)
+    return dx.to(x.dtype), dpair, dedge, down
+
+
+@_forward.register_kernel("cuda")
+def _(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
+    from staticgraph.kernels.neighbour_attention import gpu
+
+    return gpu.forward(x, pair, edge, own, src, row_ptr, heads, slope, loops, dtype)
+
+
+@_backward.register_kernel("cuda")
+def _(grad, x, out, share, own_share, pair, edge, own, src, *rest):
+    from staticgraph.kernels.neighbour_attention import gpu
+
+    return gpu.backward(grad, x, out, share, own_share, pair, edge, own, *rest)
+
+
+@_forward.register_fake
+def _(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
+    return torch.empty_like(x, dtype=dtype), *_shares(x, src, heads, loops)
+
+
+@_backward.register_fake
+def _(grad, x, out, share, own_share, pair, *_):
+    dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
+    return torch.empty_like(x), dpair, torch.empty_like(share), torch.empty_like(own_share)
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.heads, ctx.slope, ctx.loops, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _derivative(ctx, grad, *_):
+    out, share, own_share, x, pair, edge, own, *rest = ctx.saved_tensors
+    dx, dpair, dedge, down = _backward(
+        grad.contiguous(),
+        x,
+        out,
+        share,
+        own_share,
+        pair,
+        edge,
+        own,
+        *rest,
+        ctx.heads,
+        ctx.slope,
+        ctx.loops,
+    )
+    return (
+        dx,
+        dpair if ctx.needs_input_grad[1] else None,
+        dedge.to(edge.dtype) if ctx.needs_input_grad[2] else None,
+        down.to(own.dtype) if ctx.needs_input_grad[3] else None,
+        *(None,) * 9,
+    )
+
+
+_forward.register_autograd(_derivative, setup_context=_setup)
+
+
+def neighbour_attention(
+    x: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    heads: int,
+    pair: Tensor | None = None,
+    edge: Tensor | None = None,
+    own: Tensor | None = None,
+    slope: float = 1.0,
+    loops: bool = True,
+) -> Tensor:
+    """``out[i] = sum over e into i of softmax(leaky_relu(score))[e] x[src[e]]``, head by head.
+
+    The score of an edge from ``j`` to ``i`` is ``pair[h, j, 0] + pair[h, i, 1] + edge[e, h]``, the
+    softmax goes over the edges into ``i``.
+
+    Args:
+        x: ``[N, H * C]``; half precisions are added up in float32.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        heads: ``H``.
+        pair: ``[H, N, 2]``, what a node adds as a source and as a destination; None for nothing.
+        edge: ``[E, H]``, what an edge adds; None for nothing.
+        own: ``[N, H]``, what the loop of a node adds in the place of ``edge``; None for nothing.
+        slope: of the leaky ReLU below zero; 1 leaves scores as they are.
+        loops: every node attends to itself once, edges from a node to itself are left out.
+
+    Returns:
+        ``[N, H * C]`` in the promoted dtype of ``x`` and the scores; zero where a node has no
+        edges and no loop. Differentiable once in ``x``, ``pair``, ``edge`` and ``own``. The same
+        bits every time.
+
+    Raises:
+        ValueError: ``own`` without ``loops``, or heads that do not divide the columns.
+    """
+    if x.size(1) % heads:
+        raise ValueError(f"{x.size(1)} columns cannot be cut into {heads} heads of equal width")
+    if own is not None and not loops:
+        raise ValueError("own scores are those of the loops: pass loops=True, or leave them out")
+    dtype = x.dtype
+    for score in (pair, edge, own):
+        dtype = dtype if score is None else torch.promote_types(dtype, score.dtype)
+    return _forward(
+        x.contiguous(),
+        *(None if score is None else score.contiguous() for score in (pair, edge, own)),
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        heads,
+        slope,
+        loops,
+        dtype,
+    )[0]
+
+
+def _shares(x: Tensor, src: Tensor, heads: int, loops: bool) -> tuple[Tensor, Tensor]:
+    """Memory for the shares of edges and of loops."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return (
+        torch.empty(src.size(0), heads, dtype=dtype, device=x.device),
+        torch.empty(x.size(0) if loops else 0, heads, dtype=dtype, device=x.device),
+    )
+
+
+def _array(value: Tensor | None, dtype: torch.dtype, dims: int) -> Any:
+    """As NumPy sees it, in the precision of the sums; an empty one for None."""
+    if value is None:
+        return torch.empty((0,) * dims, dtype=dtype).numpy()
+    return value.detach().to(dtype).numpy()

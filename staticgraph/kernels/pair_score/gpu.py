@@ -1,0 +1,264 @@
+"""``pair_score`` in Triton: one program a node, no atomic addition.
+
+Forward walks the edges into a node. Backward walks them once by destination (gradients of ``right``
+and ``own``, and each node's share of the weight's, which torch then adds up) and once by source
+(gradients of ``left`` and ``edge``).
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide, wide_like
+
+
+@triton.jit
+def forward_kernel(
+    left,
+    right,
+    weight,
+    edge,
+    own,
+    src,
+    row_ptr,
+    score,
+    loop,
+    slope,
+    heads,
+    width,
+    EDGED: tl.constexpr,
+    OWNED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    row = heads * width
+    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
+    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
+    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    if OWNED:
+        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
+    value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
+    tl.store(loop + i * heads + h, value.to(loop.dtype.element_ty), mask=known)
+    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+        j = tl.load(src + e)
+        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
+        value = tl.sum(by * tl.where(value > 0, value, slope * value), 1)
+        tl.store(score + e * heads + h, value.to(score.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def targets_kernel(
+    grad,
+    grad_loop,
+    left,
+    right,
+    weight,
+    edge,
+    own,
+    src,
+    row_ptr,
+    dright,
+    dweight,
+    down,
+    slope,
+    heads,
+    width,
+    EDGED: tl.constexpr,
+    OWNED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    row = heads * width
+    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
+    mine = tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
+    value = mine + tl.load(left + i * row + place, mask=inside, other=0).to(WIDE)
+    if OWNED:
+        value += tl.load(own + i * row + place, mask=inside, other=0).to(WIDE)
+    g = tl.load(grad_loop + i * heads + h, mask=known, other=0).to(WIDE)[:, None]
+    to_weight = g * tl.where(value > 0, value, slope * value)
+    total = g * tl.where(value > 0, by, slope * by)
+    if OWNED:
+        tl.store(down + i * row + place, total.to(down.dtype.element_ty), mask=inside)
+    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+        j = tl.load(src + e)
+        value = mine + tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
+        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        to_weight += g * tl.where(value > 0, value, slope * value)
+        total += g * tl.where(value > 0, by, slope * by)
+    tl.store(dright + i * row + place, total.to(dright.dtype.element_ty), mask=inside)
+    tl.store(dweight + i * row + place, to_weight, mask=inside)
+
+
+@triton.jit
+def sources_kernel(
+    grad,
+    grad_loop,
+    left,
+    right,
+    weight,
+    edge,
+    own,
+    dst,
+    col_ptr,
+    transpose,
+    dleft,
+    dedge,
+    slope,
+    heads,
+    width,
+    EDGED: tl.constexpr,
+    OWNED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    row = heads * width
+    by = tl.load(weight + place, mask=inside, other=0).to(WIDE)
+    mine = tl.load(left + j * row + place, mask=inside, other=0).to(WIDE)
+    value = mine + tl.load(right + j * row + place, mask=inside, other=0).to(WIDE)
+    if OWNED:
+        value += tl.load(own + j * row + place, mask=inside, other=0).to(WIDE)
+    g = tl.load(grad_loop + j * heads + h, mask=known, other=0).to(WIDE)[:, None]
+    total = g * tl.where(value > 0, by, slope * by)
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        value = mine + tl.load(right + i * row + place, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value += tl.load(edge + e * row + place, mask=inside, other=0).to(WIDE)
+        g = tl.load(grad + e * heads + h, mask=known, other=0).to(WIDE)[:, None]
+        part = g * tl.where(value > 0, by, slope * by)
+        total += part
+        if EDGED:
+            tl.store(dedge + e * row + place, part.to(dedge.dtype.element_ty), mask=inside)
+    tl.store(dleft + j * row + place, total.to(dleft.dtype.element_ty), mask=inside)
+
+
+def forward(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch."""
+    heads, width = weight.shape
+    score, loop = left.new_empty(len(src), heads), left.new_empty(len(left), heads)
+    forward_kernel[(len(left),)](
+        left,
+        right,
+        weight,
+        left if edge is None else edge,
+        left if own is None else own,
+        src,
+        row_ptr,
+        score,
+        loop,
+        slope,
+        heads,
+        width,
+        **_options(left, weight, edge, own),
+    )
+    return score, loop
+
+
+def backward(
+    grad: Tensor,
+    grad_loop: Tensor,
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As the operator; two launches and torch's sum over the nodes."""
+    heads, width = weight.shape
+    dleft, dright = torch.empty_like(left), torch.empty_like(right)
+    dweight = wide_like(left, len(left), heads, width)
+    dedge = left.new_empty(0) if edge is None else torch.empty_like(edge)
+    down = left.new_empty(0) if own is None else torch.empty_like(own)
+    options = _options(left, weight, edge, own)
+    given = [left, right, weight, left if edge is None else edge, left if own is None else own]
+    targets_kernel[(len(left),)](
+        grad,
+        grad_loop,
+        *given,
+        src,
+        row_ptr,
+        dright,
+        dweight,
+        down,
+        slope,
+        heads,
+        width,
+        **options,
+    )
+    sources_kernel[(len(left),)](
+        grad,
+        grad_loop,
+        *given,
+        dst,
+        col_ptr,
+        transpose,
+        dleft,
+        dedge,
+        slope,
+        heads,
+        width,
+        **options,
+    )
+    return dleft, dright, dweight.sum(0).to(weight.dtype), dedge, down
+
+
+def _options(
+    left: Tensor, weight: Tensor, edge: Tensor | None, own: Tensor | None
+) -> dict[str, object]:
+    heads, width = weight.shape
+    rows, columns = triton.next_power_of_2(heads), block(width)
+    return {
+        "EDGED": edge is not None,
+        "OWNED": own is not None,
+        "WIDE": wide(left.dtype),
+        "HEADS": rows,
+        "BLOCK": columns,
+        "num_warps": warps(rows * columns),
+    }

@@ -1,0 +1,206 @@
+"""``pair_score`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+
+GATv2 puts the nonlinearity between the sum of two rows and the product with the attention vector,
+so that a score is no longer the sum of one number a node, and stock code makes four arrays of
+``[E, H * C]`` for it. Here a score is made in registers, and made again on the way back.
+
+Source: Brody, Alon and Yahav 2022, arXiv 2105.14491.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.pair_score import cpu
+
+
+@torch.library.custom_op("staticgraph::pair_score", mutates_args=(), device_types="cpu")
+def _forward(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    wide, heads = torch.promote_types(left.dtype, torch.float32), len(weight)
+    score = torch.empty(len(src), heads, dtype=wide)
+    loop = torch.empty(len(left), heads, dtype=wide)
+    cpu.forward(
+        _rows(left, wide, heads),
+        _rows(right, wide, heads),
+        weight.detach().to(wide).numpy(),
+        _rows(edge, wide, heads),
+        _rows(own, wide, heads),
+        src.numpy(),
+        row_ptr.numpy(),
+        slope,
+        score.numpy(),
+        loop.numpy(),
+    )
+    return score.to(left.dtype), loop.to(left.dtype)
+
+
+@torch.library.custom_op("staticgraph::pair_score_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad: Tensor,
+    grad_loop: Tensor,
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    edge: Tensor | None,
+    own: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    wide, heads = torch.promote_types(left.dtype, torch.float32), len(weight)
+    dleft, dright, dweight = (
+        torch.zeros(value.shape, dtype=wide) for value in (left, right, weight)
+    )
+    dedge, down = (
+        torch.empty((0,) if value is None else value.shape, dtype=wide) for value in (edge, own)
+    )
+    cpu.backward(
+        grad.to(wide).numpy(),
+        grad_loop.to(wide).numpy(),
+        _rows(left, wide, heads),
+        _rows(right, wide, heads),
+        weight.to(wide).numpy(),
+        _rows(edge, wide, heads),
+        _rows(own, wide, heads),
+        src.numpy(),
+        row_ptr.numpy(),
+        slope,
+        _rows(dleft, wide, heads),
+        _rows(dright, wide, heads),
+        dweight.numpy(),
+        _rows(None if edge is None else dedge, wide, heads),
+        _rows(None if own is None else down, wide, heads),
+    )
+    dtype = left.dtype
+    return (
+        dleft.to(dtype),
+        dright.to(dtype),
+        dweight.to(weight.dtype),
+        dedge.to(dtype),
+        down.to(dtype),
+    )
+
+
+@_forward.register_kernel("cuda")
+def _(left, right, weight, edge, own, src, dst, row_ptr, col_ptr, transpose, slope):
+    from staticgraph.kernels.pair_score import gpu
+
+    return gpu.forward(left, right, weight, edge, own, src, row_ptr, slope)
+
+
+@_backward.register_kernel("cuda")
+def _(*args):
+    from staticgraph.kernels.pair_score import gpu
+
+    return gpu.backward(*args)
+
+
+@_forward.register_fake
+def _(left, right, weight, edge, own, src, *_):
+    heads = weight.size(0)
+    return left.new_empty(src.size(0), heads), left.new_empty(left.size(0), heads)
+
+
+@_backward.register_fake
+def _(grad, grad_loop, left, right, weight, edge, own, *_):
+    return (
+        torch.empty_like(left),
+        torch.empty_like(right),
+        torch.empty_like(weight),
+        left.new_empty(0) if edge is None else torch.empty_like(edge),
+        left.new_empty(0) if own is None else torch.empty_like(own),
+    )
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.slope = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _derivative(ctx, grad, grad_loop):
+    dleft, dright, dweight, dedge, down = _backward(
+        grad.contiguous(), grad_loop.contiguous(), *ctx.saved_tensors, ctx.slope
+    )
+    return (
+        dleft,
+        dright,
+        dweight,
+        dedge if ctx.needs_input_grad[3] else None,
+        down if ctx.needs_input_grad[4] else None,
+        *(None,) * 6,
+    )
+
+
+_forward.register_autograd(_derivative, setup_context=_setup)
+
+
+def pair_score(
+    left: Tensor,
+    right: Tensor,
+    weight: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    edge: Tensor | None = None,
+    own: Tensor | None = None,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    """``weight[h] . leaky_relu(left[src] + right[dst] + edge)`` of every edge and head.
+
+    Args:
+        left, right: ``[N, H * C]``, what a node gives as a source and as a destination; half
+            precisions are added up in float32.
+        weight: ``[H, C]``.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        edge: ``[E, H * C]``, or None for nothing.
+        own: ``[N, H * C]``, what stands for ``edge`` on the loop of a node; None for nothing.
+        slope: of the leaky ReLU below zero.
+
+    Returns:
+        ``[E, H]`` of the edges and ``[N, H]`` of the loops, in the promoted dtype of the rows;
+        differentiable once in ``left``, ``right``, ``weight``, ``edge`` and ``own``. The same bits
+        every time.
+    """
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    for value in (edge, own):
+        dtype = dtype if value is None else torch.promote_types(dtype, value.dtype)
+    return _forward(
+        left.to(dtype).contiguous(),
+        right.to(dtype).contiguous(),
+        weight.contiguous(),
+        *(None if value is None else value.to(dtype).contiguous() for value in (edge, own)),
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        slope,
+    )
+
+
+def _rows(value: Tensor | None, dtype: torch.dtype, heads: int) -> Any:
+    """``[R, H, C]`` as NumPy sees it, in the precision of the sums; an empty one for None."""
+    if value is None:
+        return torch.empty((0, 0, 0), dtype=dtype).numpy()
+    return value.detach().to(dtype).view(len(value), heads, value.size(1) // heads).numpy()

@@ -1,0 +1,198 @@
+"""GAT and GATv2 over the batch's own edges: scores, softmax and weighted sum in registers.
+
+Stock layers rebuild the edges with self-loops and make a dozen arrays of ``[E + N, ...]``. Here the
+loop of a node is a term of the softmax that reads the node's own row (:func:`neighbour_attention`),
+edges that are loops already are left out, as PyG's ``remove_self_loops`` leaves them out, and what
+an edge adds to a score is one product with a folded matrix.
+
+What it does not do: dropout of attention weights in training, and returning them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GATConv, GATv2Conv
+
+from staticgraph.batch import StaticBatch
+from staticgraph.kernels.neighbour_attention import neighbour_attention
+from staticgraph.kernels.pair_score import pair_score
+from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.nn.fused.conv import obstacle
+from staticgraph.nn.fused.layer import Fused
+
+
+class _Attending(Fused):
+    """What the two layers share."""
+
+    reads_pointers = True
+
+    def _obstacle(
+        self, x: Any, edge_index: Any, edge_attr: Tensor | None, size: Any, returned: Any
+    ) -> str | None:
+        assert isinstance(self, GATConv | GATv2Conv)
+        reason = obstacle(self, self.batch, x, edge_index, size, node_dim=0)
+        if reason is not None:
+            return reason
+        if self.aggr == "mean" or self.aggr == "max":
+            return f"aggr={self.aggr!r} has no fused form"
+        if returned is not None:
+            return "attention weights are returned"
+        if self.training and self.dropout:
+            return "attention weights are dropped in training"
+        if edge_attr is None:
+            return None
+        if self.lin_edge is None:
+            return "edge_attr without edge_dim"
+        if self.lin_edge._forward_pre_hooks or self.lin_edge._forward_hooks:
+            return "hooks of lin_edge would not be called, or it has no weights yet"
+        if self.add_self_loops and self.fill_value in ("min", "max", "mul"):
+            return f"fill_value={self.fill_value!r} has no fused form"
+        return None
+
+    def _loop_attr(self, batch: StaticBatch, edge_attr: Tensor) -> Tensor:
+        """``[E, D]`` -> ``[N, D]``: what PyG gives the loop that it adds to each node."""
+        assert isinstance(self, GATConv | GATv2Conv)
+        fill, size = self.fill_value, (batch.num_nodes, edge_attr.size(1))
+        if fill is None or isinstance(fill, int | float):
+            return edge_attr.new_full(size, 1.0 if fill is None else fill)
+        if isinstance(fill, Tensor):
+            return fill.to(edge_attr).view(-1, *fill.shape[-1:]).expand(size)
+
+        def make() -> tuple[Tensor, Tensor]:
+            kept = (batch.edge_index[0] != batch.edge_index[1]).unsqueeze(1)
+            count = segment_sum(kept.to(edge_attr.dtype), batch.row_ptr)
+            return kept, count.clamp(min=1).reciprocal()
+
+        kept, share = self._staticgraph.once(("loops", edge_attr.dtype), make)
+        total = segment_sum(torch.where(kept, edge_attr, 0), batch.row_ptr)
+        return total * share if fill == "mean" else total
+
+    def _finished(self, out: Tensor, residual: Tensor | None) -> Tensor:
+        """Heads side by side or their mean; the residual sum; the bias."""
+        assert isinstance(self, GATConv | GATv2Conv)
+        if not self.concat:
+            out = out.view(-1, self.heads, self.out_channels).mean(dim=1)
+        out = out if residual is None else out + residual
+        return out if self.bias is None else out + self.bias
+
+
+class FusedGATConv(_Attending, GATConv):
+    """Attention by the sum of one number a node (Velickovic et al. 2018, arXiv 1710.10903)."""
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        x: Any,
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        edges = None if self.lin_edge is None else edge_attr  # which stock code does not read
+        reason = self._obstacle(x, edge_index, edges, size, return_attention_weights)
+        if reason is None and self.lin is None:
+            reason = "sources and destinations have weights of their own"
+        if not self.use(reason):
+            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+        batch = self.batch
+        assert batch is not None
+        assert self.lin is not None
+        residual = None if self.res is None else self.res(x)
+        rows = self.lin(x)
+        with _full_precision(rows):
+            pair = self._pair(rows)
+            edge, own = self._edges(batch, edges)
+        out = neighbour_attention(
+            rows,
+            batch.edge_index[0],
+            batch.edge_index[1],
+            batch.row_ptr,
+            batch.col_ptr,
+            batch.transpose,
+            heads=self.heads,
+            pair=pair,
+            edge=edge,
+            own=own,
+            slope=self.negative_slope,
+            loops=self.add_self_loops,
+        )
+        return self._finished(out, residual)
+
+    def _pair(self, rows: Tensor) -> Tensor:
+        """``[H, N, 2]``: each node's part of a score, as a source and as a destination."""
+        weight = torch.stack([self.att_src[0], self.att_dst[0]], -1)
+        dtype = torch.promote_types(rows.dtype, weight.dtype)
+        rows = rows.view(-1, self.heads, self.out_channels).transpose(0, 1)
+        return torch.bmm(rows.to(dtype), weight.to(dtype))
+
+    def _edges(
+        self, batch: StaticBatch, edge_attr: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``[E, H]`` and ``[N, H]``: what edges and loops add to their scores.
+
+        The product with the attention vector is taken of the weights, ``[H, D]``, and not of what
+        they make of the edges, ``[E, H * C]``.
+        """
+        if edge_attr is None:
+            return None, None
+        assert self.lin_edge is not None
+        edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        weight = (weight * self.att_edge.view(self.heads, -1, 1)).sum(1).t()
+        edge_attr = edge_attr.to(torch.promote_types(edge_attr.dtype, weight.dtype))
+        weight = weight.to(edge_attr.dtype)
+        own = self._loop_attr(batch, edge_attr) @ weight if self.add_self_loops else None
+        return edge_attr @ weight, own
+
+
+class FusedGATv2Conv(_Attending, GATv2Conv):
+    """Attention by a product with both rows' sum (Brody et al. 2022, arXiv 2105.14491)."""
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        x: Any,
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        reason = self._obstacle(x, edge_index, edge_attr, None, return_attention_weights)
+        if not self.use(reason):
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        batch = self.batch
+        assert batch is not None
+        residual = None if self.res is None else self.res(x)
+        left = self.lin_l(x)
+        right = left if self.share_weights else self.lin_r(x)
+        edge = own = None
+        if edge_attr is not None:
+            assert self.lin_edge is not None
+            edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+            edge = self.lin_edge(edge_attr)
+            if self.add_self_loops:
+                own = self.lin_edge(self._loop_attr(batch, edge_attr))
+        where = (
+            batch.edge_index[0],
+            batch.edge_index[1],
+            batch.row_ptr,
+            batch.col_ptr,
+            batch.transpose,
+        )
+        score, loop = pair_score(
+            left, right, self.att[0], *where, edge=edge, own=own, slope=self.negative_slope
+        )
+        out = neighbour_attention(
+            left,
+            *where,
+            heads=self.heads,
+            edge=score,
+            own=loop if self.add_self_loops else None,
+            loops=self.add_self_loops,
+        )
+        return self._finished(out, residual)
+
+
+def _full_precision(rows: Tensor) -> torch.autocast:
+    """Scores are small, and autocast would round them: stock code adds them up in float32."""
+    return torch.autocast(rows.device.type, enabled=False)
