@@ -35,7 +35,7 @@ from staticgraph.packing.place import fits_alone, limits_table
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.plan import BucketPlan, sizes_of
-from staticgraph.sizes import Capacity, IntArray
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray
 
 Oversize = Literal["error", "skip", "bucket"]
 
@@ -79,7 +79,8 @@ class Batcher:
     """The batches of every epoch.
 
     Args:
-        sizes: ``[n, 2]`` nodes and edges of every graph of the store, or the store itself.
+        sizes: ``[n, C]`` nodes, edges and any further component of every graph of the store, or
+            the store itself.
         plan: the buckets.
         indices: the graphs to use, positions in ``sizes``; all where None.
         exact: exactly ``plan.batch_size`` graphs in every batch but the last. Else as many as fit.
@@ -122,7 +123,7 @@ class Batcher:
             raise ValueError(f"rank={rank} must be at least 0 and below world_size={world_size}")
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
-        self.sizes = sizes_of(sizes)
+        self.sizes = _planned_columns(sizes_of(sizes), plan)
         self.exact, self.shuffle, self.seed, self.window = exact, shuffle, seed, window
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         given = _checked_indices(indices, len(self.sizes))
@@ -212,7 +213,7 @@ class Batcher:
         used = self.sizes[self.indices]
         mean = used.sum(axis=0) * min(1.0, batch_size / len(used))
         for number, capacity in enumerate(self.plan.capacities):
-            holds_mean = capacity.node_limit >= mean[0] and capacity.edge_limit >= mean[1]
+            holds_mean = bool((np.array(capacity.size_limits) >= mean).all())
             share = fits_alone(used, capacity).mean() ** batch_size
             if holds_mean and capacity.graph_limit >= min(batch_size, len(used)) and share >= 0.5:
                 return number
@@ -301,6 +302,19 @@ class Batcher:
         return mine, missing
 
 
+def _planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
+    """The components that the plan limits: all of them, or nodes and edges alone."""
+    planned = len(plan.capacities[0].size_limits)
+    if planned == len(NODES_EDGES):
+        return np.ascontiguousarray(sizes[:, :planned])
+    if sizes.shape[1] != planned or any(len(c.size_limits) != planned for c in plan.capacities):
+        raise ValueError(
+            f"the graphs have {sizes.shape[1]} components, the plan {plan.capacities[0]} limits "
+            f"{planned}: make the plan with plan_buckets(store, ...) of the same data"
+        )
+    return sizes
+
+
 def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
     """``[m]`` int64 positions, within the store."""
     if indices is None:
@@ -341,11 +355,15 @@ def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> st
     """The message that names the graph, the component that does not fit, and the remedy."""
     last = capacities[-1]
     most = min(last.node_limit, last.max_graph_nodes)
-    name, has, holds = (
-        ("nodes", size[0], most) if size[0] > most else ("edges", size[1], last.edge_limit)
+    names = ("nodes", "edges", *(name for name, _ in last.extra))
+    limits = (most, last.edge_limit, *last.extra_limits)
+    name, has, holds = next(
+        (each for each in zip(names, size.tolist(), limits, strict=True) if each[1] > each[2]),
+        (names[0], int(size[0]), most),
     )
+    remedy = f"max_{name}" if name in NODES_EDGES else f"extra[{name!r}] of the capacity"
     return (
-        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: raise max_{name}, "
+        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: raise {remedy}, "
         "or pass oversize='skip' to leave it out or oversize='bucket' to give it a bucket of "
         "its own"
     )

@@ -33,10 +33,14 @@ from staticgraph.packing.margin import (
 )
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
+from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
+# Rows of a further component over what goes with a bucket's nodes on average, in packs of a varying
+# number of graphs; a choice: a stream fills the scarcest component, and this one shall not be it.
+MORE_ROWS = 1.05
 # Where the number of buckets is chosen by cost: each is one more compile and recording.
 MOST_BUCKETS = 4
 
@@ -64,7 +68,7 @@ def plan_buckets(
     their number of nodes.
 
     Args:
-        source: a store (anything with ``.sizes`` ``[n, 2]`` and perhaps ``.schema``), a
+        source: a store (anything with ``.sizes`` ``[n, C]`` and perhaps ``.schema``), a
             :class:`SizeHistogram`, or the sizes themselves.
         batch_size: exactly so many graphs in each training batch; None packs freely.
         indices: the graphs that will train, where the plan need only hold their mean; all
@@ -86,6 +90,7 @@ def plan_buckets(
             bucket does not fit the device.
     """
     sizes = sizes_of(source)
+    schema = getattr(source, "schema", None)
     if not len(sizes):
         raise ValueError("a plan needs at least one graph; this data set is empty")
     trained = sizes if indices is None else sizes[np.asarray(indices)]
@@ -116,8 +121,9 @@ def plan_buckets(
             batch_size=batch_size,
             margin=margin,
         )
-    histogram = SizeHistogram.from_sizes(sizes)
+    histogram = histogram_of(source)
     maxima = histogram.maxima
+    components = histogram.components
     price = cost or StepCost()
     if batch_size is not None:
         if batch_size < 1:
@@ -125,23 +131,28 @@ def plan_buckets(
         found = margin
         if found is None:
             found = find_margin(trained, batch_size, whole=indices is not None, seed=seed)
-        capacities = _exact_capacities(trained, maxima, batch_size, found, num_buckets, price, seed)
+        capacities = _exact_capacities(
+            trained, maxima, batch_size, found, num_buckets, price, seed, components
+        )
         efficiency = _mean_efficiency(trained, batch_size, capacities[0])
     elif num_buckets == 1:
-        capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed)
+        capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
         found = None
     else:
         capacities, efficiency = _several_capacities(
-            SizeHistogram.from_sizes(trained), maxima, num_buckets, graphs, price, fits
+            trained, maxima, num_buckets, graphs, price, fits
         )
+        if len(components) > 2:
+            capacities = _with_components(capacities, trained, sizes, components)
         found = None
         if len(capacities) == 1:
-            capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed)
+            capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
+    capacities = tuple(sorted(_with_reserves(capacity, schema) for capacity in capacities))
     _check_fits(capacities, fits)
     return BucketPlan(
         capacities=capacities,
         batch_size=batch_size,
-        schema=getattr(source, "schema", None),
+        schema=schema,
         digest=histogram.digest,
         strategy="exact" if batch_size is not None else "packed",
         num_graphs=histogram.num_graphs,
@@ -160,6 +171,7 @@ def _exact_capacities(
     num_buckets: int | None,
     price: StepCost,
     seed: int,
+    components: tuple[str, ...],
 ) -> tuple[Capacity, ...]:
     """One capacity that every exact batch fits, after a smaller one where that pays."""
     if num_buckets is not None and num_buckets not in (1, 2):
@@ -168,14 +180,92 @@ def _exact_capacities(
             "bucket takes them, or two where a few graphs are huge; give no batch_size for more"
         )
     largest = max(1, int(maxima[0]))
-    nodes, edges = whole_limits(trained, batch_size, margin, maxima, seed).tolist()
-    whole = Capacity.distinct(max(nodes, largest) + 1, edges, batch_size + 1, largest)
+    limits = whole_limits(trained, batch_size, margin, maxima, seed)
+    whole = _capacity(limits, components, batch_size + 1, largest)
     if num_buckets == 1:
         return (whole,)
-    nodes, edges = exact_limits(trained, batch_size, margin).tolist()
-    typical = Capacity.distinct(nodes + 1, edges, batch_size + 1)
+    typical = _capacity(exact_limits(trained, batch_size, margin), components, batch_size + 1)
     smaller = rare_cut(trained, batch_size, typical, whole, price)
     return (whole,) if smaller is None else (smaller, whole)
+
+
+def _capacity(
+    limits: IntArray, components: tuple[str, ...], graphs: int, largest: int = 0
+) -> Capacity:
+    """Usable limits of each component -> the physical rows that hold them."""
+    nodes, edges, *more = limits.tolist()
+    extra = [(name, rows + 1) for name, rows in zip(components[2:], more, strict=True)]
+    return Capacity.distinct(max(nodes, largest) + 1, edges, graphs, largest, extra)
+
+
+def _with_components(
+    capacities: tuple[Capacity, ...],
+    trained: IntArray,
+    sizes: IntArray,
+    components: tuple[str, ...],
+) -> tuple[Capacity, ...]:
+    """The capacities of several classes with rows for the further components: as many as go with
+    the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
+    dressed, low = [], -1
+    for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
+        high = capacity.max_graph_nodes
+        here = sizes[(sizes[:, 0] > low) & (sizes[:, 0] <= high)]
+        mine = trained[(trained[:, 0] > low) & (trained[:, 0] <= high)]
+        totals = (mine if len(mine) else here).sum(axis=0)
+        wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
+        limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
+        least = np.array([capacity.node_limit, capacity.edge_limit])
+        dressed.append(
+            _capacity(np.concatenate([least, limits]), components, capacity.graphs, high)
+        )
+        low = high
+    return tuple(dressed)
+
+
+def _with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
+    """The capacity with an edge kept for padding where an index counts edges, and with totals
+    that no type has where nodes have types, so that a concatenation of all is known by its size."""
+    if schema is None or not schema.axes:
+        if schema is None or not schema.counts_edges:
+            return capacity
+        return Capacity.distinct(
+            capacity.nodes, capacity.edges + 1, capacity.graphs, capacity.max_graph_nodes, (), 1
+        )
+    reserve = int(schema.counts_edges)
+    nodes, edges, graphs = capacity.nodes, capacity.edges + reserve, capacity.graphs
+    if not schema.hetero:
+        return Capacity.distinct(
+            nodes, edges, graphs, capacity.max_graph_nodes, capacity.extra, reserve
+        )
+    rows = dict(capacity.extra)
+    of_nodes = [axis.name for axis in schema.node_axes]
+    of_edges = [axis.name for axis in schema.edge_axes]
+    while True:
+        total_nodes = sum(rows[name] for name in of_nodes)
+        total_edges = sum(rows[name] for name in of_edges)
+        totals = [total for total, of in ((total_nodes, of_nodes), (total_edges, of_edges))]
+        numbers = [
+            graphs,
+            *rows.values(),
+            *(t for t, of in zip(totals, (of_nodes, of_edges), strict=True) if len(of) > 1),
+        ]
+        if len(set(numbers)) == len(numbers):
+            break
+        seen: set[int] = {graphs}
+        for name in (*of_edges, *of_nodes):
+            while rows[name] in seen:
+                rows[name] += 1
+            seen.add(rows[name])
+        if len({graphs, *rows.values()}) == len(rows) + 1:  # only a total coincides
+            rows[(of_edges or of_nodes)[-1]] += 1
+    nodes = max(total_nodes, capacity.max_graph_nodes + 1)
+    edges = total_edges
+    while len({nodes, edges, graphs, *rows.values()}) < 3 + len(rows):
+        if nodes in (graphs, *rows.values()):
+            nodes += 1
+        else:
+            edges += 1
+    return Capacity(nodes, edges, graphs, capacity.max_graph_nodes, tuple(rows.items()))
 
 
 def _mean_efficiency(
@@ -183,23 +273,22 @@ def _mean_efficiency(
 ) -> tuple[float, float, float]:
     """Rows of the mean batch over the rows of a capacity."""
     graphs = min(batch_size, len(trained))
-    nodes, edges = (trained.mean(axis=0) * graphs).tolist()
+    nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
     return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs
 
 
 def _stream_capacity(
-    trained: IntArray, maxima: IntArray, graphs: int, seed: int
+    trained: IntArray, maxima: IntArray, graphs: int, seed: int, components: tuple[str, ...]
 ) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
     """One capacity for packs of a stream, and what its trials filled."""
     limits, reached = stream_limits(trained, min(graphs, len(trained)), seed)
-    nodes, edges = np.maximum(limits, maxima).tolist()
     largest = max(1, int(maxima[0]))
-    capacity = Capacity.distinct(max(nodes, largest) + 1, edges, graph_slots(graphs) + 1, largest)
+    capacity = _capacity(np.maximum(limits, maxima), components, graph_slots(graphs) + 1, largest)
     return (capacity,), (reached, reached, reached * graphs / capacity.graphs)
 
 
 def _several_capacities(
-    trained: SizeHistogram,
+    trained: IntArray,
     maxima: IntArray,
     num_buckets: int | None,
     graphs: int,
@@ -208,7 +297,11 @@ def _several_capacities(
 ) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
     """Capacities for classes of graphs by their nodes; the last holds the largest of all."""
     choices = choose_buckets(
-        trained, num_buckets or MOST_BUCKETS, graphs=graphs, cost=price, fits=fits
+        SizeHistogram.from_sizes(trained[:, :2]),
+        num_buckets or MOST_BUCKETS,
+        graphs=graphs,
+        cost=price,
+        fits=fits,
     )
     chosen = choices[-1] if num_buckets else choices[knee(choices, WORTH_A_BUCKET)]
     capacities = [

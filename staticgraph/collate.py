@@ -20,14 +20,12 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from staticgraph.collate_axes import fill_axes, fill_index, positions_of, stand_apart
 from staticgraph.errors import GraphTooLarge
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray
 from staticgraph.slots import SlotLayout
 from staticgraph.store import Array, GraphStore
-
-# The field that PyG keeps the positions of nodes in.
-POSITIONS = "pos"
 
 
 class RealCounts(NamedTuple):
@@ -38,6 +36,13 @@ class RealCounts(NamedTuple):
     graphs: int
     largest: int
     """Nodes of the largest graph."""
+    extra: tuple[tuple[str, int], ...] = ()
+    """Rows of each axis of the data's own."""
+
+    def of(self, level: str) -> int:
+        """How many rows of a level are real."""
+        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
+        return known[level] if level in known else dict(self.extra)[level]
 
 
 def fill(
@@ -56,22 +61,29 @@ def fill(
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     real = real_counts(store, ids, layout.capacity)
-    _structure(
-        ids,
-        store.node_offsets,
-        store.edge_offsets,
-        store.edge_src,
-        store.edge_dst,
-        arrays["edge_index"],
-        arrays["batch"],
-        arrays["ptr"],
-        arrays["graph_ids"],
-        arrays["node_mask"],
-        arrays["edge_mask"],
-        arrays["graph_mask"],
-        apart := has_positions(layout.schema),
-    )
-    arrays["counts"][:] = real[:3]
+    schema = layout.schema
+    if schema.hetero:
+        _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
+    else:
+        _structure(
+            ids,
+            store.node_offsets,
+            store.edge_offsets,
+            store.edge_src,
+            store.edge_dst,
+            arrays["edge_index"],
+            arrays["batch"],
+            arrays["ptr"],
+            arrays["graph_ids"],
+            arrays["node_mask"],
+            arrays["edge_mask"],
+            arrays["graph_mask"],
+            positions_of(schema, "node") is not None,
+        )
+    fill_axes(store, ids, layout, arrays)
+    arrays["counts"][:3] = real[:3]
+    for place, (_, rows) in enumerate(real.extra, start=3):
+        arrays["counts"][place] = rows
     if layout.pointers:
         _pointers(
             ids,
@@ -84,7 +96,10 @@ def fill(
             arrays["col_ptr"],
             arrays["transpose"],
         )
-    for field in layout.schema:
+    for field in schema:
+        if field.is_index:
+            fill_index(store, ids, layout, field, arrays[field.name])
+            continue
         source, target = store.columns[field.name], arrays[field.name]
         if field.level == "graph":
             rows = source.reshape(len(store), field.rows, *field.shape)
@@ -96,20 +111,16 @@ def fill(
         if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
             width *= source.dtype.itemsize
             source, target = source.view(np.uint8), target.view(np.uint8)
-        offsets = store.node_offsets if field.level == "node" else store.edge_offsets
-        _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
-    if apart:
-        line = arrays[POSITIONS].reshape(layout.capacity.nodes, -1)[real.nodes :, 0]
-        line[:] = np.arange(len(line))
+        _copy_rows(
+            ids, store.offsets_of(field.level), width, source.reshape(-1), target.reshape(-1)
+        )
+    stand_apart(layout, arrays, real.of)
     return real
 
 
 def has_positions(schema: Schema) -> bool:
     """Whether padding nodes are to stand apart."""
-    if POSITIONS not in schema:
-        return False
-    field = schema[POSITIONS]
-    return field.level == "node" and field.width > 0 and field.dtype.startswith("float")
+    return positions_of(schema, "node") is not None
 
 
 def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
@@ -125,7 +136,10 @@ def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCou
         and len(ids) <= capacity.graph_limit
         and largest <= capacity.max_graph_nodes
     ):
-        return RealCounts(nodes, edges, len(ids), largest)
+        if not store.offsets:
+            return RealCounts(nodes, edges, len(ids), largest)
+        extra = _extra(store, ids, capacity)
+        return RealCounts(nodes, edges, len(ids), largest, extra)
     sizes = store.sizes[ids]
     worst = int(sizes[:, 0].argmax())
     raise GraphTooLarge(
@@ -134,6 +148,29 @@ def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCou
         f"{capacity.edge_limit} edges, {capacity.graph_limit} graphs and single graphs of "
         f"{capacity.max_graph_nodes} nodes: put fewer graphs together, or use a larger bucket"
     )
+
+
+def _extra(store: GraphStore, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
+    """The rows of each axis, refused where they exceed the bucket."""
+    extra = tuple(
+        (name, int((offsets[ids + 1] - offsets[ids]).sum()))
+        for name, offsets in store.offsets.items()
+    )
+    for (name, rows), limit in zip(extra, capacity.extra_limits, strict=True):
+        if rows > limit:
+            raise GraphTooLarge(
+                f"{len(ids)} graphs have {rows} {name} together; the bucket takes {limit}: put "
+                "fewer graphs together, or use a larger bucket"
+            )
+    return extra
+
+
+@numba.njit(cache=True, nogil=True)
+def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
+    graph_ids[: len(ids)] = ids
+    graph_ids[len(ids) :] = -1
+    graph_mask[: len(ids)] = True
+    graph_mask[len(ids) :] = False
 
 
 @numba.njit(cache=True, nogil=True)

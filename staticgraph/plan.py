@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
 from staticgraph.schema import Schema
-from staticgraph.sizes import Capacity, IntArray, SizeHistogram
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
@@ -82,7 +82,7 @@ class BucketPlan:
         cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
     ) -> BucketPlan:
         """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``."""
-        given = (c if isinstance(c, Capacity) else Capacity(*c) for c in capacities)
+        given = (c if isinstance(c, Capacity) else Capacity(*c[:4]) for c in capacities)
         return cls(tuple(sorted(set(given))), batch_size=batch_size)
 
     def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
@@ -92,11 +92,16 @@ class BucketPlan:
         the others stay what they were.
         """
         rows = np.asarray(sizes, dtype=np.int64)
-        nodes, edges = rows[:, 0].max(), rows[:, 1].max()
+        nodes, edges, *more = rows.max(axis=0).tolist()
         last = self.capacities[-1]
-        largest = max(int(nodes), last.max_graph_nodes)
+        largest = max(nodes, last.max_graph_nodes)
         extra = Capacity.distinct(
-            max(last.nodes, largest + 1), max(last.edges, int(edges)), last.graphs, largest
+            max(last.nodes, largest + 1),
+            max(last.edges, edges + last.edge_reserve),
+            last.graphs,
+            largest,
+            [(name, max(n, m + 1)) for (name, n), m in zip(last.extra, more, strict=True)],
+            last.edge_reserve,
         )
         return replace(self, capacities=(*self.capacities, extra))
 
@@ -126,7 +131,7 @@ class BucketPlan:
         """Raises where this plan was made for other data.
 
         Args:
-            source: a :class:`SizeHistogram`, a digest, or anything with ``.sizes`` ``[n, 2]``.
+            source: a :class:`SizeHistogram`, a digest, or anything with ``.sizes`` ``[n, C]``.
 
         Raises:
             PlanMismatch: the digest differs; the message says what changed and what to do.
@@ -172,6 +177,8 @@ class BucketPlan:
                     "edges": c.edges,
                     "graphs": c.graphs,
                     "max_graph_nodes": c.max_graph_nodes,
+                    **({"extra": dict(c.extra)} if c.extra else {}),
+                    **({"edge_reserve": c.edge_reserve} if c.edge_reserve else {}),
                 }
                 for c in self.capacities
             ],
@@ -238,20 +245,28 @@ class BucketPlan:
 
 
 def sizes_of(source: Any) -> IntArray:
-    """``[n, 2]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
+    """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
     if isinstance(source, SizeHistogram):
-        return np.repeat(source.sizes[:, :2], source.counts, axis=0)
+        return np.repeat(source.sizes, source.counts, axis=0)
     rows = np.asarray(getattr(source, "sizes", source))
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
-    return np.ascontiguousarray(rows[:, :2], dtype=np.int64)
+    return np.ascontiguousarray(rows, dtype=np.int64)
 
 
 def histogram_of(source: Any) -> SizeHistogram:
     """The histogram of a store, an array, or a histogram itself."""
-    return (
-        source if isinstance(source, SizeHistogram) else SizeHistogram.from_sizes(sizes_of(source))
-    )
+    if isinstance(source, SizeHistogram):
+        return source
+    return SizeHistogram.from_sizes(sizes_of(source), components_of(source))
+
+
+def components_of(source: Any) -> tuple[str, ...]:
+    """The names of the columns of :func:`sizes_of`."""
+    if isinstance(source, SizeHistogram):
+        return source.components
+    schema = getattr(source, "schema", None)
+    return NODES_EDGES if schema is None else schema.components
 
 
 def versions() -> tuple[tuple[str, str], ...]:

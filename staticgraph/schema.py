@@ -2,6 +2,10 @@
 
 A batch of fixed shape can be allocated, and a model compiled for it, before a single graph is read:
 the schema and a capacity say everything. That is why a plan carries the schema along. Pure data.
+
+Rows belong to nodes, edges or graphs, or to an *axis* of the data set's own: triplets, the second
+side of a pair, the nodes or edges of one type. An index field has values that count the rows of one
+of these, and a batch adds to them what stood there before (PyG's ``__inc__``).
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-Level = Literal["node", "edge", "graph"]
+# "node", "edge", "graph", or the name of an axis.
+Level = str
 LEVELS: tuple[Level, ...] = ("node", "edge", "graph")
+AxisKind = Literal["rows", "node", "edge"]
 
+# What a batch has for every axis: "triplets_mask" and so on.
+AXIS_ARRAYS = ("mask", "batch", "ptr")
 # Names that a batch gives itself; a data set that uses one of them for data of its own is refused.
 RESERVED = frozenset(
     {
@@ -53,6 +61,10 @@ class Field:
         rows: rows a graph; 1 but for graph-level attributes of several rows, which PyG
             concatenates (``[G * rows, *shape]``).
         has_nan: a value is NaN, which in a target means "no label".
+        cat_dim: where the rows stand in the tensor, PyG's ``__cat_dim__``: 1 for an index of shape
+            ``[2, rows]``. None for an attribute that PyG stacks instead of concatenating.
+        counts: the levels whose rows the values count, one for each scalar of a row or one for
+            all of them; ``""`` for a scalar that counts nothing. Empty for a field of plain values.
     """
 
     name: str
@@ -61,11 +73,36 @@ class Field:
     dtype: str
     rows: int = 1
     has_nan: bool = False
+    cat_dim: int | None = 0
+    counts: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
         """Scalars in one row."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def is_index(self) -> bool:
+        """Whether filling it takes more than copying rows."""
+        return bool(self.counts) or bool(self.cat_dim)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What of a field decides the shape and meaning of its array in a batch."""
+        return (
+            self.name,
+            self.level,
+            self.shape,
+            self.dtype,
+            self.rows,
+            self.cat_dim,
+            self.counts,
+        )
+
+    def physical(self, rows: int) -> tuple[int, ...]:
+        """The shape of the array that holds so many rows."""
+        at = self.cat_dim or 0
+        return (*self.shape[:at], rows, *self.shape[at:])
 
     def describe(self) -> str:
         """``float32 [9] a node``, for error messages and tables."""
@@ -75,13 +112,40 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """Rows of a data set's own, each belonging to one graph.
+
+    Attributes:
+        name: what levels and array names call it: ``paper``, ``author__writes__paper``.
+        kind: nodes of a type, edges of a type, or any other rows.
+        type: the type in PyG: ``("paper",)`` or ``("author", "writes", "paper")``; empty for rows.
+    """
+
+    name: str
+    kind: AxisKind = "rows"
+    type: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Any:
+        """The key of the type in PyG: a string for nodes, a triple for edges."""
+        return self.type if self.kind == "edge" else self.type[0] if self.type else self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a data set, in order, without those that every batch has."""
+    """The fields of a data set, in order, without those that every batch has.
+
+    A schema with axes of the kind ``node`` is that of a heterogeneous data set: its batches have no
+    ``edge_index`` and no ``batch`` but those of their types.
+    """
 
     fields: tuple[Field, ...]
+    axes: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
+        for axis in self.axes:
+            names += [f"{axis.name}_{part}" for part in AXIS_ARRAYS]
         if len(set(names)) < len(names):
             raise ValueError(f"a field appears twice in {names}")
         taken = sorted(RESERVED & set(names))
@@ -107,13 +171,54 @@ class Schema:
         """The fields whose rows are nodes, edges or graphs."""
         return tuple(field for field in self.fields if field.level == level)
 
+    @property
+    def node_axes(self) -> tuple[Axis, ...]:
+        """The node types of a heterogeneous data set; empty for any other."""
+        return tuple(axis for axis in self.axes if axis.kind == "node")
+
+    @property
+    def edge_axes(self) -> tuple[Axis, ...]:
+        """The edge types of a heterogeneous data set; empty for any other."""
+        return tuple(axis for axis in self.axes if axis.kind == "edge")
+
+    @property
+    def hetero(self) -> bool:
+        """Whether nodes have types."""
+        return bool(self.node_axes)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The columns of a size: nodes, edges, and the axes."""
+        return ("nodes", "edges", *(axis.name for axis in self.axes))
+
+    @property
+    def counts_edges(self) -> bool:
+        """Whether an index counts edges, so that a padding edge must always be there."""
+        return any("edge" in field.counts for field in self.fields)
+
+    def axis(self, name: str) -> Axis | None:
+        """The axis of this name, or None."""
+        return next((axis for axis in self.axes if axis.name == name), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"fields": [asdict(field) for field in self.fields]}
+        values: dict[str, Any] = {"fields": [asdict(field) for field in self.fields]}
+        if self.axes:
+            values["axes"] = [asdict(axis) for axis in self.axes]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schema:
         """What :meth:`to_dict` gave."""
-        return cls(
-            tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in values["fields"])
+        fields = (
+            Field(
+                **{
+                    **field,
+                    "shape": tuple(field["shape"]),
+                    "counts": tuple(field.get("counts", ())),
+                }
+            )
+            for field in values["fields"]
         )
+        axes = (Axis(**{**axis, "type": tuple(axis["type"])}) for axis in values.get("axes", ()))
+        return cls(tuple(fields), tuple(axes))

@@ -19,13 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.errors import SlotsExhausted
+from staticgraph.errors import PlanMismatch, SlotsExhausted
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import Array
 
 # Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
 ALIGNMENT = 256
+# What a batch of typed nodes and edges has once a type instead.
+UNTYPED = frozenset({"edge_index", "batch", "ptr", "node_mask", "edge_mask"})
 
 
 class Entry(NamedTuple):
@@ -50,6 +52,10 @@ class SlotLayout:
     ``counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
     ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
 
+    For an axis ``a`` of ``R`` rows there are ``a_mask [R]`` (bool), ``a_batch [R]`` and ``a_ptr
+    [G + 1]`` (int64), and ``counts`` has one number more. Where nodes have types, these stand in
+    place of ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
+
     With ``pointers`` also what sums over neighbours need to do without atomics (int32): edges
     into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
     are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
@@ -61,6 +67,25 @@ class SlotLayout:
     schema: Schema
     pointers: bool = False
 
+    def __post_init__(self) -> None:
+        planned = [name for name, _ in self.capacity.extra]
+        wanted = [axis.name for axis in self.schema.axes]
+        if planned != wanted:
+            raise PlanMismatch(
+                f"the data counts {', '.join(wanted) or 'nodes, edges and graphs alone'} but the "
+                f"capacity {self.capacity} has rows for {', '.join(planned) or 'none of these'}: "
+                "make the plan with plan_buckets(store, ...), or name them with "
+                "Capacity(..., extra={name: rows})"
+            )
+        if self.schema.counts_edges and not self.capacity.edge_reserve:
+            raise PlanMismatch(
+                f"an index field counts edges, and {self.capacity} keeps no edge for its padding "
+                "to point at: make the plan with plan_buckets(store, ...), or give "
+                "Capacity(..., edge_reserve=1)"
+            )
+        if self.schema.hetero and self.pointers:
+            raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """The arrays in order."""
@@ -70,20 +95,29 @@ class SlotLayout:
             ("batch", "int64", (nodes,)),
             ("ptr", "int64", (graphs + 1,)),
             ("graph_ids", "int64", (graphs,)),
-            ("counts", "int64", (3,)),
+            ("counts", "int64", (3 + len(self.schema.axes),)),
             ("node_mask", "bool", (nodes,)),
             ("edge_mask", "bool", (edges,)),
             ("graph_mask", "bool", (graphs,)),
         ]
+        if self.schema.hetero:
+            wanted = [item for item in wanted if item[0] not in UNTYPED]
+        for axis in self.schema.axes:
+            rows = self.capacity.rows(axis.name)
+            wanted += [
+                (f"{axis.name}_mask", "bool", (rows,)),
+                (f"{axis.name}_batch", "int64", (rows,)),
+                (f"{axis.name}_ptr", "int64", (graphs + 1,)),
+            ]
         if self.pointers:
             wanted += [
                 ("row_ptr", "int32", (nodes + 1,)),
                 ("col_ptr", "int32", (nodes + 1,)),
                 ("transpose", "int32", (edges,)),
             ]
-        rows = {"node": nodes, "edge": edges, "graph": graphs}
         for field in self.schema:
-            wanted.append((field.name, field.dtype, (rows[field.level] * field.rows, *field.shape)))
+            rows = self.capacity.rows(field.level) * field.rows
+            wanted.append((field.name, field.dtype, field.physical(rows)))
         entries, offset = [], 0
         for name, dtype, shape in wanted:
             entry = Entry(name, np.dtype(dtype), shape, offset)

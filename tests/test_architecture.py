@@ -13,16 +13,16 @@ ROOT = Path(staticgraph.__file__).parent
 
 # Lowest first; a module imports its own level and those below. Longer names win.
 LEVELS = [
-    ["errors", "sizes", "schema", "table", "memory.byte_sizes"],
+    ["errors", "sizes", "schema", "table", "memory.byte_sizes", "memory.out_of_memory"],
     ["packing", "plan", "attention_blocks"],
     ["memory.fit", "memory.forms", "memory.model"],
     ["memory.readers.device"],
     ["memory.budget", "memory.sizing"],
     ["buckets", "batching"],
     ["store", "datasets", "models"],
-    ["slots", "collate", "batch"],
+    ["slots", "collate", "collate_axes", "batch", "typed"],
     ["kernels", "nn"],
-    ["running", "predictions", "report", "loader"],
+    ["running", "predictions", "report", "loader", "device_batches"],
     ["memory"],
     ["runner", "outofcore"],
     ["training", "planning"],

@@ -15,7 +15,7 @@ another error for a consumer that keeps batches) follows damacy's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from staticgraph.errors import BudgetExceeded
@@ -54,6 +54,7 @@ class Breakdown:
         pinned_host: slots in host memory; not part of the total.
         bucket: the capacity that sets ``pool``.
         binding: what takes most of it.
+        data_set: the graphs themselves, where they are kept on the device.
     """
 
     parameters: int
@@ -66,11 +67,12 @@ class Breakdown:
     pinned_host: int
     bucket: Capacity
     binding: str
+    data_set: int = 0
 
     @property
     def lines(self) -> dict[str, int]:
         """The lines of the total, by name."""
-        return {
+        lines = {
             "parameters": self.parameters,
             "buffers": self.buffers,
             "gradients": self.gradients,
@@ -79,6 +81,7 @@ class Breakdown:
             "step (largest bucket)": self.pool,
             "library workspaces": self.workspaces,
         }
+        return lines | ({"data set": self.data_set} if self.data_set else {})
 
     @property
     def total_bytes(self) -> int:
@@ -104,6 +107,7 @@ def breakdown_of(
     *,
     slots: int = DEVICE_SLOTS,
     host_slots: int = HOST_SLOTS,
+    data_set: int = 0,
 ) -> Breakdown:
     """What a plan of these capacities makes torch hold on the device.
 
@@ -126,6 +130,7 @@ def breakdown_of(
         pinned_host=host_slots * slot,
         bucket=capacity,
         binding=memory.binding(capacity),
+        data_set=data_set,
     )
 
 
@@ -139,12 +144,14 @@ class MemoryBudget:
         driver_bytes: taken already by the driver and by others; for people, not part of the cap.
         headroom_bytes: left free on purpose; likewise.
         device: what the cap belongs to.
+        data_set_bytes: of the cap, what a data set on the device takes; a line of every breakdown.
     """
 
     max_bytes: int
     driver_bytes: int = 0
     headroom_bytes: int = 0
     device: str = "given by hand"
+    data_set_bytes: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
@@ -175,11 +182,21 @@ class MemoryBudget:
         driver = found.total_bytes - ours
         return cls(most, driver, ours - most, found.name)
 
+    def with_data_set(self, nbytes: int) -> MemoryBudget:
+        """The same cap, of which a data set of so many bytes on the device takes its part too."""
+        return replace(self, data_set_bytes=self.data_set_bytes + nbytes)
+
+    def breakdown(
+        self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
+    ) -> Breakdown:
+        """What a plan of these capacities takes, fitting or not; see :func:`breakdown_of`."""
+        return breakdown_of(memory, capacities, slots=slots, data_set=self.data_set_bytes)
+
     def fits(
         self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
     ) -> bool:
         """Whether a plan of these capacities stays within the cap."""
-        return breakdown_of(memory, capacities, slots=slots).total_bytes <= self.max_bytes
+        return self.breakdown(memory, capacities, slots=slots).total_bytes <= self.max_bytes
 
     def check(
         self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
@@ -189,7 +206,7 @@ class MemoryBudget:
         Raises:
             BudgetExceeded: it does not; the message has the breakdown, the floor and the remedies.
         """
-        found = breakdown_of(memory, capacities, slots=slots)
+        found = self.breakdown(memory, capacities, slots=slots)
         if found.total_bytes <= self.max_bytes:
             return found
         raise BudgetExceeded(
@@ -206,7 +223,7 @@ class MemoryBudget:
         raise_it = f"raise the cap to {found.total_bytes:,} bytes, the floor for this plan"
         smallest = scaled(bucket, 0.0)
         if not self.fits(memory, [smallest], slots=slots):
-            least = breakdown_of(memory, [smallest], slots=slots).total_bytes
+            least = self.breakdown(memory, [smallest], slots=slots).total_bytes
             return (
                 f"Either {raise_it}, or use a smaller model: even a bucket of one graph, "
                 f"{smallest}, needs {human_bytes(least)}"
@@ -239,6 +256,8 @@ def scaled(capacity: Capacity, share: float) -> Capacity:
         int(capacity.edges * share),
         max(2, int(capacity.graphs * share)),
         largest_graph,
+        [(name, max(1, int(rows * share))) for name, rows in capacity.extra],
+        capacity.edge_reserve,
     )
 
 

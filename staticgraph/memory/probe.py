@@ -116,7 +116,7 @@ def probe(
     chosen = _reader(reader, model)
     with chosen.open(subject) as read:
         if capacities is None:
-            readings, checked, note = _grow(read, sizes_of(store))
+            readings, checked, note = _grow(read, sizes_of(store)[:, :2])
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
     return _model_of(readings, checked, subject, chosen.name, form, note)

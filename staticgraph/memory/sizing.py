@@ -118,7 +118,12 @@ def _rounded(capacity: Capacity) -> Capacity:
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
     return Capacity.distinct(
-        up(capacity.nodes), up(capacity.edges), up(capacity.graphs), capacity.max_graph_nodes
+        up(capacity.nodes),
+        up(capacity.edges),
+        up(capacity.graphs),
+        capacity.max_graph_nodes,
+        [(name, up(rows)) for name, rows in capacity.extra],
+        capacity.edge_reserve,
     )
 
 

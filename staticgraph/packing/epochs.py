@@ -16,9 +16,15 @@ from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.exact import exact_bounds, repair
 from staticgraph.packing.fill import pack_histogram
 from staticgraph.packing.pack import Packing
-from staticgraph.packing.place import group_by_pack, homes, limits_table, place_batches
+from staticgraph.packing.place import (
+    group_by_pack,
+    homes,
+    limits_table,
+    place_batches,
+    size_limits,
+)
 from staticgraph.packing.stream import stream_kernel
-from staticgraph.sizes import Capacity, IntArray, SizeHistogram
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram
 
 
 class Made(NamedTuple):
@@ -55,8 +61,8 @@ def exact_epoch(
 
     Args:
         order: ``[n]`` positions in ``sizes``; changed in place where batches are re-balanced.
-        sizes: ``[., 2]`` nodes and edges.
-        limits: ``[buckets, 4]`` from :func:`~staticgraph.packing.place.limits_table`.
+        sizes: ``[., C]`` nodes, edges and the further components.
+        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_table`.
         main: the bucket to balance for.
         batch_size: graphs in each batch but the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
@@ -66,8 +72,7 @@ def exact_epoch(
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        nodes, edges = limits[main, :2].tolist()
-        overflowed, _, left = repair(order, sizes, bounds, nodes, edges, key)
+        overflowed, _, left = repair(order, sizes, bounds, size_limits(limits[main]), key)
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
     if split:
@@ -101,7 +106,7 @@ def streamed_epoch(
         packs, _ = stream_kernel(
             sizes,
             arrivals,
-            np.array([capacity.node_limit, capacity.edge_limit], dtype=np.int64),
+            np.array(capacity.size_limits, dtype=np.int64),
             capacity.graph_limit,
             min(window, len(arrivals)),
         )
@@ -129,12 +134,16 @@ def pack_offline(
         members = indices[at_home == home]
         if len(members):
             packing = pack_histogram(
-                SizeHistogram.from_sizes(sizes[members]),
-                [capacity.node_limit, capacity.edge_limit],
+                SizeHistogram.from_sizes(sizes[members], _names(sizes.shape[1])),
+                capacity.size_limits,
                 max_graphs=capacity.graph_limit,
             )
             parts.append(OfflineParts(home, members, types_of(packing, sizes[members]), packing))
     return parts
+
+
+def _names(columns: int) -> tuple[str, ...]:
+    return (*NODES_EDGES, *(f"component {c}" for c in range(2, columns)))
 
 
 def offline_epoch(
@@ -164,7 +173,7 @@ def _joined(
     Args:
         parts: for each bucket its number, the graphs batch by batch, the bounds of the batches and
             a number for each batch to sort by.
-        sizes: ``[., 2]`` nodes and edges.
+        sizes: ``[., C]`` nodes, edges and the further components.
         capacities: the buckets.
     """
     if not parts:

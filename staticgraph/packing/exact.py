@@ -17,6 +17,8 @@ but makes the same batches every epoch where sizes are all different, as on COLL
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numba
 import numpy as np
 
@@ -37,51 +39,61 @@ PATIENCE = 4
 
 
 @numba.njit(inline="always")
-def _excess(nodes: float, edges: float, node_limit: float, edge_limit: float) -> float:
-    """How far a batch is over its limits, as a share of each; 0 where it fits."""
-    return max(0.0, nodes - node_limit) / max(1.0, node_limit) + max(0.0, edges - edge_limit) / max(
-        1.0, edge_limit
-    )
+def _over(load: float, limit: float) -> float:
+    """How far one component is over its limit, as a share of it; 0 where it fits."""
+    return max(0.0, load - limit) / max(1.0, limit)
 
 
 @numba.njit(nogil=True, cache=True)
+def _excess(load: np.ndarray, batch: int, limits: tuple[float, ...]) -> float:
+    """How far a batch is over its limits, summed over the components."""
+    excess = 0.0
+    for c in range(len(limits)):
+        excess += _over(load[batch, c], limits[c])
+    return excess
+
+
 def repair(
-    order: IntArray,
-    sizes: IntArray,
-    bounds: IntArray,
-    node_limit: int,
-    edge_limit: int,
-    seed: np.uint64,
+    order: IntArray, sizes: IntArray, bounds: IntArray, limits: Sequence[int], seed: np.uint64
 ) -> tuple[int, int, int]:
     """Swaps graphs between batches, in place, until each batch fits.
 
     Args:
         order: ``[n]`` positions in ``sizes``; batch ``b`` is ``order[bounds[b] : bounds[b + 1]]``.
-        sizes: ``[., 2]`` nodes and edges.
+        sizes: ``[., C]`` nodes, edges and any further component.
         bounds: ``[K + 1]`` where each batch begins and ends; none is empty.
-        node_limit: nodes that a batch may hold.
-        edge_limit: edges that a batch may hold.
+        limits: ``C`` numbers, what a batch may hold of each component.
         seed: of the probes.
 
     Returns:
         batches that were over a limit at first, swaps made, batches still over a limit.
     """
+    # A tuple, so that the compiler knows how many there are and unrolls the loops over them.
+    return _repair(order, sizes, bounds, tuple(float(limit) for limit in limits), seed)
+
+
+@numba.njit(nogil=True, cache=True)
+def _repair(
+    order: IntArray,
+    sizes: IntArray,
+    bounds: IntArray,
+    limits: tuple[float, ...],
+    seed: np.uint64,
+) -> tuple[int, int, int]:
     batches = len(bounds) - 1
-    limit_n, limit_e = float(node_limit), float(edge_limit)
-    load = np.zeros((batches, 2))
-    local = np.empty((len(order), 2))
-    for b in range(batches):
-        for k in range(bounds[b], bounds[b + 1]):
-            for c in range(2):
-                local[k, c] = sizes[order[k], c]
-                load[b, c] += local[k, c]
+    width = len(limits)
+    load = np.zeros((batches, width))
+    local = np.empty((len(order), width))
     # A batch with a graph that alone is over a limit cannot be repaired, only placed elsewhere.
     tries_left = np.full(batches, BUDGET, np.int64)
     for b in range(batches):
         for k in range(bounds[b], bounds[b + 1]):
-            if local[k, 0] > limit_n or local[k, 1] > limit_e:
-                tries_left[b] = 0
-    over_at_first = _count_over(load, limit_n, limit_e)
+            for c in range(width):
+                local[k, c] = sizes[order[k], c]
+                load[b, c] += local[k, c]
+                if local[k, c] > limits[c]:
+                    tries_left[b] = 0
+    over_at_first = _count_over(load, limits)
     over, stuck, swaps = over_at_first, 0, 0
     counter = seed
     for _ in range(SWEEPS):
@@ -89,33 +101,31 @@ def repair(
             break
         for b in range(batches):
             for _ in range(min(TRIES, tries_left[b])):
-                if _excess(load[b, 0], load[b, 1], limit_n, limit_e) == 0:
+                if _excess(load, b, limits) == 0:
                     break
                 tries_left[b] -= 1
                 counter += STEP
-                partner = _roomiest(load, b, limit_n, limit_e, counter)
+                partner = _roomiest(load, b, limits, counter)
                 counter += STEP * np.uint64(PROBES)
-                swaps += _swap(order, local, load, bounds, b, partner, limit_n, limit_e, counter)
+                swaps += _swap(order, local, load, bounds, b, partner, limits, counter)
                 counter += STEP * np.uint64(WIDTH)
-        before, over = over, _count_over(load, limit_n, limit_e)
+        before, over = over, _count_over(load, limits)
         stuck = stuck + 1 if over >= before else 0
     return over_at_first, swaps, over
 
 
 @numba.njit(nogil=True, cache=True)
-def _count_over(load: np.ndarray, node_limit: float, edge_limit: float) -> int:
+def _count_over(load: np.ndarray, limits: tuple[float, ...]) -> int:
     """How many batches are over a limit."""
     over = 0
     for b in range(len(load)):
-        over += _excess(load[b, 0], load[b, 1], node_limit, edge_limit) > 0
+        over += _excess(load, b, limits) > 0
     return over
 
 
 @numba.njit(nogil=True, cache=True)
-def _roomiest(
-    load: np.ndarray, batch: int, node_limit: float, edge_limit: float, counter: np.uint64
-) -> int:
-    """Of a few random other batches, the one whose fuller component is emptiest."""
+def _roomiest(load: np.ndarray, batch: int, limits: tuple[float, ...], counter: np.uint64) -> int:
+    """Of a few random other batches, the one whose fullest component is emptiest."""
     best = -1
     least = np.inf
     others = len(load) - 1
@@ -123,7 +133,9 @@ def _roomiest(
         counter += STEP
         other = below(counter, others)
         other += other >= batch
-        fill = max(load[other, 0] / max(1.0, node_limit), load[other, 1] / max(1.0, edge_limit))
+        fill = 0.0
+        for c in range(len(limits)):
+            fill = max(fill, load[other, c] / max(1.0, limits[c]))
         if fill < least:
             least = fill
             best = other
@@ -138,31 +150,31 @@ def _swap(
     bounds: IntArray,
     batch: int,
     partner: int,
-    node_limit: float,
-    edge_limit: float,
+    limits: tuple[float, ...],
     counter: np.uint64,
 ) -> int:
     """Makes the best swap of any graph of ``batch`` with a few of ``partner``; 1 if one helped."""
     start, stop = bounds[batch], bounds[batch + 1]
     first, last = bounds[partner], bounds[partner + 1]
-    b0, b1, p0, p1 = load[batch, 0], load[batch, 1], load[partner, 0], load[partner, 1]
-    best = _excess(b0, b1, node_limit, edge_limit) + _excess(p0, p1, node_limit, edge_limit)
+    best = _excess(load, batch, limits) + _excess(load, partner, limits)
     gives, takes = -1, -1
     for _ in range(WIDTH):
         counter += STEP
         j = first + below(counter, last - first)
         for i in range(start, stop):
-            d0, d1 = local[i, 0] - local[j, 0], local[i, 1] - local[j, 1]
-            excess = _excess(b0 - d0, b1 - d1, node_limit, edge_limit)
-            excess += _excess(p0 + d0, p1 + d1, node_limit, edge_limit)
-            if excess < best:
-                best, gives, takes = excess, i, j
+            ours, theirs = 0.0, 0.0
+            for c in range(len(limits)):
+                delta = local[i, c] - local[j, c]
+                ours += _over(load[batch, c] - delta, limits[c])
+                theirs += _over(load[partner, c] + delta, limits[c])
+            if ours + theirs < best:
+                best, gives, takes = ours + theirs, i, j
         if best == 0:
             break
     if gives < 0:
         return 0
     order[gives], order[takes] = order[takes], order[gives]
-    for c in range(2):
+    for c in range(len(limits)):
         delta = local[gives, c] - local[takes, c]
         load[batch, c] -= delta
         load[partner, c] += delta

@@ -53,7 +53,7 @@ STREAM_TOLERANCE = 0.003
 
 
 def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
-    """``[2]`` usable limits of nodes and edges so far over the mean batch."""
+    """``[C]`` usable limits of each component so far over the mean batch."""
     mean = sizes.sum(axis=0) * (min(batch_size, len(sizes)) / len(sizes))
     return np.ceil(mean * (1.0 + margin)).astype(np.int64)
 
@@ -65,7 +65,7 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
     capacity of their own may (:func:`whole_limits`).
 
     Args:
-        sizes: ``[n, 2]`` the graphs that will train, or all where ``whole`` is false.
+        sizes: ``[n, C]`` the graphs that will train, or all where ``whole`` is false.
         batch_size: graphs a batch.
         whole: these are the graphs that will train; else allow for a random part of them.
         seed: of the trial.
@@ -85,13 +85,13 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
 def whole_limits(
     sizes: IntArray, batch_size: int, margin: float, maxima: IntArray, seed: int = 0
 ) -> IntArray:
-    """``[2]`` usable limits that every exact batch fits, also beside the largest graph of all.
+    """``[C]`` usable limits that every exact batch fits, also beside the largest graph of all.
 
     Args:
-        sizes: ``[n, 2]`` the graphs that will train.
+        sizes: ``[n, C]`` the graphs that will train.
         batch_size: graphs a batch.
         margin: over the mean batch.
-        maxima: ``[2]`` the largest nodes and edges of any graph that the plan must hold.
+        maxima: ``[C]`` the largest nodes and edges of any graph that the plan must hold.
         seed: of the trial.
     """
     if _huge(sizes, batch_size).any():
@@ -127,7 +127,7 @@ def rare_cut(
     only where such graphs are rare enough for most batches to have none.
 
     Args:
-        sizes: ``[n, 2]`` the graphs that will train.
+        sizes: ``[n, C]`` the graphs that will train.
         batch_size: graphs a batch.
         main: the capacity that the mean batch needs, without regard to the largest graph.
         whole: the capacity that every batch fits.
@@ -144,9 +144,14 @@ def rare_cut(
         none = (len(below) / len(sizes)) ** batch_size
         capacity = Capacity.distinct(
             max(main.nodes, int(cut) + 1),
-            max(main.edges, int(below[:, 1].max())),
+            max(main.edges, int(below[:, 1].max()) + main.edge_reserve),
             main.graphs,
             max(1, int(cut)),
+            tuple(
+                (name, max(rows, int(most) + 1))
+                for (name, rows), most in zip(main.extra, below[:, 2:].max(axis=0), strict=True)
+            ),
+            main.edge_reserve,
         )
         expected = none * cost.of(capacity) + (1.0 - none) * cost.of(whole)
         if expected < least and capacity < whole:
@@ -158,12 +163,12 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
     """Limits for packing a stream into packs of about so many graphs, found by trial.
 
     Args:
-        sizes: ``[n, 2]`` the graphs.
+        sizes: ``[n, C]`` the graphs.
         graphs: how many a pack should hold on average.
         seed: of the random orders tried.
 
     Returns:
-        ``[2]`` usable limits, and the harmonic mean of the efficiencies that the trials reached.
+        ``[C]`` usable limits, and the harmonic mean of the efficiencies that the trials reached.
     """
     totals, maxima = sizes.sum(axis=0), sizes.max(axis=0)
     wanted = max(1, round(len(sizes) / graphs))
@@ -217,5 +222,5 @@ def overflow_rate(
         order = order[:TRIAL_GRAPHS]
         bounds = exact_bounds(len(order), batch_size)
         batches += len(bounds) - 1
-        over += repair(order, sizes, bounds, int(limits[0]), int(limits[1]), key)[2]
+        over += repair(order, sizes, bounds, limits.tolist(), key)[2]
     return over / max(1, batches)

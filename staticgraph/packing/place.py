@@ -12,15 +12,28 @@ from staticgraph.sizes import Capacity, IntArray
 
 
 def limits_table(capacities: Sequence[Capacity]) -> IntArray:
-    """``[buckets, 4]`` nodes, edges, graphs and nodes of one graph that each bucket takes."""
-    rows = [(c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes) for c in capacities]
-    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+    """``[buckets, 4 + X]`` nodes, edges, graphs and nodes of one graph that each bucket takes, then
+    each further component."""
+    rows = [
+        (c.node_limit, c.edge_limit, c.graph_limit, c.max_graph_nodes, *c.extra_limits)
+        for c in capacities
+    ]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+
+
+def size_limits(limits: IntArray) -> tuple[int, ...]:
+    """Of a row of :func:`limits_table` the limits of each column of a size."""
+    row = limits.tolist()
+    return (row[0], row[1], *row[4:])
 
 
 def fits_alone(sizes: IntArray, capacity: Capacity) -> NDArray[np.bool_]:
-    """``[n]`` whether each graph of ``sizes`` ``[n, 2]`` fits the capacity by itself."""
+    """``[n]`` whether each graph of ``sizes`` ``[n, C]`` fits the capacity by itself."""
     most = min(capacity.node_limit, capacity.max_graph_nodes)
-    return (sizes[:, 0] <= most) & (sizes[:, 1] <= capacity.edge_limit)
+    fits = (sizes[:, 0] <= most) & (sizes[:, 1] <= capacity.edge_limit)
+    for column, limit in enumerate(capacity.extra_limits, start=2):
+        fits &= sizes[:, column] <= limit
+    return fits
 
 
 def homes(sizes: IntArray, capacities: Sequence[Capacity]) -> IntArray:
@@ -57,26 +70,33 @@ def place_batches(sizes: IntArray, order: IntArray, bounds: IntArray, limits: In
     """The first bucket that holds each batch, or -1.
 
     Args:
-        sizes: ``[., 2]`` nodes and edges.
+        sizes: ``[., 2 + X]`` nodes, edges and the further components.
         order: positions in ``sizes``, batch by batch.
         bounds: ``[K + 1]`` where each batch starts and ends in ``order``.
-        limits: ``[buckets, 4]`` nodes, edges, graphs and nodes of one graph that a bucket takes.
+        limits: ``[buckets, 4 + X]`` from :func:`limits_table`.
     """
     buckets = np.full(len(bounds) - 1, -1, np.int64)
+    more = np.zeros(sizes.shape[1] - 2, np.int64)
     for b in range(len(buckets)):
         nodes, edges, largest = 0, 0, 0
+        more[:] = 0
         for k in range(bounds[b], bounds[b + 1]):
             nodes += sizes[order[k], 0]
             edges += sizes[order[k], 1]
             largest = max(largest, sizes[order[k], 0])
+            for c in range(len(more)):
+                more[c] += sizes[order[k], 2 + c]
         graphs = bounds[b + 1] - bounds[b]
         for number in range(len(limits)):
-            if (
+            fits = (
                 nodes <= limits[number, 0]
                 and edges <= limits[number, 1]
                 and graphs <= limits[number, 2]
                 and largest <= limits[number, 3]
-            ):
+            )
+            for c in range(len(more)):
+                fits = fits and more[c] <= limits[number, 4 + c]
+            if fits:
                 buckets[b] = number
                 break
     return buckets

@@ -54,7 +54,7 @@ def pack_by_swaps(
     key = stream_of(seed, packs)
     shuffle(order, key)
     bounds = even_bounds(total, packs)
-    left = repair(order, histogram.sizes, bounds, int(limits[0]), int(limits[1]), key)[2]
+    left = repair(order, histogram.sizes, bounds, limits.tolist(), key)[2]
     return None if left else _as_packing(histogram, limits, max_graphs, order, bounds)
 
 

@@ -162,7 +162,7 @@ def _fills(
     rows = np.array(
         [(plan.capacities[b.bucket].nodes, plan.capacities[b.bucket].edges) for b in batches]
     )
-    real = np.array([sizes[b.ids].sum(axis=0) for b in batches])
+    real = np.array([sizes[b.ids, :2].sum(axis=0) for b in batches])
     both = real / np.maximum(1, rows)
     return both[:, 0], both[:, 1]
 

@@ -61,7 +61,7 @@ class PlanReport:
             mine = [batch.ids for batch in batches if batch.bucket == number]
             ids = np.concatenate([*mine, np.empty(0, dtype=np.int64)])
             room = max(1, len(mine)) * np.array([capacity.nodes, max(1, capacity.edges)])
-            filled = sizes[ids].sum(axis=0) / room
+            filled = sizes[ids, :2].sum(axis=0) / room
             rows.append(
                 BucketRow(
                     nodes=capacity.nodes,

@@ -8,17 +8,24 @@ may fill batches later. An error names the graph, although only rows are known h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Field, Level, Schema
+from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes import IntArray
 
 Array = NDArray[Any]
+
+
+class IndexRule(NamedTuple):
+    """How a field is put together: ``__cat_dim__``, and the levels that its values count."""
+
+    cat_dim: int | None = 0
+    counts: tuple[str, ...] = ()
 
 
 def compact(column: Array) -> Array:
@@ -57,6 +64,20 @@ def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntA
     return _offsets(nodes), _offsets(edges)
 
 
+def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str, IntArray]:
+    """Where each graph's rows begin, for every axis of the data's own."""
+    offsets = {}
+    for axis, counts in axes.items():
+        rows = np.asarray(counts, np.int64)
+        if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
+            raise BadGraph(
+                f"{name}: axis {axis!r} has counts of shape {rows.shape} for {graphs} graphs; one "
+                "number of at least 0 a graph is needed"
+            )
+        offsets[axis] = _offsets(rows)
+    return offsets
+
+
 def _offsets(counts: IntArray) -> IntArray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -83,16 +104,22 @@ def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets
 def checked_columns(
     fields: Mapping[str, tuple[Level, Array]],
     rows: Mapping[str, int],
-    node_offsets: IntArray,
-    edge_offsets: IntArray,
+    offsets: Mapping[str, IntArray],
+    axes: tuple[Axis, ...] = (),
+    rules: Mapping[str, IndexRule] | None = None,
 ) -> tuple[Schema, dict[str, Array]]:
     """What the fields are, and their columns as arrays of the right length."""
-    lengths = {"node": node_offsets[-1], "edge": edge_offsets[-1], "graph": len(node_offsets) - 1}
+    lengths = {level: each[-1] for level, each in offsets.items()}
+    lengths["graph"] = len(offsets["node"]) - 1
     described, columns = [], {}
     for name, (level, values) in fields.items():
         column = np.asarray(values)
         if column.dtype.kind not in "biuf":
             raise BadGraph(f"field {name!r} has dtype {column.dtype}; use numbers or booleans")
+        if level not in lengths:
+            raise BadGraph(
+                f"field {name!r} is of level {level!r}; there are {', '.join(map(repr, lengths))}"
+            )
         expected = lengths[level] * rows.get(name, 1)
         if column.ndim == 0 or len(column) != expected:
             raise BadGraph(
@@ -100,18 +127,19 @@ def checked_columns(
                 f"has {expected} rows"
             )
         nan = column.dtype.kind == "f" and bool(np.isnan(column).any())
+        rule = (rules or {}).get(name, IndexRule())
+        shape, dtype = column.shape[1:], column.dtype.name
         described.append(
-            Field(name, level, column.shape[1:], column.dtype.name, rows.get(name, 1), nan)
+            Field(name, level, shape, dtype, rows.get(name, 1), nan, rule.cat_dim, rule.counts)
         )
         columns[name] = column
-    return Schema(tuple(described)), columns
+    return Schema(tuple(described), axes), columns
 
 
 def require_finite(
     schema: Schema,
     columns: Mapping[str, Array],
-    node_offsets: IntArray,
-    edge_offsets: IntArray,
+    all_offsets: Mapping[str, IntArray],
     which: bool | tuple[str, ...],
 ) -> None:
     """Refuses NaN and infinity in every floating field but ``y`` (True), or in those named."""
@@ -123,7 +151,7 @@ def require_finite(
         if column.dtype.kind != "f" or np.isfinite(column).all():
             continue
         row = int((~np.isfinite(column).reshape(len(column), -1).all(axis=1)).argmax())
-        offsets = {"node": node_offsets, "edge": edge_offsets}.get(item.level)
+        offsets = all_offsets.get(item.level)
         graph = row // item.rows if offsets is None else _graph_at(offsets, row)
         inside = row - (graph * item.rows if offsets is None else int(offsets[graph]))
         raise BadGraph(

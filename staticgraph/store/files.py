@@ -14,6 +14,7 @@ import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def save(store: GraphStore, folder: str | Path) -> None:
     try:
         files = {}
         for name, array in store.arrays().items():
-            path = scratch / f"{name}.npy"
+            path = scratch / _file(name)
             np.save(path, array, allow_pickle=False)
             files[name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
         manifest = {
@@ -86,7 +87,7 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
         verify = sum(file["bytes"] for file in files.values()) <= VERIFY_BYTES
     arrays: dict[str, np.ndarray] = {}
     for name, file in files.items():
-        path = root / f"{name}.npy"
+        path = root / _file(name)
         found = path.stat().st_size if path.exists() else None
         if found != file["bytes"]:
             raise StoreCorrupt(
@@ -96,7 +97,7 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
         if verify and _crc32(path) != file["crc32"]:
             raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
         arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-    picked: dict[str, dict[str, Any]] = {"column": {}, "split": {}}
+    picked: dict[str, dict[str, Any]] = {"column": {}, "split": {}, "offsets": {}, "origins": {}}
     structure: dict[str, Any] = {}
     for name, array in arrays.items():
         kind, _, key = name.partition(".")
@@ -104,13 +105,21 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
             picked[kind][key] = array
         else:
             structure[name] = array
+    schema = Schema.from_dict(manifest["schema"])
     return GraphStore(
-        schema=Schema.from_dict(manifest["schema"]),
+        schema=schema,
         columns=picked["column"],
         splits=picked["split"],
+        offsets={axis.name: picked["offsets"][axis.name] for axis in schema.axes},
+        origins=picked["origins"],
         name=manifest["name"],
         **structure,
     )
+
+
+def _file(name: str) -> str:
+    """The file of an array; types of nodes and edges may be called anything."""
+    return f"{quote(name, safe=' ')}.npy"
 
 
 def _manifest(root: Path) -> dict[str, Any]:

@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Field, Level, Schema
+from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes import GraphSize, IntArray, SizeHistogram
 from staticgraph.store.columns import (
     Array,
+    IndexRule,
+    axis_offsets,
     check_endpoints,
     checked_columns,
     checked_offsets,
@@ -38,9 +40,20 @@ from staticgraph.store.columns import (
     row_pointers,
     sort_by_destination,
 )
+from staticgraph.store.indices import (
+    as_tensor_shape,
+    check_indices,
+    renumbered,
+    sort_types,
+    with_first_numbers,
+)
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    import torch
+    from torch_geometric.data import Data, HeteroData
+
+    from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.store.on_device import DeviceStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +72,11 @@ class GraphStore:
         columns: one array a field, ``[rows of its level, *shape]``, in a compact dtype.
         splits: named lists of graph numbers, such as ``train``, where the data set has them.
         name: what error messages and tables call it.
+        offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
+            schema.
+        origins: edge type -> where each edge stood among all of the type before they were sorted;
+            types that were sorted are left out. Where nodes have types the four arrays of edges
+            above are empty, and each type's ``edge_index`` is a column.
     """
 
     schema: Schema
@@ -72,12 +90,15 @@ class GraphStore:
     columns: Mapping[str, Array]
     splits: Mapping[str, IntArray] = field(default_factory=dict)
     name: str = "data"
+    offsets: Mapping[str, IntArray] = field(default_factory=dict)
+    origins: Mapping[str, Array] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ building
 
     @classmethod
     def from_pyg(cls, dataset: Any, **options: Any) -> GraphStore:
-        """Stores a PyG data set, or ``Data``; see :func:`staticgraph.store.flatten.from_pyg`."""
+        """Stores a PyG data set, ``Data`` or ``HeteroData``; see
+        :func:`staticgraph.store.flatten.from_pyg` and :mod:`staticgraph.store.hetero`."""
         from staticgraph.store.flatten import from_pyg
 
         return from_pyg(dataset, **options)
@@ -95,6 +116,8 @@ class GraphStore:
         splits: Mapping[str, Array] | None = None,
         name: str = "data",
         check_finite: bool | tuple[str, ...] = False,
+        axes: Mapping[Axis, Array] | None = None,
+        rules: Mapping[str, IndexRule] | None = None,
     ) -> GraphStore:
         """Builds a store from flat arrays over all graphs.
 
@@ -110,6 +133,12 @@ class GraphStore:
             name: what error messages call the data set.
             check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
                 named.
+            axes: axis -> ``[n]`` rows of each graph, for rows that are neither nodes nor edges; a
+                field's level may then be the axis's name.
+            rules: index field -> where its rows stand, and what its values count. Where nodes have
+                types, ``num_nodes`` and ``num_edges`` are the sums over the types, and there are
+                no ``edge_src`` and ``edge_dst``: a type's edges are the field
+                ``a__to__b.edge_index``.
 
         Raises:
             BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
@@ -117,26 +146,34 @@ class GraphStore:
             ValueError: a field has a name that every batch uses itself.
         """
         node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
+        own = tuple(axes or ())
+        graphs = len(node_offsets) - 1
+        more = axis_offsets({axis.name: rows for axis, rows in (axes or {}).items()}, graphs, name)
+        offsets = {"node": node_offsets, "edge": edge_offsets, **more}
+        schema, columns = checked_columns(fields, rows or {}, offsets, own, rules)
+        require_finite(schema, columns, offsets, check_finite)
+        check_indices(schema, columns, offsets, graphs)
+        origins: dict[str, Array] = {}
+        order = None
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
-            raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
-        if not len(src) == len(dst) == edge_offsets[-1]:
-            raise BadGraph(
-                f"{name}: {len(src)} sources and {len(dst)} destinations for "
-                f"{edge_offsets[-1]} edges"
-            )
-        check_endpoints(src, dst, node_offsets, edge_offsets)
-        schema, columns = checked_columns(fields, rows or {}, node_offsets, edge_offsets)
-        require_finite(schema, columns, node_offsets, edge_offsets, check_finite)
-        order = sort_by_destination(src, dst, node_offsets, edge_offsets)
-        if order is not None:
-            src, dst = src[order], dst[order]
-            columns = {
-                key: column[order] if schema[key].level == "edge" else column
-                for key, column in columns.items()
-            }
+        if schema.hetero:
+            row_ptr = transpose = np.empty(0, np.int64)
+            columns, origins = sort_types(schema, columns, offsets, graphs)
+        else:
+            if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
+                raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
+            if not len(src) == len(dst) == edge_offsets[-1]:
+                raise BadGraph(
+                    f"{name}: {len(src)} sources and {len(dst)} destinations for "
+                    f"{edge_offsets[-1]} edges"
+                )
+            check_endpoints(src, dst, node_offsets, edge_offsets)
+            order = sort_by_destination(src, dst, node_offsets, edge_offsets)
+            if order is not None:
+                src, dst = src[order], dst[order]
+                columns = renumbered(schema, columns, offsets, graphs, "edge", order)
+            row_ptr, transpose = row_pointers(src, dst, node_offsets, edge_offsets)
         local = np.empty(0, np.uint8) if order is None else local_positions(order, edge_offsets)
-        row_ptr, transpose = row_pointers(src, dst, node_offsets, edge_offsets)
         return cls(
             schema=schema,
             node_offsets=node_offsets,
@@ -147,25 +184,39 @@ class GraphStore:
             transpose=compact(transpose),
             edge_origin=compact(local),
             columns={key: compact(column) for key, column in columns.items()},
-            splits=checked_splits(splits or {}, len(node_offsets) - 1, name),
+            splits=checked_splits(splits or {}, graphs, name),
             name=name,
+            offsets=more,
+            origins={
+                axis: compact(local_positions(position, offsets[axis]))
+                for axis, position in origins.items()
+            },
         )
 
     @classmethod
     def zeros(cls, schema: Schema) -> GraphStore:
-        """A store of one graph, one node, no edge and zeros in every field."""
-        length = {"node": 1, "edge": 0, "graph": 1}
+        """A store of one graph, one node, no edge, no row of any axis and zeros in every field;
+        only its schema is of use where an index counts what is not there."""
+        length = {"node": 1, "graph": 1}
         fields: dict[str, tuple[Level, Array]] = {
             item.name: (
                 item.level,
-                np.zeros((length[item.level] * item.rows, *item.shape), item.dtype),
+                np.zeros((length.get(item.level, 0) * item.rows, *item.shape), item.dtype),
             )
             for item in schema
         }
-        none = np.empty(0, np.int64)
-        rows = {item.name: item.rows for item in schema}
-        return cls.from_arrays(
-            np.ones(1, np.int64), np.zeros(1, np.int64), none, none, fields, rows=rows
+        none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
+        return cls(
+            schema=schema,
+            node_offsets=np.arange(2),
+            edge_offsets=nothing,
+            edge_src=none,
+            edge_dst=none,
+            row_ptr=np.zeros(2, np.int32),
+            transpose=none,
+            edge_origin=none,
+            columns={name: column for name, (_, column) in fields.items()},
+            offsets={axis.name: nothing for axis in schema.axes},
         )
 
     # ------------------------------------------------------------------ on disk
@@ -183,6 +234,31 @@ class GraphStore:
 
         return load(folder, verify=verify)
 
+    # ------------------------------------------------------------------ on a device
+
+    def to(
+        self,
+        device: str | torch.device,
+        *,
+        pointers: bool = True,
+        budget: MemoryBudget | None = None,
+    ) -> DeviceStore:
+        """The graphs on a device in compact types, so that only ids of batches cross the bus; see
+        :mod:`staticgraph.store.on_device`.
+
+        Args:
+            device: a torch device or its name, the CPU too.
+            pointers: keep what batches need for ``StaticLoader(pointers=True)``.
+            budget: the cap; what the device has for this process, where None.
+
+        Raises:
+            BudgetExceeded: they take more than the cap leaves; the message has every array's bytes.
+            ValueError: the data set has axes or index fields of its own.
+        """
+        from staticgraph.store.on_device import move
+
+        return move(self, device, pointers=pointers, budget=budget)
+
     # ------------------------------------------------------------------ reading
 
     def __len__(self) -> int:
@@ -190,17 +266,26 @@ class GraphStore:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """``[n, 2]`` int64: nodes and edges of each graph, without touching a feature."""
-        return np.stack([np.diff(self.node_offsets), np.diff(self.edge_offsets)], axis=1)
+        """``[n, C]`` int64: nodes and edges of each graph, then the rows of each axis, without
+        touching a feature."""
+        offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
+        return np.stack([np.diff(each) for each in offsets], axis=1)
+
+    def offsets_of(self, level: Level) -> IntArray:
+        """``[n + 1]`` where each graph's rows of a level begin."""
+        if level == "graph":
+            return np.arange(len(self) + 1)
+        known = {"node": self.node_offsets, "edge": self.edge_offsets}
+        return known[level] if level in known else self.offsets[level]
 
     @cached_property
     def histogram(self) -> SizeHistogram:
         """How many graphs have each size."""
-        return SizeHistogram.from_sizes(self.sizes)
+        return SizeHistogram.from_sizes(self.sizes, self.schema.components)
 
     def size(self, graph: int) -> GraphSize:
         """Nodes and edges of one graph."""
-        return GraphSize(*map(int, self.sizes[graph]))
+        return GraphSize(*map(int, self.sizes[graph, :2]))
 
     @property
     def nbytes(self) -> int:
@@ -223,7 +308,9 @@ class GraphStore:
         }
         columns = {f"column.{key}": value for key, value in self.columns.items()}
         splits = {f"split.{key}": value for key, value in self.splits.items()}
-        return structure | columns | splits
+        offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
+        origins = {f"origins.{key}": value for key, value in self.origins.items()}
+        return structure | columns | splits | offsets | origins
 
     def with_splits(self, **splits: Array) -> GraphStore:
         """The same store with these named lists of graph numbers."""
@@ -237,38 +324,64 @@ class GraphStore:
             return (1,) * column.shape[1]
         return tuple(int(value) + 1 for value in column.max(axis=0))
 
-    def __getitem__(self, graph: int) -> Data:
-        """One graph as it came, as a PyG ``Data``: edges in their first order.
+    def __getitem__(self, graph: int) -> Data | HeteroData:
+        """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
 
         Raises:
             IndexError: there is no graph of that number.
         """
         import torch
-        from torch_geometric.data import Data
 
         if not -len(self) <= graph < len(self):
             raise IndexError(f"graph {graph} of {len(self)}")
         graph %= len(self)
-        edges = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+        places = {"edge": self._origin(graph, "edge", self.edge_origin)}
+        for axis in self.schema.edge_axes:
+            places[axis.name] = self._origin(graph, axis.name, self.origins.get(axis.name))
         values: dict[str, Any] = {}
-        first = np.argsort(self.edge_origin[edges]) if len(self.edge_origin) else None
-        pair = np.stack([self.edge_src[edges], self.edge_dst[edges]]).astype(np.int64)
-        values["edge_index"] = torch.from_numpy(pair if first is None else pair[:, first])
         for item in self.schema:
             value = self.columns[item.name][self.rows_of(item, graph)].astype(item.dtype)
-            if item.level == "edge" and first is not None:
-                value = value[first]
-            values[item.name] = torch.from_numpy(np.ascontiguousarray(value))
+            for level, place in places.items():
+                if place is not None:
+                    value = with_first_numbers(value, item, level, place)
+            if (place := places.get(item.level)) is not None:
+                value = value[np.argsort(place)]
+            values[item.name] = torch.from_numpy(as_tensor_shape(value, item))
+        return self._assembled(graph, values, places["edge"])
+
+    def _origin(self, graph: int, level: Level, origin: Array | None) -> Array | None:
+        """Where each edge of one graph stood before it was sorted, or None."""
+        if origin is None or not len(origin):
+            return None
+        offsets = self.offsets_of(level)
+        return origin[offsets[graph] : offsets[graph + 1]]
+
+    def _assembled(
+        self, graph: int, values: dict[str, Any], place: Array | None
+    ) -> Data | HeteroData:
+        import torch
+        from torch_geometric.data import Data
+
+        if self.schema.hetero:
+            from staticgraph.store.hetero import assembled
+
+            counts = {axis: int(np.diff(o)[graph]) for axis, o in self.offsets.items()}
+            return assembled(self.schema, values, counts)
+        edges = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+        pair = np.stack([self.edge_src[edges], self.edge_dst[edges]]).astype(np.int64)
+        if place is not None:
+            pair = pair[:, np.argsort(place)]
+        values = {"edge_index": torch.from_numpy(pair), **values}
         return Data(num_nodes=self.size(graph).nodes, **values)
 
-    def __iter__(self) -> Iterator[Data]:
+    def __iter__(self) -> Iterator[Data | HeteroData]:
         return (self[graph] for graph in range(len(self)))
 
     def rows_of(self, item: Field, graph: int) -> slice:
         """The rows of a field's column that belong to one graph."""
         if item.level == "graph":
             return slice(graph * item.rows, (graph + 1) * item.rows)
-        offsets = self.node_offsets if item.level == "node" else self.edge_offsets
+        offsets = self.offsets_of(item.level)
         return slice(int(offsets[graph]), int(offsets[graph + 1]))
 
     def __repr__(self) -> str:

@@ -1,0 +1,137 @@
+"""Index fields: values that count rows of their graph, checked and kept in step with the edges.
+
+A batch adds to each value what stood before its graph (PyG's ``__inc__``), so a value outside the
+rows that it counts would point into a neighbour, in silence. It is refused when a store is built,
+with the graph's name. Edges are sorted by destination then: values that count edges are renumbered
+with them, and a graph that is read back gets its first numbers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Field, Schema
+from staticgraph.sizes import IntArray
+from staticgraph.store.columns import Array, sort_by_destination
+
+Offsets = Mapping[str, IntArray]
+
+
+def graph_of_row(field: Field, offsets: Offsets, graphs: int) -> IntArray:
+    """``[rows]`` the graph of each row of a field's column."""
+    counts = rows_a_graph(field, offsets, graphs)
+    return np.repeat(np.arange(graphs, dtype=np.int64), counts)
+
+
+def rows_a_graph(field: Field, offsets: Offsets, graphs: int) -> IntArray:
+    """``[n]`` rows of a field in each graph."""
+    if field.level == "graph":
+        return np.full(graphs, field.rows, np.int64)
+    return np.diff(offsets[field.level])
+
+
+def counted(field: Field) -> list[tuple[int, str]]:
+    """Each scalar of a row that counts something: its place, and the level that it counts."""
+    levels = field.counts * field.width if len(field.counts) == 1 else field.counts
+    return [(place, level) for place, level in enumerate(levels) if level]
+
+
+def check_indices(
+    schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
+) -> None:
+    """Refuses a value outside the rows that it counts.
+
+    Raises:
+        BadGraph: the message names the graph, the field and the value.
+    """
+    for field in schema:
+        if not field.counts:
+            continue
+        column = columns[field.name].reshape(len(columns[field.name]), -1)
+        if column.dtype.kind not in "iu":
+            raise BadGraph(
+                f"{field.name!r} is {column.dtype} and counts {' and '.join(set(field.counts))}: "
+                "an index holds whole numbers; convert it, or let __inc__ return 0 for it"
+            )
+        owner = graph_of_row(field, offsets, graphs)
+        for place, level in counted(field):
+            values = column[:, place]
+            most = np.ones(graphs, np.int64) if level == "graph" else np.diff(offsets[level])
+            wrong = (values < 0) | (values >= most[owner])
+            if wrong.any():
+                row = int(wrong.argmax())
+                graph = int(owner[row])
+                raise BadGraph(
+                    f"graph {graph} has {values[row]} in {field.name!r}, which counts {level!r}, "
+                    f"of which it has {most[graph]}: values must be from 0 and below that; mend "
+                    f"them, rename the field if it is no index, or pass exclude=[{field.name!r}]"
+                )
+
+
+def renumbered(
+    schema: Schema,
+    columns: Mapping[str, Array],
+    offsets: Offsets,
+    graphs: int,
+    level: str,
+    order: IntArray,
+) -> dict[str, Array]:
+    """The columns after the rows of ``level`` were put in ``order`` (positions among all rows):
+    rows moved where they belong to it, values renumbered where they count it."""
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    first = offsets[level][:-1]
+    changed = dict(columns)
+    for field in schema:
+        column = changed[field.name]
+        places = [place for place, of in counted(field) if of == level]
+        if places:
+            owner = graph_of_row(field, offsets, graphs)
+            flat = column.reshape(len(column), -1).copy()
+            for place in places:
+                at = flat[:, place].astype(np.int64) + first[owner]
+                flat[:, place] = rank[at] - first[owner]
+            column = flat.reshape(column.shape)
+        if field.level == level:
+            column = column[order]
+        changed[field.name] = column
+    return changed
+
+
+def sort_types(
+    schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
+) -> tuple[dict[str, Array], dict[str, IntArray]]:
+    """The edges of each type by destination, and where each stood before, as positions among all
+    of the type; types that were in order already are left out."""
+    sorted_columns, origins = dict(columns), {}
+    for axis in schema.edge_axes:
+        index = f"{axis.name}.edge_index"
+        field = schema[index]
+        source, target = sorted_columns[index].T
+        order = sort_by_destination(source, target, offsets[field.counts[1]], offsets[axis.name])
+        if order is not None:
+            sorted_columns = renumbered(schema, sorted_columns, offsets, graphs, axis.name, order)
+            origins[axis.name] = order
+    return sorted_columns, origins
+
+
+def with_first_numbers(values: Array, field: Field, level: str, origin: Array) -> Array:
+    """One graph's rows with values that count ``level`` numbered as before the sort."""
+    places = [place for place, of in counted(field) if of == level]
+    if not places:
+        return values
+    flat = values.reshape(len(values), -1).copy()
+    for place in places:
+        flat[:, place] = origin[flat[:, place]]
+    return flat.reshape(values.shape)
+
+
+def as_tensor_shape(rows: Array, field: Field) -> Any:
+    """Rows first -> the tensor that PyG has, with its rows where ``__cat_dim__`` puts them."""
+    if field.cat_dim is None:
+        return rows.reshape(field.shape)
+    return np.ascontiguousarray(np.moveaxis(rows, 0, field.cat_dim))
