@@ -15,7 +15,7 @@ from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.attention_blocks import attention_path
+from staticgraph.attention_blocks import PATHS, attention_path
 from staticgraph.nn.size_classes import ClassedLayout
 
 
@@ -54,7 +54,7 @@ def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
     sizes, capacity = drawn
     batch = batch_of(sizes, capacity)
     batch = batch if known else unknown_counts(batch)
-    layout = ClassedLayout.of(batch, attention_path(capacity, "classed"))
+    layout = ClassedLayout.of(batch, attention_path(capacity, "size-classed"))
     ids = torch.arange(capacity.nodes, dtype=torch.float64) + 1
     blocks = layout.to_blocks(ids)
     rows = sorted(tuple(r[r > 0].tolist()) for block in blocks for r in block)
@@ -71,8 +71,8 @@ def test_the_bound_holds_for_the_sizes_it_was_made_for():
     """Ranks and widths against the definition: n // (i + 1) at the first rank of each block."""
     capacity = sg.Capacity(3295, 7093, 129, 222)
     path = attention_path(capacity)
-    assert path.name == "size-classed dense"
-    assert "6 blocks have 26% of the entries of one" in path.reason
+    assert path.name == "size-classed"
+    assert "6 blocks; entries at most: dense 6,357,636; size-classed 1,6" in path.reason
     assert path.entries * 3 < 129 * 222 * 222
     assert sum(block.graphs for block in path.blocks) == 129
     for block in path.blocks:
@@ -84,10 +84,10 @@ def test_small_blocks_stay_in_one():
     path = attention_path(sg.Capacity(18 * 32 + 1, 40 * 32, 33, 20))
     assert (path.name, len(path.blocks)) == ("dense", 1)
     for refuse in (
-        lambda: attention_path(sg.Capacity(100, 200, 7), "flex"),
-        lambda: sg.convert(Attending(), attention="flex"),
+        lambda: attention_path(sg.Capacity(100, 200, 7), "sparse"),
+        lambda: sg.convert(Attending(), attention="sparse"),
     ):
-        with pytest.raises(ValueError, match="choose of auto, dense, classed"):
+        with pytest.raises(ValueError, match="choose of auto, dense, size-classed, flex, varlen"):
             refuse()
 
 
@@ -110,7 +110,7 @@ def test_every_path_gives_the_same(known, monkeypatch):
     monkeypatch.setattr("parity.BATCH", batch)
     expected = plain_step(model, lambda m, d: m(d), batch)
     batch = batch if known else unknown_counts(batch)
-    for path in ("dense", "classed", "auto"):
+    for path in PATHS:
         own = copy.deepcopy(model)
         sg.convert(own, attention=path)
         found, _ = static_step(own, lambda m, d: m(d), batch)

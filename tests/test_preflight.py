@@ -216,9 +216,9 @@ def test_the_path_of_attention_is_told_with_its_reason():
 
     for model in (Attending().double(), sg.convert(Attending().double())):
         rows = {row.path: row.how for row in preflight(model, PLAN, STORE).modules}
-        assert rows["gps"].startswith("attention dense, auto: 1 blocks have 100%")
-    asked = preflight(sg.convert(Attending().double(), attention="classed"), PLAN, STORE)
-    assert "attention size-classed dense, as asked" in str(asked)
+        assert rows["gps"].startswith("attention dense, auto; entries at most: dense ")
+    asked = preflight(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
+    assert "attention size-classed, as asked" in str(asked)
 
 
 def test_a_tensor_that_is_no_buffer_is_named():

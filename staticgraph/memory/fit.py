@@ -43,7 +43,7 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 # How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
 # the blocks by size of a converted model's attention (always, or where they are worth it).
-Layout = Literal["dense", "auto", "classed"]
+Layout = Literal["dense", "auto", "size-classed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.attention_blocks import PATHS, attention_path
+from staticgraph.attention_blocks import PATHS, AttentionPath, Setting, attention_path
 from staticgraph.batch import StaticBatch
 from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
 from staticgraph.nn.dense import DenseLayout
+from staticgraph.nn.document_mask import DocumentLayout
 from staticgraph.nn.size_classes import ClassedLayout
 
 
@@ -49,12 +50,11 @@ class Rows(NamedTuple):
 class BatchContext:
     """The present batch of one model, or none."""
 
-    __slots__ = ("_blocks", "_classed", "_dense", "_made", "_rows", "attention", "batch", "kernels")
+    __slots__ = ("_blocks", "_dense", "_made", "_rows", "attention", "batch", "kernels")
 
     def __init__(self) -> None:
         self.batch: StaticBatch | None = None
         self._dense: DenseLayout | None = None
-        self._classed: ClassedLayout | None = None
         self.attention = "auto"
         self.kernels = False
         self._made: dict[Hashable, Any] = {}
@@ -74,7 +74,6 @@ class BatchContext:
         """Makes ``batch`` the present one; :meth:`leave` ends it."""
         self.batch = batch
         self._dense = None
-        self._classed = None
         self._made = {}
         self._blocks = {}
         nodes, edges, graphs = batch.num_nodes, batch.num_edges, batch.num_graphs
@@ -88,7 +87,6 @@ class BatchContext:
         """Forgets the batch."""
         self.batch = None
         self._dense = None
-        self._classed = None
         self._made = {}
         self._blocks = None
         self._rows = None
@@ -221,12 +219,33 @@ class BatchContext:
             raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
         self.attention = path
 
-    def classed(self) -> ClassedLayout:
-        """Where each node stands in the bucket's blocks by size; made once a forward."""
-        if self._classed is None:
-            path = attention_path(self.present.capacity, self.attention)
-            self._classed = ClassedLayout.of(self.present, path)
-        return self._classed
+    def attention_path(self, setting: Setting | None) -> AttentionPath:
+        """How attention goes in the present bucket, of a layer in this setting.
+
+        Raises:
+            NotStatic: a path was asked for that is impossible there.
+        """
+        return attention_path(self.present.capacity, self.attention, setting)
+
+    def classed(self, name: str) -> ClassedLayout:
+        """Where each node stands in the blocks of ``dense`` or ``size-classed``; made once a
+        forward."""
+        present = self.present
+        return self.once(
+            ("attention", name),
+            lambda: ClassedLayout.of(present, attention_path(present.capacity, name)),
+        )
+
+    def documents(self) -> DocumentLayout:
+        """Which nodes may attend to which, and in which tiles; made once a forward."""
+        return self.once("documents", lambda: DocumentLayout.of(self.present))
+
+    def starts(self) -> Tensor:
+        """``[G + 1]`` int32: where each real graph's nodes begin; padding graphs have none, so the
+        last entry is the number of real nodes. Made once a forward."""
+        return self.once(
+            "starts", lambda: torch.minimum(self.present.ptr, self.present.num_real_nodes).int()
+        )
 
     def block(self, index: Tensor, groups: int, width: int) -> DenseLayout:
         """Where each row that ``index`` puts into one of ``groups`` stands in a block of so many

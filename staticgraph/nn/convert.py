@@ -126,9 +126,11 @@ def convert(
         model: any PyG model.
         kernels: also put this library's fused kernels under the layers that have them (see
             :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
-        attention: how GPS lays out its attention: ``dense`` (one block as wide as the largest
-            graph), ``classed`` (a few blocks by size), or ``auto``, which is what a model has that
-            was never told; see :mod:`staticgraph.nn.size_classes`.
+        attention: the path of attention among the nodes of each graph: ``dense`` (one block as
+            wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
+            a document mask), ``varlen`` (a sequence a graph), or ``auto``, which is what a model
+            has that was never told: the one with the fewest entries that is possible here; see
+            :mod:`staticgraph.attention_blocks`.
     """
     context = context_of(model)
     if attention is not None:

@@ -2,8 +2,9 @@
 
 Stock ``GPSConv`` (Rampasek et al. 2022, arXiv 2205.12454) calls ``to_dense_batch`` without sizes
 and then indexes with a mask: two host reads a layer, so a CUDA graph cannot record it. Here the
-block is ``[graphs, M]`` with gathers both ways, the projections run over nodes and not over the
-block's empty places, and the weights are those of the layer's own ``MultiheadAttention``.
+projections run over nodes and not over the empty places of a block, the weights are those of the
+layer's own ``MultiheadAttention``, and the path between is chosen for the bucket
+(:mod:`staticgraph.nn.attention_paths`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from torch_geometric.nn import GPSConv
 from torch_geometric.nn.attention import PerformerAttention
 
 from staticgraph.errors import NotStatic
+from staticgraph.nn.attention_paths import attend
 from staticgraph.nn.context import BatchContext
 
 
 class StaticGPSConv(GPSConv):
-    """``GPSConv``: attention over a block of the bucket's shape, with the same state.
+    """``GPSConv``: attention over fixed shapes, with the same state.
 
     Raises:
-        NotStatic: attention other than multi-head, or with options whose result depends on the
-            width of the block.
+        NotStatic: attention other than multi-head or Performer, keys and values of sizes of their
+            own, or a path that was asked for and is impossible here.
     """
 
     _staticgraph: BatchContext
@@ -69,22 +71,9 @@ class StaticGPSConv(GPSConv):
                 f"GPSConv with attn_type={self.attn_type!r} has no static form: use "
                 "attn_type='multihead' or 'performer'"
             )
-        if attn.bias_k is not None or attn.add_zero_attn or attn.in_proj_weight is None:
+        if attn.in_proj_weight is None:
             raise NotStatic(
-                "GPSConv's attention has bias_k, add_zero_attn or separate key and value sizes: "
-                "leave them out of attn_kwargs"
+                "GPSConv's attention has separate key and value sizes: leave kdim and vdim out of "
+                "attn_kwargs"
             )
-        classed = self._staticgraph.classed()
-        blocks = classed.to_blocks(F.linear(x, attn.in_proj_weight, attn.in_proj_bias))
-        outs = []
-        for qkv, attendable in zip(blocks, classed.attendable, strict=True):
-            q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=attendable[:, None, None, :],
-                dropout_p=attn.dropout if self.training else 0.0,
-            )
-            outs.append(out.transpose(1, 2).flatten(2))
-        return attn.out_proj(classed.to_nodes(outs))
+        return attend(self._staticgraph, attn, x)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
 from staticgraph.kernels.head_blocks import nodes_of_block, qkv_blocks
+from staticgraph.nn.attention_paths import attend, setting_of
 from staticgraph.nn.dense import DenseLayout
 from staticgraph.nn.fused.layer import Fused
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
@@ -54,8 +55,14 @@ class FusedGPSConv(Fused, StaticGPSConv):
 
     def _attended(self, x: Tensor) -> Tensor:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph."""
-        attn, layout = self.attn, self._staticgraph.dense()
+        attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
+        setting = setting_of(
+            attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling()
+        )
+        if context.attention_path(setting).name != "dense":
+            return attend(context, attn, x)
+        layout = context.dense()
         rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
         q, k, v = qkv_blocks(
             rows, layout.node_of_place, layout.place_of_node, layout.graphs, attn.num_heads

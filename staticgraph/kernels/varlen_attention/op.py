@@ -1,0 +1,145 @@
+"""``varlen_attention`` as an operator of torch: on CUDA torch's own kernels, on a CPU a loop.
+
+In half precision the kernel is flash attention through torch's public ``varlen_attn``. That takes
+no float32, so float32 goes to memory-efficient attention, which torch has no public name for with
+lengths: ``aten::_efficient_attention_forward`` is called, with the arguments that it has in torch
+2.11 to 2.13, inside an operator of our own. So a compiled step sees fixed shapes and one operator,
+and a version of torch with other arguments fails at this call and nowhere else. Starts stay on the
+device and the longest graph is the bucket's ``M``, a constant: nothing is read by the host.
+
+Rows after the last start belong to no graph. CUDA kernels leave them, and their gradients,
+unwritten: callers mask both ways with ``torch.where``. There is no dropout and no bias. A second
+derivative is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.varlen_attention import reference
+
+HALVES = (torch.float16, torch.bfloat16)
+# Rows that the kernel pads its log-sum-exp to; alignment of its backward's loads.
+LSE_ROWS = 32
+NO_CAUSAL_MASK = 0
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Attention of each row over the rows of its own graph.
+
+    Args:
+        q: ``[N, heads, D]``; float16, bfloat16 or float32 on CUDA, any float on a CPU.
+        k: as ``q``.
+        v: as ``q``.
+        starts: ``[G + 1]`` int32, ascending from 0; graph ``g`` has rows ``starts[g]`` to
+            ``starts[g + 1]``, and may have none.
+        longest: a bound on the rows of a graph.
+
+    Returns:
+        ``[N, heads, D]``; anything at all in rows from ``starts[G]`` on.
+    """
+    if q.device.type == "cuda" and q.dtype in HALVES:
+        from torch.nn.attention.varlen import varlen_attn
+
+        out = varlen_attn(q, k, v, starts, starts, longest, longest)
+        assert isinstance(out, Tensor)
+        return out
+    return _forward(q, k, v, starts, longest)[0]
+
+
+@torch.library.custom_op("staticgraph::varlen_attention", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    if q.device.type != "cuda":
+        return reference.forward(q, k, v, starts), q.new_empty(0)
+    out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+        q[None],
+        k[None],
+        v[None],
+        None,
+        starts,
+        starts,
+        longest,
+        longest,
+        0.0,
+        NO_CAUSAL_MASK,
+        True,
+    )
+    return out[0], lse
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    if q.device.type != "cuda":
+        return q.new_empty(q.shape), q.new_empty(0)
+    rows = -(-longest // LSE_ROWS) * LSE_ROWS
+    shape = (starts.shape[0] - 1, q.shape[1], rows)
+    return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("staticgraph::varlen_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    longest: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.device.type != "cuda":
+        return reference.backward(grad, q, k, v, starts)
+    unread = lse.new_empty((), dtype=torch.int64)  # the random state of a dropout that is not there
+    dq, dk, dv, _ = torch.ops.aten._efficient_attention_backward(
+        grad[None],
+        q[None],
+        k[None],
+        v[None],
+        None,
+        out[None],
+        starts,
+        starts,
+        longest,
+        longest,
+        lse,
+        0.0,
+        unread,
+        unread,
+        NO_CAUSAL_MASK,
+        False,
+    )
+    return dq[0], dk[0], dv[0]
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    longest: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+    return dq, dk, dv
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, starts, longest = inputs
+    ctx.save_for_backward(q, k, v, *output, starts)
+    ctx.longest = longest
+
+
+def _gradient(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, starts = ctx.saved_tensors
+    return (*_backward(grad, q, k, v, out, lse, starts, ctx.longest), None, None)
+
+
+_forward.register_autograd(_gradient, setup_context=_setup)
