@@ -45,9 +45,14 @@ class StaticBatch:
 
     A batch of a loader lends its memory: once it is dropped, the memory carries a later batch.
     Keep tensors with :meth:`clone`.
+
+    A model may set attributes, as it may on PyG's batch (``batch.x = layer(batch.x)``,
+    ``batch.pair = ...``): that exchanges a tensor in this object, never the memory behind it. The
+    runner hands each forward an object of its own, so the loader's batch stays as it was. What is
+    set under a name that the layout does not have is no input of a step.
     """
 
-    __slots__ = ("_lease", "_tensors", "bucket", "layout", "real")
+    __slots__ = ("_extra", "_lease", "_tensors", "bucket", "layout", "real")
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class StaticBatch:
         self.real = real
         self._tensors = tensors
         self._lease = lease
+        self._extra: Mapping[str, Any] = {}
 
     @classmethod
     def of(
@@ -76,7 +82,7 @@ class StaticBatch:
         Raises:
             GraphTooLarge: together they exceed the capacity.
         """
-        capacity = capacity if isinstance(capacity, Capacity) else Capacity(*capacity)
+        capacity = capacity if isinstance(capacity, Capacity) else Capacity(*capacity[:4])
         layout = SlotLayout(bucket, capacity, store.schema, pointers)
         tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -151,6 +157,12 @@ class StaticBatch:
     num_features = num_node_features
 
     @property
+    def num_edge_features(self) -> int:
+        """Columns of ``edge_attr``, 0 without one, as in PyG."""
+        attr = self._tensors.get("edge_attr")
+        return 0 if attr is None else 1 if attr.dim() == 1 else attr.size(-1)
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self._tensors["batch"].device
@@ -176,22 +188,41 @@ class StaticBatch:
         if name.startswith("_"):
             raise AttributeError(name)
         self._check_lease()
-        try:
+        if name in self._tensors:
             return self._tensors[name]
-        except KeyError:
+        if name in self._extra:
+            return self._extra[name]
+        raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in StaticBatch.__slots__:
+            object.__setattr__(self, name, value)
+        elif name in _COUNTED or name in _SIZES or hasattr(StaticBatch, name):
             raise AttributeError(
-                f"the batch has no {name!r}; it has {', '.join(self.keys())}"
-            ) from None
+                f"{name!r} of a static batch follows from its bucket and cannot be set: choose "
+                "another name"
+            )
+        elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
+            self._tensors = {**self._tensors, name: value}
+        else:
+            self._extra = {**self._extra, name: value}
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors
+        return name in self._tensors or name in self._extra
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute of this name, or ``default``, as in PyG."""
+        return getattr(self, name, default)
 
     def keys(self) -> list[str]:
-        """The names of the tensors."""
-        return [name for name in self._tensors if name != "counts"]
+        """The names of the tensors, and of what was set."""
+        return [name for name in (*self._tensors, *self._extra) if name != "counts"]
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name, ``counts`` included, in the layout's order."""
@@ -229,8 +260,11 @@ class StaticBatch:
         return self._tensors[f"{self.level_of(value)}_mask"]
 
     def replace(self, **tensors: Tensor) -> StaticBatch:
-        """The same batch with some tensors exchanged."""
-        return StaticBatch(self.layout, {**self._tensors, **tensors}, self.real, self._lease)
+        """The same batch with some tensors exchanged; without any, an object of its own over the
+        same memory, on which a model may set attributes."""
+        other = StaticBatch(self.layout, {**self._tensors, **tensors}, self.real, self._lease)
+        other._extra = self._extra
+        return other
 
     def without_pointers(self) -> StaticBatch:
         """The same batch without row pointers, for a model that does not read them."""
@@ -253,7 +287,12 @@ class StaticBatch:
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
-        return StaticBatch(self.layout, tensors, self.real)
+        moved = StaticBatch(self.layout, tensors, self.real)
+        moved._extra = {
+            name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
+            for name, value in self._extra.items()
+        }
+        return moved
 
     def unpad(self, value: Tensor) -> list[Tensor]:
         """Cuts a padded tensor into one piece a real graph, padding left out.
@@ -305,7 +344,7 @@ class StaticBatch:
         return self.real
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self._tensors[name]) for name in self.keys())
+        return ((name, self._tensors[name]) for name in self._tensors if name != "counts")
 
     def __repr__(self) -> str:
         real = "" if self.real is None else f", real={tuple(self.real)}"

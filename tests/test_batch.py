@@ -161,3 +161,24 @@ def test_clone_outlives_its_slot(esol):
     batches = [batch.clone() for batch in loader]
     seen = torch.cat([batch.graph_ids[batch.graph_mask] for batch in batches])
     assert sorted(seen.tolist()) == list(range(len(esol)))
+
+
+def test_what_is_set_on_a_batch_leaves_the_memory_behind_it_alone(esol):
+    loader = sg.StaticLoader(esol, [(400, 900, 17)], exact=False)
+    batch = next(iter(loader))
+    view = batch.replace()
+    before, keys = batch.x.clone(), batch.keys()
+    view.x = view.x + 1
+    view["hidden"] = view.x.float()
+    assert torch.equal(batch.x, before)
+    assert batch.keys() == keys
+    assert "hidden" not in batch
+    assert torch.equal(view.x, before + 1)
+    assert view.get("hidden") is view.hidden
+    assert view.get("nothing") is None
+    assert "hidden" in view
+    assert "hidden" not in view.tensors()
+    assert torch.equal(view.clone().hidden, view.hidden)
+    for name in ("num_graphs", "num_real_nodes", "capacity", "device"):
+        with pytest.raises(AttributeError, match="follows from its bucket"):
+            setattr(view, name, 3)

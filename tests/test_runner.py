@@ -511,3 +511,33 @@ def test_the_report_counts_what_ran(hiv, plan, tmp_path):
     report.save(tmp_path / "report.json")
     assert sg.Report.load(tmp_path / "report.json") == report
     assert "fallbacks: none" in str(report)
+
+
+def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
+    """As GraphGym's layers do: the second step must not see what the first one set."""
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(9, 9)
+
+        def forward(self, data):
+            data.x = self.lin(data.x.float())
+            data.h = global_add_pool(data.x, data.batch)
+            return data.h.sum(1, keepdim=True)
+
+    outs = {}
+    batch = sg.StaticBatch.of(esol, range(4), (100, 230, 6))
+    for mode in ("eager", "default"):
+        torch.manual_seed(0)
+        model = Writes()
+        runner = sg.StaticGraphRunner(
+            model,
+            [(100, 230, 6)],
+            mode=mode,
+            loss=lambda out, data: out - data.y + 0 * data.h[:, :1],
+            optimizer=torch.optim.SGD(model.parameters(), 1e-6),
+        )
+        outs[mode] = [float(runner.step(batch)) for _ in range(3)]
+    assert outs["eager"] == pytest.approx(outs["default"], rel=1e-5)
+    assert outs["eager"][0] > outs["eager"][1] > outs["eager"][2]

@@ -435,7 +435,9 @@ def _real(value: Any, context: BatchContext) -> list[Tensor]:
     found = []
     for tensor in _tensors(value):
         rows = context.find_rows(tensor.shape[0]) if tensor.dim() else None
-        if rows is not None and tensor.is_floating_point():
+        if rows is None or not tensor.is_floating_point():
+            continue
+        if tensor.untyped_storage().size():  # an invertible layer frees what it was given
             found.append(tensor.detach()[rows.mask].clone())
     return found
 

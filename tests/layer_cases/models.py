@@ -9,7 +9,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.utils import scatter, to_dense_adj, to_dense_batch
 
-from layer_cases.case import C, Case, alone, batched, plain
+from layer_cases.case import C, Case, alone, batched, plain, weighted
 
 
 def dense_attention(layer: Any, x: Tensor, d: Any) -> Tensor:
@@ -110,6 +110,43 @@ def models() -> list[Case]:
             lambda m, x, d: m(x, d.edge_index, d.edge_attr, d.u, d.batch)[2],
             "graph",
         ),
+        Case("a model that writes on its batch", "models", WritesOnBatch, lambda m, x, d: m(x, d)),
+        Case(
+            "SchNet, edges given",
+            "models",
+            lambda: pyg.SchNet(C, 6, 2, 5, cutoff=4.0, interaction_graph=given_graph),
+            schnet,
+            "graph",
+        ),
+        Case("GAE, InnerProductDecoder", "models", AutoEncoder, plain),
+        Case("ARLinkPredictor", "models", Pairs, plain),
+        Case(
+            "SignedGCN",
+            "models",
+            lambda: pyg.SignedGCN(C, C, 2),
+            lambda m, x, d: m(x, d.edge_index, d.edge_index.flip(0)),
+        ),
+        Case("RECT_L", "models", lambda: pyg.RECT_L(C, C), weighted),
+        Case("PMLP", "models", lambda: pyg.PMLP(C, C, C, 3, norm=True), plain),
+        Case(
+            "GroupAddRev, kept activations",
+            "models",
+            lambda: pyg.GroupAddRev(pyg.SAGEConv(C // 2, C // 2), num_groups=2, disable=True),
+            plain,
+        ),
+        Case(
+            "LabelPropagation",
+            "models",
+            lambda: pyg.LabelPropagation(3, 0.8),
+            lambda m, x, d: m(x.sigmoid().clone(), d.edge_index),
+        ),
+        Case("HeteroJumpingKnowledge", "models", HeteroJumping, plain),
+        Case(
+            "GPSENodeEncoder",
+            "models",
+            lambda: pyg.GPSENodeEncoder(C + 4, 3, 4, dropout_be=0.0, dropout_ae=0.0),
+            lambda m, x, d: m(x, d.pos.to(x.dtype)),
+        ),
         Case(
             "SGFormer",
             "models",
@@ -125,6 +162,85 @@ def models() -> list[Case]:
             lambda m, x, d: m(x, d.edge_index, d.batch),
         ),
     ]
+
+
+class WritesOnBatch(nn.Module):
+    """Layers that take the batch and set what they made on it, as GraphGym's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GINEConv(nn.Linear(C, C), edge_dim=C)
+        self.edges = nn.Sequential(nn.Linear(4, C), nn.BatchNorm1d(C))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(C) for _ in range(2))
+
+    def forward(self, x: Tensor, data: Any) -> Tensor:
+        data = data.clone()
+        data.x = x
+        data.edge_attr = self.edges(data.edge_attr.to(x.dtype))
+        for norm in self.norms:
+            skip = data.x
+            data["x"] = norm(self.conv(data.x, data.edge_index, data.edge_attr)).relu()
+            data.x = data.x + skip
+            data.seen = data.x.mean(1, keepdim=True)
+        return torch.cat([data.x, data.seen, data.get("pair", data.seen)], 1)
+
+
+def given_graph(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands for SchNet's ``interaction_graph`` until :func:`schnet` gives it the batch's edges."""
+    raise AssertionError("the call gives the edges")
+
+
+def schnet(layer: Any, x: Tensor, d: Any) -> Tensor:
+    """SchNet over edges that were found when the data set was made."""
+
+    def edges(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        row, col = d.edge_index
+        away = (pos[row] - pos[col]).square().sum(-1)
+        return d.edge_index, (away + 1e-12).sqrt()  # loops have no length
+
+    layer.interaction_graph = edges
+    return layer(d.node_type, d.pos + 0.01 * x[:, :3], d.batch)
+
+
+class AutoEncoder(nn.Module):
+    """GAE's encoder and its inner product over the edges, summed at their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = pyg.GAE(pyg.GCN(C, C, 2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        z = self.model.encode(x, edge_index)
+        score = self.model.decode(z, edge_index)
+        return torch.cat([z, scatter(score[:, None], edge_index[1], 0, z.size(0))], 1)
+
+
+class Pairs(nn.Module):
+    """ARLinkPredictor's scores of the edges, summed at their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = pyg.ARLinkPredictor(C, C, C, num_layers=3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        score = self.model(x, edge_index)
+        return scatter(score[:, None], edge_index[1], 0, x.size(0))
+
+
+class HeteroJumping(nn.Module):
+    """Two convolutions of one node type and a jumping connection over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.GraphConv(C, C) for _ in range(2))
+        self.jump = pyg.HeteroJumpingKnowledge(["atom"], "lstm", C, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        xs = []
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+            xs.append(x)
+        return self.jump({"atom": xs})["atom"]
 
 
 def polynormer() -> nn.Module:
