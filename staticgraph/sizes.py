@@ -12,7 +12,7 @@ graph; capitals are capacities (physical rows), lower case what is really there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,36 +42,49 @@ class Capacity:
     ``max_graph_nodes`` is ``M``, the nodes of the largest single graph that the bucket takes; dense
     attention costs ``G * M * M``.
 
+    A data set may have further components (triplets, the nodes of one type): ``extra`` names the
+    physical rows of each, of which one is a reserve as well. ``edge_reserve`` keeps edges for
+    padding where an index counts edges, since its own padding must point at some.
+
     ``ranks`` promises more of the batches that the bucket takes: pairs ``(k, width)``, the ``k``
     ascending from 0, such that with the graphs in order of falling size the ``k``-th, counted from
     zero, and all after it have at most ``width`` nodes. The first width is ``M``. Without any, the
     limits alone bound them.
 
-    The three numbers must differ, because the leading size of a tensor tells whether its rows are
-    nodes, edges or graphs.
+    The numbers must all differ, because the leading size of a tensor tells whether its rows are
+    nodes, edges, graphs or one of the others.
 
     Raises:
-        ValueError: a number is too small, two of the three are equal, or ``M`` exceeds ``N - 1``.
+        ValueError: a number is too small, two of them are equal, or ``M`` exceeds ``N - 1``.
     """
 
     nodes: int
     edges: int
     graphs: int
     max_graph_nodes: int = 0
+    extra: tuple[tuple[str, int], ...] = ()
+    edge_reserve: int = 0
     ranks: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.extra or isinstance(self.extra, Mapping):
+            pairs = dict(self.extra).items()
+            object.__setattr__(self, "extra", tuple((name, int(rows)) for name, rows in pairs))
         if self.nodes < 1 or self.edges < 0 or self.graphs < 2:
             raise ValueError(
                 f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "
                 "since one node and one graph are kept for padding"
             )
-        if len({self.nodes, self.edges, self.graphs}) < 3:
+        numbers = [self.nodes, self.edges, self.graphs, *dict(self.extra).values()]
+        if len(set(numbers)) < len(numbers):
+            others = "".join(f", {name}" for name, _ in self.extra)
             raise ValueError(
-                f"{self}: the numbers of nodes, edges and graphs must differ, because the leading "
-                "size of a tensor tells which of them its rows are; raise one of them by 1, "
-                "or use Capacity.distinct(...)"
+                f"{self}: the numbers of nodes, edges and graphs{others} must differ, because the "
+                "leading size of a tensor tells which of them its rows are; raise one of them by "
+                "1, or use Capacity.distinct(...)"
             )
+        if self.edge_limit < 0 or min(numbers[3:], default=1) < 1:
+            raise ValueError(f"{self}: no row is left for padding; raise the number by 1")
         if not self.max_graph_nodes:
             object.__setattr__(self, "max_graph_nodes", max(1, self.nodes - 1))
         if self.max_graph_nodes > max(1, self.nodes - 1):
@@ -93,13 +106,27 @@ class Capacity:
             )
 
     @classmethod
-    def distinct(cls, nodes: int, edges: int, graphs: int, max_graph_nodes: int = 0) -> Capacity:
-        """A capacity of at least these rows, raised by at most two where numbers coincide."""
+    def distinct(
+        cls,
+        nodes: int,
+        edges: int,
+        graphs: int,
+        max_graph_nodes: int = 0,
+        extra: Mapping[str, int] | Sequence[tuple[str, int]] = (),
+        edge_reserve: int = 0,
+    ) -> Capacity:
+        """A capacity of at least these rows, raised by a few where numbers coincide."""
         if edges == nodes:
             edges += 1
         while graphs in (nodes, edges):
             graphs += 1
-        return cls(nodes, edges, graphs, max_graph_nodes)
+        taken, free = {nodes, edges, graphs}, {}
+        for name, rows in dict(extra).items():
+            while rows in taken:
+                rows += 1
+            free[name] = rows
+            taken.add(rows)
+        return cls(nodes, edges, graphs, max_graph_nodes, tuple(free.items()), edge_reserve)
 
     @property
     def node_limit(self) -> int:
@@ -109,7 +136,26 @@ class Capacity:
     @property
     def edge_limit(self) -> int:
         """Edges that real graphs may use."""
-        return self.edges
+        return self.edges - self.edge_reserve
+
+    @property
+    def extra_limits(self) -> tuple[int, ...]:
+        """Rows of the further components that real graphs may use."""
+        return tuple(rows - 1 for _, rows in self.extra)
+
+    @property
+    def size_limits(self) -> tuple[int, ...]:
+        """Limits of nodes, of edges, and of the further components: of each column of a size."""
+        return (self.node_limit, self.edge_limit, *self.extra_limits)
+
+    def rows(self, level: str) -> int:
+        """Physical rows of ``node``, ``edge``, ``graph`` or a further component.
+
+        Raises:
+            KeyError: the capacity has no such component.
+        """
+        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
+        return known[level]
 
     @property
     def graph_limit(self) -> int:
@@ -131,7 +177,8 @@ class Capacity:
         return all(k >= len(falling) or falling[k] <= width for k, width in self.ranks)
 
     def __str__(self) -> str:
-        return f"(nodes={self.nodes}, edges={self.edges}, graphs={self.graphs})"
+        more = "".join(f", {name}={rows}" for name, rows in self.extra)
+        return f"(nodes={self.nodes}, edges={self.edges}, graphs={self.graphs}{more})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
