@@ -138,10 +138,11 @@ class _Preflight:
         graphs = 0 if stopped else self._traced()
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
-        nodes, edges, graphs_held, _ = self._batch.real or (0, 0, 0, 0)
+        real = self._batch.real
+        held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
             model=type(self._stock).__name__,
-            batch=f"{graphs_held} graphs ({nodes} nodes, {edges} edges) in {self._batch.capacity}",
+            batch="{} graphs ({} nodes, {} edges) in {}".format(*held, self._batch.capacity),
             modules=tuple(self._row(path, inert.get(path)) for path in ran),
             obstacles=tuple(self._obstacles),
             graphs=graphs,
