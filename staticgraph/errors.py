@@ -48,6 +48,10 @@ class StaleBatch(RuntimeError):
     """A batch is used after its slot was given back; its arrays carry, or will carry, another."""
 
 
+class StaleOutput(RuntimeError):
+    """An output lent for one step is used after the recording that wrote it was replayed."""
+
+
 class NotStatic(RuntimeError):
     """A step cannot run in fixed shapes; the message names the operation or the guard."""
 

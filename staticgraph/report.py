@@ -13,6 +13,7 @@ import torch
 import torch_geometric
 
 from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.running.choice import Choice
 from staticgraph.table import table
 
 
@@ -56,6 +57,7 @@ class Report:
     versions: dict[str, str]
     warmup_s: float | None = None
     warm_start: bool = False
+    choices: tuple[Choice, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -74,7 +76,9 @@ class Report:
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
         """What :meth:`to_dict` gave."""
         buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
-        return cls(**{**values, "buckets": buckets, "fallbacks": tuple(values["fallbacks"])})
+        choices = tuple(map(Choice.from_dict, values.get("choices", ())))
+        fallbacks = tuple(values["fallbacks"])
+        return cls(**{**values, "buckets": buckets, "fallbacks": fallbacks, "choices": choices})
 
     def __str__(self) -> str:
         rows = [
@@ -126,6 +130,7 @@ class Report:
         if self.warmup_s is not None:
             source = "from compiled code of an earlier process" if self.warm_start else "compiling"
             lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
+        lines += [f"choice: {made}" for made in self.choices]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)
 

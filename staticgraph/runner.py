@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,41 +26,26 @@ from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.budget import MemoryBudget, MemoryModel
-from staticgraph.memory.commitments import Commitments, RunnerStats, drop_recordings
+from staticgraph.memory.commitments import Commitments, RunnerStats
 from staticgraph.predictions import Predictions
 from staticgraph.report import Report, device_name, versions
-from staticgraph.running import warm_start
+from staticgraph.running import choice, warm_start
 from staticgraph.running.arguments import Forward
-from staticgraph.running.compiled import CompiledFunction, skipped_recordings_of
+from staticgraph.running.choice import Choice
+from staticgraph.running.choosing import Choosing, Trials, trial_batch
+from staticgraph.running.compiled import skipped_recordings_of
 from staticgraph.running.computation import Computation, Loss
-from staticgraph.running.modes import resolve
-from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
+from staticgraph.running.modes import OWN, resolve
+from staticgraph.running.recorded import OnMiss, Scope
 from staticgraph.running.recorder import CudaGraphRecorder, Recorder
 from staticgraph.running.statistics import BucketStatistics
-from staticgraph.running.training_state import train, untouched
+from staticgraph.running.steps import Steps
+from staticgraph.running.training_state import evaluating, train, untouched
+from staticgraph.running.update import Update
 from staticgraph.running.verification import Verification, verify
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
-from staticgraph.slots import SlotLayout
 from staticgraph.store import GraphStore
-
-# torch's graph trees run a function once to warm up, once to record, and replay from then on.
-RECORDING_RUNS = 3
-
-
-class Key(NamedTuple):
-    """What a compiled function belongs to."""
-
-    bucket: int
-    phase: str
-    training: bool
-    grad: bool
-
-    def __str__(self) -> str:
-        return (
-            f"bucket {self.bucket} {self.phase} {'train' if self.training else 'eval'}"
-            f"{'' if self.grad else ' no_grad'}"
-        )
 
 
 class EvalResult(NamedTuple):
@@ -78,7 +63,9 @@ class StaticGraphRunner:
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
-            this library; or ``auto``: ``reduce-overhead`` on CUDA, ``eager`` on the CPU.
+            this library; or ``auto``: on CUDA, for each bucket, the fastest of eager, compiled and
+            recorded as :meth:`warmup` measures it; on the CPU ``eager``, unless ``choosing`` asks
+            for measurements there, too.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
             over the real rows.
         optimizer: over the model's parameters.
@@ -90,6 +77,7 @@ class StaticGraphRunner:
             ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
         on_miss: what ``cuda-graph`` does with a batch whose key was not recorded by
             :meth:`warmup`: ``error``, or ``eager`` (counted in the report).
+        choosing: how ``auto`` measures.
         recorder: makes what records, given the device; CUDA graphs by default.
         sanitize: set padding rows of every input to zero inside the step; only a batch that was not
             filled by this library can have anything else there.
@@ -119,6 +107,7 @@ class StaticGraphRunner:
         clip_norm: float | None = None,
         scope: Scope = "step",
         on_miss: OnMiss = "error",
+        choosing: Choosing | None = None,
         recorder: Callable[[torch.device], Recorder] | None = None,
         sanitize: bool = False,
         differentiable: Sequence[str] = (),
@@ -132,19 +121,36 @@ class StaticGraphRunner:
         self.autocast = autocast
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.clip_norm = clip_norm
+        on_cuda = self.device.type == "cuda"
+        if mode == "auto":
+            self._choosing = choosing or (Choosing() if on_cuda else None)
+        else:
+            self._choosing = None
+        if self._choosing and not on_cuda and recorder is None:
+            ways = tuple(way for way in self._choosing.ways if way != OWN)
+            self._choosing = replace(self._choosing, ways=ways)
         self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
         self._computation = Computation(
             model, forward, loss, autocast, self.device, sanitize, differentiable
         )
-        self._scope: Scope = scope
-        self._on_miss: OnMiss = on_miss
-        self._recorder = recorder or CudaGraphRecorder
-        self._recorded: RecordedSteps | None = None
         self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
-        self._compiled: dict[Key, CompiledFunction] = {}
+        self._update = Update(model, optimizer, clip_norm)
+        self._steps = Steps(
+            model,
+            self._computation,
+            self._update,
+            self.plan.capacities,
+            self.mode,
+            self.device,
+            recorder or CudaGraphRecorder,
+            scope,
+            on_miss,
+            self._precision,
+            self._pointers,
+        )
+        self._choices: tuple[Choice, ...] = ()
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
-        self._warmed_up = False
         self._warmup_s: float | None = None
         self._cached = False
         self._commitments = budget and Commitments.of(
@@ -175,27 +181,16 @@ class StaticGraphRunner:
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
-        train(self.model)
-        statistics = self._statistics[batch.bucket]
-        with statistics.timed():
-            if self.mode.own and self._scope != "forward":
-                loss = self._run("step", batch)
-                inside = self._scope == "step"
-            else:
-                self.optimizer.zero_grad(set_to_none=True)
-                loss = self._run("step", batch)
-                loss.backward()
-                inside = False
-            if not inside:
-                self._update()
-        return loss.detach().clone() if self.mode.recording else loss.detach()
+        batch = self._own(batch, "step")
+        with self._statistics[batch.bucket].timed():
+            return self._steps.train(batch)
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
 
         Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
         """
-        with self._evaluating():
+        with evaluating(self.model):
             out = self._run("forward", batch)
             loss = None if self.loss is None else self._computation.mean_loss(out, batch)
         return EvalResult(out, loss)
@@ -205,7 +200,7 @@ class StaticGraphRunner:
         assert self.optimizer is not None
         train(self.model)
         with self._computation.active():
-            self.optimizer.zero_grad(set_to_none=True)
+            self._update.zero_grad()
             loss = self._computation.run("step", batch)
             loss.backward()
         self._update()
@@ -213,7 +208,7 @@ class StaticGraphRunner:
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
-        with self._evaluating(), self._computation.active():
+        with evaluating(self.model), self._computation.active():
             return self._computation.run("forward", batch)
 
     def verify(self, batch: StaticBatch) -> Verification:
@@ -246,7 +241,7 @@ class StaticGraphRunner:
             store, any_data, exact=False, device=self.device, pointers=self._pointers
         )
         predictions = Predictions(store)
-        with self._evaluating():
+        with evaluating(self.model):
             for batch in loader:
                 predictions.add(batch, self._run("forward", batch))
         return predictions.in_order()
@@ -259,19 +254,22 @@ class StaticGraphRunner:
         phases: Iterable[str] | None = None,
         progress: bool = True,
         cache: str | Path | None = None,
+        choices: str | Path | None = None,
     ) -> StaticGraphRunner:
-        """Compiles, and records, every bucket now. Parameters, buffers, gradients and random state
-        are as before afterwards.
+        """Compiles, and records, every bucket now; ``auto`` measures and chooses. Parameters,
+        buffers, gradients, optimizer and random state are as before afterwards.
 
         Args:
             example: a batch or a store, where the plan does not know the fields of the data (a
-                plain list of capacities).
+                plain list of capacities); ``auto`` measures with graphs of it.
             phases: of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or the second alone without a loss and an optimizer.
             progress: show a bar.
             cache: a file of compiled code, used where it exists and written afterwards, so that
                 the next process hardly compiles.
+            choices: a JSON file of what ``auto`` chose: taken where it exists, without measuring,
+                and written afterwards; by default ``cache`` with ``.choices.json`` added.
 
         Raises:
             ValueError: the fields of the data are not known.
@@ -280,8 +278,7 @@ class StaticGraphRunner:
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
-        if not self.mode.compiled:
-            self._warmed_up = True
+        if not self.mode.compiled and self._choosing is None:
             return self
         if self._schema is None:
             raise ValueError(
@@ -295,83 +292,88 @@ class StaticGraphRunner:
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
         started = time.perf_counter()
         self._cached = cache is not None and warm_start.load(cache, self.device)
-        if self.mode.own:
-            self._recorded = self._new_recordings(self._schema)
+        self.close()
         with (
             untouched(self.model, self.optimizer),
             tqdm(keys, desc="warming up", unit=" key", disable=not progress, leave=False) as bar,
         ):
-            for bucket, phase in bar:
-                bar.set_postfix_str(f"bucket {bucket} {phase}")
-                self._warm(bucket, phase, self._schema)
-        self._warmed_up = True
+            if self._choosing is None:
+                for bucket, role in bar:
+                    bar.set_postfix_str(f"bucket {bucket} {role}")
+                    self._prepare(self._steps.mode.name, bucket, role)
+            else:
+                if choices is None and cache is not None:
+                    choices = f"{cache}.choices.json"
+                self._choose(self._choosing, bar, choices, example)
         self._warmup_s = time.perf_counter() - started
         if cache is not None:
             warm_start.save(cache, self.device)
-        if self._recorded is not None:
-            self._recorded.freeze()
+        self._steps.finish()
         return self
 
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
         :meth:`warmup`; other modes have nothing to free."""
-        if self._recorded is not None:
-            self._recorded.close()
-            self._recorded = None
+        self._steps.close()
 
-    def _new_recordings(self, schema: Schema) -> RecordedSteps:
-        self.close()
-        recorded = RecordedSteps(
-            self.model,
-            self._computation,
-            self._recorder(self.device),
-            self.device,
-            scope=self._scope,
-            optimizer=self.optimizer,
-            clip_norm=self.clip_norm,
-            autocast=self._precision,
-            on_miss=self._on_miss,
-        )
-        recorded.prepare(
-            [
-                SlotLayout(bucket, capacity, schema, self._pointers)
-                for bucket, capacity in enumerate(self.plan.capacities)
-            ]
-        )
-        return recorded
+    def _prepare(self, way: str, bucket: int, role: str) -> None:
+        """Compiles or records, under the budget."""
+        assert self._schema is not None
+        guard = nullcontext()
+        if self._commitments is not None:
+            guard = self._commitments.recording(bucket, self._steps.tear_down)
+        with guard:
+            self._steps.prepare(way, bucket, role, self._schema)
 
-    def _tear_down(self) -> None:
-        self.close()
-        self._compiled.clear()
-        if self.mode.recording:
-            drop_recordings(self.device)
-
-    def _warm(self, bucket: int, phase: str, schema: Schema) -> None:
-        if self._commitments is None:
-            self._warm_key(bucket, phase, schema)
+    def _choose(
+        self,
+        options: Choosing,
+        keys: Iterable[tuple[int, str]],
+        file: str | Path | None,
+        example: Any,
+    ) -> None:
+        """Takes the choices of a file, or measures them, and makes what was chosen ready."""
+        assert self._schema is not None
+        keys = list(keys)
+        found = None if file is None else self._choices_of(file, keys)
+        if found is not None:
+            for made in sorted(found, key=lambda c: c.bucket, reverse=True):
+                self._prepare(made.way, made.bucket, made.phase)
         else:
-            with self._commitments.recording(bucket, self._tear_down):
-                self._warm_key(bucket, phase, schema)
+            trials = Trials(self.model, self._steps, options, self.device, self._prepare)
+            for bucket, role in keys:
+                layout = self._steps.layout(bucket, self._schema)
+                trials.measure(trial_batch(layout, example, self.device), role)
+            found = trials.choices()
+            if all(made.way != OWN for made in found):
+                self.close()
+            if file is not None:
+                choice.save(file, found, self._made_for())
+        self._choices = tuple(found)
+        self._steps.ways = {(made.bucket, made.phase): made.way for made in found}
 
-    def _warm_key(self, bucket: int, phase: str, schema: Schema) -> None:
-        layout = SlotLayout(bucket, self.plan.capacities[bucket], schema, self._pointers)
-        if self._recorded is not None and self._records(phase, phase != "step"):
-            with self._computation.active():
-                self._recorded.record(bucket, "step" if phase == "step" else "forward")
-            return
-        batch = StaticBatch.blank(layout, self.device)
-        for _ in range(RECORDING_RUNS if self.mode.recording else 1):
-            if phase == "step":
-                train(self.model)
-                self._run("step", batch, counted=False).backward()
-            elif phase == "forward":
-                train(self.model)
-                self._run("forward", batch, counted=False)
-            elif phase == "eval":
-                with self._evaluating():
-                    self._run("forward", batch, counted=False)
-            else:
-                raise ValueError(f"phase {phase!r}; choose of 'step', 'eval', 'forward'")
+    def _choices_of(self, file: str | Path, keys: list[tuple[int, str]]) -> list[Choice] | None:
+        """The choices of a file, where it holds all that are needed."""
+        if not Path(file).exists():
+            return None
+        try:
+            found = choice.load(file, self._made_for())
+        except ValueError as error:
+            warnings.warn(f"{error}; measuring anew and replacing it", stacklevel=4)
+            return None
+        return found if {(made.bucket, made.phase) for made in found} >= set(keys) else None
+
+    def _made_for(self) -> dict[str, Any]:
+        """What choices depend on."""
+        return {
+            "device": device_name(self.device),
+            "torch": torch.__version__,
+            "model": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "optimizer": type(self.optimizer).__name__,
+            "autocast": self._precision,
+            "capacities": [str(capacity) for capacity in self.plan.capacities],
+        }
 
     # ------------------------------------------------------------------ reporting
 
@@ -381,31 +383,36 @@ class StaticGraphRunner:
 
     def report(self) -> Report:
         """What ran so far, bucket by bucket."""
-        own = self._recorded
-        functions = [*self._compiled.items(), *(own.functions.items() if own else ())]
-        counts = [(key, function.counts) for key, function in functions]
+        recorded, counts = self._steps.recorded, self._steps.compiled.counts
         buckets = []
         for bucket, statistics in enumerate(self._statistics):
             compiled = [count for key, count in counts if key.bucket == bucket]
-            recorded = sum(key.bucket == bucket for key in (own.counts if own else ()))
+            own = sum(key.bucket == bucket for key in (recorded.counts if recorded else ()))
+            late = self._steps.compiled.late[bucket]
             bytes_of = self._commitments.of_bucket(bucket) if self._commitments else {}
-            buckets.append(replace(statistics.report(bucket, compiled, recorded), **bytes_of))
+            buckets.append(replace(statistics.report(bucket, compiled, own, late), **bytes_of))
+        missed = recorded.missed() if recorded else ()
         return Report(
             model=type(self.model).__name__,
             device=device_name(self.device),
-            mode=self.mode.name,
-            mode_reason=self.mode.reason,
+            mode="auto" if self._choices else self.mode.name,
+            mode_reason="chosen by time, see below" if self._choices else self.mode.reason,
             autocast=self._precision,
             warmup_s=self._warmup_s,
             warm_start=self._cached,
             buckets=tuple(buckets),
-            fallbacks=(*skipped_recordings_of(counts), *(own.missed() if own else ())),
+            fallbacks=(*skipped_recordings_of(counts), *missed),
             versions=versions(),
+            choices=self._choices,
         )
 
     # ------------------------------------------------------------------ inside
 
-    def _run(self, phase: str, batch: StaticBatch, counted: bool = True) -> Any:
+    def _run(self, phase: str, batch: StaticBatch) -> Any:
+        return self._steps.run(phase, self._own(batch, phase))
+
+    def _own(self, batch: StaticBatch, phase: str) -> StaticBatch:
+        """A batch as this runner's steps take it, counted; refused where it is another plan's."""
         if batch.bucket >= len(self._statistics) or (
             batch.capacity != self.plan.capacities[batch.bucket]
         ):
@@ -423,63 +430,10 @@ class StaticGraphRunner:
             batch = batch.without_pointers()  # a compiled step has the arrays it was made for
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
-        if counted and batch.real is not None:
+        if batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, phase)
-        with self._computation.active():
-            if not self.mode.compiled:
-                return self._computation.run(phase, batch)
-            if self._records(phase, not torch.is_grad_enabled() and not self.model.training):
-                return self._recordings(batch).run(phase, batch)
-            key = Key(batch.bucket, phase, self.model.training, torch.is_grad_enabled())
-            return self._compiled_for(key, batch)(*batch.tensors().values())
-
-    def _records(self, phase: str, inference: bool) -> bool:
-        """Whether a phase is replayed from a recording of our own."""
-        if not self.mode.own:
-            return False
-        return self._scope != "forward" if phase == "step" else inference
-
-    def _recordings(self, batch: StaticBatch) -> RecordedSteps:
-        """The recordings, made now where nobody warmed up."""
-        if self._recorded is None:
-            self._recorded = self._new_recordings(batch.layout.schema)
-        return self._recorded
-
-    def _update(self) -> None:
-        """Clips the gradients and steps the optimizer."""
-        assert self.optimizer is not None
-        if self.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.optimizer.step()
+        return batch
 
     @property
     def _precision(self) -> str | None:
         return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
-
-    def _compiled_for(self, key: Key, batch: StaticBatch) -> CompiledFunction:
-        if key not in self._compiled:
-            if self._warmed_up:
-                self._statistics[key.bucket].late_compiles += 1
-                warnings.warn(
-                    f"{key} was not warmed up and compiles now; name its phase in "
-                    "warmup(phases=...)",
-                    stacklevel=4,
-                )
-            self._compiled[key] = self._compile(key, batch)
-        return self._compiled[key]
-
-    def _compile(self, key: Key, batch: StaticBatch) -> CompiledFunction:
-        function = self._computation.of_tensors(key.phase, batch)
-        return CompiledFunction(function, self.mode, self.device, str(key))
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; every module's flag is put back."""
-        trained = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module in trained:
-                module.training = True

@@ -131,8 +131,8 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(esol
         runner.warmup(esol, progress=False)
     assert allocator.trims
     assert runner.stats().bytes_committed == 0
-    assert runner._recorded is None
-    assert not runner._compiled
+    assert runner._steps.recorded is None
+    assert not len(runner._steps.compiled)
     assert all(map(torch.equal, runner.model.parameters(), weights))
     again = made(esol, sg.MemoryBudget("1GiB"), memory)
     assert torch.isfinite(again.step(batch_of(esol, 0)))
@@ -156,7 +156,7 @@ def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory
     with pytest.raises(sg.BudgetExceeded, match=r"bucket 0 .* ran out of memory, .* predicted"):
         runner.warmup(esol, phases=("step",), progress=False)
     assert runner.stats().bytes_committed == 0
-    assert runner._recorded is None
+    assert runner._steps.recorded is None
     again = made(esol, budget, memory)
     assert torch.isfinite(again.step(batch_of(esol, 1)))
 

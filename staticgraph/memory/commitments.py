@@ -214,13 +214,3 @@ def allocator_of(device: torch.device) -> Allocator | None:
     from staticgraph.memory.readers import CudaAllocator
 
     return CudaAllocator(device)
-
-
-def drop_recordings(device: torch.device) -> None:
-    """Frees what torch's graph trees recorded, all of it: they share one pool a device."""
-    if device.type != "cuda":
-        return
-    # Not in torch's public API; torch.compiler.reset() calls it, with more that need not go.
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()

@@ -59,7 +59,7 @@ def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
         raise ValueError(f"mode={mode!r}; choose one of {', '.join(MODES)}")
     if mode == "auto":
         if device_type == "cuda":
-            return Mode("reduce-overhead", "auto: CUDA graphs on a CUDA device")
+            return Mode("default", "auto: compiled, until warmup() has measured")
         # Inductor trains GINE 4x64 at 0.35 of eager speed here: two cores, 2026-11-20,
         # bench_runner --models gine:4x64 --batch-sizes 128 --modes eager default.
         return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")

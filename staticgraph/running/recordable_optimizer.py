@@ -49,6 +49,13 @@ def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
+def starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a state of zeros is the same as none, so that a first step may be undone so."""
+    return type(optimizer) in STARTS_AT_ZERO and not any(
+        group.get("momentum") and group.get("dampening") for group in optimizer.param_groups
+    )
+
+
 class RecordableOptimizer:
     """Watches one optimizer for a recorder.
 
@@ -60,6 +67,7 @@ class RecordableOptimizer:
         self._optimizer = optimizer
         self._replaced = False
         self._check()
+        self._given = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
         self._settings = [
             {name: value for name, value in group.items() if name not in ("params", "lr")}
@@ -134,5 +142,11 @@ class RecordableOptimizer:
             )
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops watching; a learning rate that nobody changed is again the number it was."""
         self._hook.remove()
+        for group, given, rate in zip(
+            self._optimizer.param_groups, self._given, self._rates, strict=True
+        ):
+            unchanged = group["lr"] is rate and float(rate) == float(torch.tensor(float(given)))
+            if unchanged and not isinstance(given, Tensor):
+                group["lr"] = given

@@ -1,8 +1,8 @@
 """The recorded steps of a runner: one recording a key, made before the first step.
 
 A key is (bucket, phase, autocast, scope). Its function reads one input slot, whose addresses the
-recording knows; a batch is copied there, the recording is replayed, and small results are copied
-out. What a scope records:
+recording knows; a batch is copied there, the recording is replayed, and its results are copied or
+lent (:mod:`staticgraph.running.lending`). What a scope records:
 
 * ``step``: gradients to None, forward, loss, backward, clipping, optimizer;
 * ``forward_backward``: up to the gradients, which appear in fixed tensors; the optimizer steps
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.running.compiled import CompiledFunction
+from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
-from staticgraph.running.modes import Mode
+from staticgraph.running.lending import handed_out
 from staticgraph.running.recordable_optimizer import RecordableOptimizer
 from staticgraph.running.recorder import Recorder, Recording
 from staticgraph.running.training_state import train, untouched
+from staticgraph.running.update import Update
 from staticgraph.slots import Slot, SlotLayout
 
 Scope = Literal["forward", "forward_backward", "step"]
@@ -59,10 +60,10 @@ class RecordedSteps:
     Args:
         model: its parameters are watched.
         computation: forward, or forward and mean loss, of a batch.
+        compiled: its functions are what is recorded, where the recorder wants them compiled.
         recorder: how to record.
+        update: clipping and the optimizer, inside the recording for ``scope="step"``.
         scope: what a training step's recording holds.
-        optimizer: stepped inside the recording for ``scope="step"``.
-        clip_norm: the largest gradient norm, clipped inside the recording where the optimizer is.
         autocast: name of the dtype, part of the keys.
         on_miss: what a batch without a recording does once frozen.
 
@@ -74,12 +75,12 @@ class RecordedSteps:
         self,
         model: torch.nn.Module,
         computation: Computation,
+        compiled: CompiledSteps,
         recorder: Recorder,
         device: torch.device,
+        update: Update,
         *,
         scope: Scope = "step",
-        optimizer: torch.optim.Optimizer | None = None,
-        clip_norm: float | None = None,
         autocast: str | None = None,
         on_miss: OnMiss = "error",
     ) -> None:
@@ -92,10 +93,11 @@ class RecordedSteps:
         self.misses: dict[RecordingKey, int] = {}
         self._model = model
         self._computation = computation
+        self._compiled = compiled
         self._recorder: Recorder | None = recorder
         self._device = device
-        self._optimizer = optimizer
-        self._clip_norm = clip_norm
+        self._update = update
+        self._optimizer = optimizer = update.optimizer
         self._autocast = autocast
         self._on_miss = on_miss
         self._watched = (
@@ -104,7 +106,6 @@ class RecordedSteps:
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
         self._recordings: dict[RecordingKey, Recording] = {}
-        self._functions: dict[RecordingKey, CompiledFunction] = {}
         self._grads: dict[RecordingKey, list[Tensor | None]] = {}
         self._addresses = self._parameter_addresses()
 
@@ -169,33 +170,20 @@ class RecordedSteps:
             return forward
 
         def step() -> Tensor:
-            for parameter in self._model.parameters():
-                parameter.grad = None  # backward then writes each gradient, adding nothing
+            self._update.zero_grad()
             loss = compute(inputs)
             loss.backward()
             if self.scope == "step":
-                self.clip()
-                assert self._optimizer is not None
-                self._optimizer.step()
+                self._update()
             return loss.detach()
 
         return step
 
-    def clip(self) -> None:
-        """Scales the gradients to the largest norm asked for, without reading it on the host."""
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
-
     def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
         assert self._recorder is not None
-        if not self._recorder.compiles:
-            return lambda inputs: self._computation.run(key.phase, inputs)
-        function = self._computation.of_tensors(key.phase, self._inputs[key.bucket])
-        compiled = CompiledFunction(
-            function, Mode("default", "recorded by us"), self._device, str(key)
-        )
-        self._functions[key] = compiled
-        return lambda inputs: compiled(*inputs.tensors().values())
+        if self._recorder.compiles:
+            return lambda inputs: self._compiled.run(key.phase, inputs)
+        return lambda inputs: self._computation.run(key.phase, inputs)
 
     def freeze(self) -> None:
         """From now on nothing is recorded."""
@@ -208,7 +196,8 @@ class RecordedSteps:
         return self.key(bucket, phase) in self._recordings
 
     def run(self, phase: str, batch: StaticBatch) -> Any:
-        """Replays a batch's recording; its results are copies that later replays leave alone.
+        """Replays a batch's recording; its results are copies that later replays leave alone, or,
+        where large, lent until the next replay of this recording.
 
         A key without a recording is recorded now, unless frozen.
 
@@ -230,7 +219,7 @@ class RecordedSteps:
             # The tensors that this recording writes; another bucket's are others.
             for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
                 parameter.grad = grad
-        return _copied(recording.result)
+        return handed_out(recording.result, recording)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
@@ -243,14 +232,11 @@ class RecordedSteps:
         if key.phase == "forward":
             with torch.no_grad():
                 return self._computation.run(key.phase, batch)
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._update.zero_grad()
         loss = self._computation.run(key.phase, batch)
         loss.backward()
         if self.scope == "step":
-            self.clip()
-            assert self._optimizer is not None
-            self._optimizer.step()
+            self._update()
         return loss.detach()
 
     def _check(self, key: RecordingKey) -> None:
@@ -298,11 +284,6 @@ class RecordedSteps:
             for key, count in self.misses.items()
         ]
 
-    @property
-    def functions(self) -> dict[RecordingKey, CompiledFunction]:
-        """The compiled functions, for their counts."""
-        return self._functions
-
     def close(self) -> None:
         """Tears all recordings down together. Gradients that a recording owned are dropped."""
         owned = {id(grad) for grads in self._grads.values() for grad in grads if grad is not None}
@@ -317,16 +298,3 @@ class RecordedSteps:
             self._recorder.close()
             self._recorder = None
         self.frozen = True
-
-
-def _copied(result: Any) -> Any:
-    """Copies of all tensors of a result."""
-    if isinstance(result, Tensor):
-        return result.clone()
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*map(_copied, result))
-    if isinstance(result, list | tuple):
-        return type(result)(map(_copied, result))
-    if isinstance(result, dict):
-        return {name: _copied(value) for name, value in result.items()}
-    return result

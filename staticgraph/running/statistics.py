@@ -24,7 +24,6 @@ class BucketStatistics:
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         self.capacity = capacity
-        self.late_compiles = 0
         self._device = device
         # Training batches and others apart: evaluation packs as many graphs as fit.
         self._batches = {True: 0, False: 0}
@@ -54,10 +53,10 @@ class BucketStatistics:
             self._seconds.append(time.perf_counter() - started)
 
     def report(
-        self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0
+        self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0, late: int = 0
     ) -> BucketReport:
-        """The counts as plain numbers, ``recorded`` added to torch's recordings; waits for the
-        device."""
+        """The counts as plain numbers, ``recorded`` added to torch's recordings, ``late`` compiled
+        after the warm-up; waits for the device."""
         times = [1e3 * s for s in self._seconds]
         if self._events:
             torch.cuda.synchronize(self._device)
@@ -79,7 +78,7 @@ class BucketStatistics:
             edge_efficiency=shares[1],
             graph_efficiency=shares[2],
             compiles=sum(c.compiles for c in counts),
-            late_compiles=self.late_compiles,
+            late_compiles=late,
             graph_breaks=sum(c.graph_breaks for c in counts),
             recordings=recorded + sum(c.recordings for c in counts),
             compile_s=sum(c.seconds for c in counts),

@@ -1,0 +1,198 @@
+"""One step of one bucket, run in one of three ways: eager, compiled, or replayed.
+
+All of them compute the same. Which one a bucket takes is the runner's mode, or, for ``auto``, what
+:mod:`staticgraph.running.choosing` found for it; nothing else in the library knows of the choice.
+
+A *phase* is what is computed (``step``: forward and mean loss; ``forward``); a *role* what for
+(``step``, ``eval``: without gradients in evaluation mode, ``forward``: any other call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batch import StaticBatch
+from staticgraph.running.compiled_steps import CompiledSteps
+from staticgraph.running.computation import Computation
+from staticgraph.running.cuda_graph import drop_recordings
+from staticgraph.running.modes import OWN, Mode
+from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
+from staticgraph.running.recorder import Recorder
+from staticgraph.running.training_state import evaluating, train
+from staticgraph.running.update import Update
+from staticgraph.schema import Schema
+from staticgraph.sizes import Capacity
+from staticgraph.slots import SlotLayout
+
+ROLES = ("step", "eval", "forward")
+# torch's graph trees run a function once to warm up, once to record, and replay from then on.
+RECORDING_RUNS = 3
+
+
+class Steps:
+    """The ways of one runner.
+
+    Args:
+        model: what is run.
+        computation: forward, or forward and mean loss, of a batch.
+        update: what follows a backward.
+        capacities: of the buckets.
+        mode: how a bucket runs unless ``ways`` says otherwise.
+        device: where the model is.
+        recorder: makes what records, given the device.
+        scope: what a training step's recording holds.
+        on_miss: what a batch without a recording does.
+        autocast: name of the dtype.
+        pointers: whether batches carry row pointers.
+
+    Attributes:
+        ways: the chosen way of (bucket, role), where there was a choice.
+        recorded: the recordings, once there are any.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        computation: Computation,
+        update: Update,
+        capacities: Sequence[Capacity],
+        mode: Mode,
+        device: torch.device,
+        recorder: Callable[[torch.device], Recorder],
+        scope: Scope = "step",
+        on_miss: OnMiss = "error",
+        autocast: str | None = None,
+        pointers: bool = False,
+    ) -> None:
+        self.ways: dict[tuple[int, str], str] = {}
+        self.scope: Scope = scope
+        self.mode = mode
+        self.recorded: RecordedSteps | None = None
+        compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
+        self.compiled = CompiledSteps(model, computation, compiled_mode, device)
+        self._model = model
+        self._computation = computation
+        self._update = update
+        self._capacities = capacities
+        self._device = device
+        self._recorder = recorder
+        self._on_miss: OnMiss = on_miss
+        self._autocast = autocast
+        self._pointers = pointers
+
+    # ------------------------------------------------------------------ running
+
+    def way_of(self, bucket: int, role: str) -> str:
+        """``eager``, ``cuda-graph``, or the compiled mode."""
+        return self.ways.get((bucket, role), self.mode.name)
+
+    def run(self, phase: str, batch: StaticBatch, way: str | None = None) -> Any:
+        """The output for phase ``forward``, the mean loss for ``step``."""
+        role = phase
+        if phase == "forward" and not self._model.training and not torch.is_grad_enabled():
+            role = "eval"
+        way = way or self.way_of(batch.bucket, role)
+        with self._computation.active():
+            if way == "eager":
+                return self._computation.run(phase, batch)
+            if way == OWN and self.records(role):
+                return self._recordings(batch.layout.schema).run(phase, batch)
+            return self.compiled.run(phase, batch)
+
+    def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
+        """One training step: gradients to zero, forward, loss, backward, update.
+
+        Returns:
+            The mean loss, 0-dim, detached.
+        """
+        train(self._model)
+        way = way or self.way_of(batch.bucket, "step")
+        if way == OWN and self.records("step"):
+            loss = self.run("step", batch, way)
+            if self.scope != "step":
+                self._update()
+            return loss
+        self._update.zero_grad()
+        loss = self.run("step", batch, way)
+        loss.backward()
+        self._update()
+        return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def records(self, role: str) -> bool:
+        """Whether a role is replayed where the way is to record: its scope says."""
+        return role == "eval" or (role == "step" and self.scope != "forward")
+
+    # ------------------------------------------------------------------ making ready
+
+    def layout(self, bucket: int, schema: Schema) -> SlotLayout:
+        """The arrays of a bucket's batches."""
+        return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
+
+    def prepare(self, way: str, bucket: int, role: str, schema: Schema) -> None:
+        """Compiles, or records, what a role of a bucket needs; nothing for ``eager``.
+
+        Raises:
+            NotStatic: it cannot be compiled or recorded.
+            ValueError: no such role.
+        """
+        if role not in ROLES:
+            raise ValueError(f"phase {role!r}; choose of {', '.join(map(repr, ROLES))}")
+        phase = "step" if role == "step" else "forward"
+        if way == "eager":
+            return
+        if way == OWN and self.records(role):
+            with self._computation.active():
+                self._recordings(schema).record(bucket, phase)
+            return
+        batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
+        for _ in range(RECORDING_RUNS if self.mode.recording else 1):
+            if role == "eval":
+                with evaluating(self._model):
+                    self.run(phase, batch, way)
+                continue
+            train(self._model)
+            result = self.run(phase, batch, way)
+            if role == "step":
+                result.backward()
+
+    def _recordings(self, schema: Schema) -> RecordedSteps:
+        """The recordings, made now where there are none."""
+        if self.recorded is None:
+            self.recorded = RecordedSteps(
+                self._model,
+                self._computation,
+                self.compiled,
+                self._recorder(self._device),
+                self._device,
+                self._update,
+                scope=self.scope,
+                autocast=self._autocast,
+                on_miss=self._on_miss,
+            )
+            self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
+        return self.recorded
+
+    # ------------------------------------------------------------------ ending
+
+    def finish(self) -> None:
+        """From now on nothing is recorded, and what compiles is warned of."""
+        self.compiled.warmed_up = True
+        if self.recorded is not None:
+            self.recorded.freeze()
+
+    def close(self) -> None:
+        """Frees the recordings, all together."""
+        if self.recorded is not None:
+            self.recorded.close()
+            self.recorded = None
+
+    def tear_down(self) -> None:
+        """Frees recordings and compiled functions, torch's graph trees included."""
+        self.close()
+        self.compiled.clear()
+        if self.mode.recording:
+            drop_recordings(self._device)
