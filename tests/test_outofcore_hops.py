@@ -60,7 +60,7 @@ def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, extra
     sampler, seeds, sample = sampled(rows, edges, fanouts, max(1, rows // 3), seed)
     batch = HopBatch(roomy(sample, extra), 0)
     # A slot that held something else before.
-    for tensor in (batch.rows, batch.degree, batch.mask, *batch.tables):
+    for tensor in (batch.rows, batch.degree, batch.whole, batch.mask, *batch.tables):
         tensor.fill_(1)
     batch.fill(sample, sampler.neighbours.degrees())
     real = batch.rows[batch.mask].numpy()

@@ -24,7 +24,7 @@ from staticgraph.outofcore import (
     partition,
 )
 from staticgraph.outofcore.hops import HopCapacity
-from staticgraph.outofcore.node import HopRunner
+from staticgraph.outofcore.hop_runner import HopRunner
 from staticgraph.outofcore.resident import ResidentGraphs
 
 N, TRAIN = 90, np.arange(5, 35)

@@ -12,6 +12,7 @@ This is a room of its own: nothing else in the library imports it.
 
 from staticgraph.outofcore import data
 from staticgraph.outofcore.bias import edge_permutation_bias
+from staticgraph.outofcore.encoded_link import EncodedLinkTrainer
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder
 from staticgraph.outofcore.layers import SampledGNN
@@ -31,6 +32,7 @@ __all__ = [
     "Beta",
     "Comet",
     "Dispersed",
+    "EncodedLinkTrainer",
     "HopBatch",
     "HopCapacity",
     "HopLadder",

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from staticgraph.outofcore.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.graph import PartitionedGraph
-from staticgraph.outofcore.schedule import Schedule
+from staticgraph.outofcore.neighbours import Direction
+from staticgraph.outofcore.resident import ResidentGraph
+from staticgraph.outofcore.schedule import Schedule, State
 from staticgraph.outofcore.timeline import StateTime
 
 
@@ -32,11 +34,15 @@ class Resident:
     Attributes:
         number: of the state.
         partitions: ascending.
-        edges: ``[n, 2 or 3]`` of the buckets to train on, nodes in the graph's numbers.
+        edges: ``[n, 2 or 3]`` of the buckets to train on, nodes in the graph's numbers; in rows of
+            the buffer where there is something around.
         slot_of: ``[p]``; the slot of each partition, -1 where it is not resident.
+        around: what sampling sees, where the buffer knows a direction.
     """
 
-    __slots__ = ("_first", "_total", "edges", "graph", "number", "partitions", "slot_of")
+    __slots__ = (
+        "_first", "_total", "around", "edges", "graph", "number", "partitions", "slot_of",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,9 +51,10 @@ class Resident:
         edges: NDArray[Any],
         slot_of: NDArray[np.int64],
         graph: PartitionedGraph,
+        around: ResidentGraph | None = None,
     ) -> None:
         self.number, self.partitions, self.edges = number, partitions, edges
-        self.slot_of, self.graph = slot_of, graph
+        self.slot_of, self.graph, self.around = slot_of, graph, around
         counts = np.array([graph.nodes_of(partition) for partition in partitions])
         self._first = np.concatenate([[0], np.cumsum(counts)])
         self._total = int(counts.sum())
@@ -74,6 +81,7 @@ class EmbeddingBuffer:
         file: whose partitions pass through.
         slots: partitions of a state.
         group: partitions that move together, for which there are two spare places.
+        direction: of the neighbours that sampling sees; None where nothing is sampled.
 
     Attributes:
         values: ``[rows, D]``; row ``slot * partition_size + offset``.
@@ -83,7 +91,12 @@ class EmbeddingBuffer:
     """
 
     def __init__(
-        self, graph: PartitionedGraph, file: EmbeddingFile, slots: int, group: int
+        self,
+        graph: PartitionedGraph,
+        file: EmbeddingFile,
+        slots: int,
+        group: int,
+        direction: Direction | None = None,
     ) -> None:
         p, size = graph.num_partitions, graph.partition_size
         if (file.num_partitions, file.partition_size) != (p, size):
@@ -92,6 +105,7 @@ class EmbeddingBuffer:
                 f"nodes, {graph.folder} has {p} of {size}: they belong to different graphs"
             )
         self._graph, self._file, self._size = graph, file, size
+        self._direction: Direction | None = direction
         count = slots if slots >= p else slots + 2 * group
         self.values: FloatArray = np.zeros((count * size, file.dimension), np.float32)
         self.sums: FloatArray = np.zeros_like(self.values)
@@ -115,20 +129,20 @@ class EmbeddingBuffer:
         entering = schedule.entering()
         states = schedule.states
         reads = self._request(entering[0])
-        edges = self._thread.submit(self._graph.read_buckets, states[0].buckets)
+        edges = self._ask(0, states[0], reads)
         started, self.times = time.perf_counter(), []
         for number, state in enumerate(states):
             asked = time.perf_counter() - started
-            rows = self._wait(edges)
+            rows, around = self._wait(edges)
             for slot, partition, read in reads:
                 self._wait(read)
                 self._slot_of[partition] = slot
             last = number + 1 == len(states)
             if not last:
                 reads = self._request(entering[number + 1])
-                edges = self._thread.submit(self._graph.read_buckets, states[number + 1].buckets)
+                edges = self._ask(number + 1, states[number + 1], reads)
             began = time.perf_counter() - started
-            yield Resident(number, state.partitions, rows, self._slot_of, self._graph)
+            yield Resident(number, state.partitions, rows, self._slot_of, self._graph, around)
             ended = time.perf_counter() - started
             self.times.append(StateTime(state.partitions, entering[number], asked, began, ended))
             kept = set() if last else set(states[number + 1].partitions)
@@ -160,6 +174,23 @@ class EmbeddingBuffer:
             )
             reads.append((slot, partition, read))
         return reads
+
+    def _ask(
+        self, number: int, state: State, reads: list[tuple[int, int, Future[None]]]
+    ) -> Future[tuple[NDArray[Any], ResidentGraph | None]]:
+        """Asks for the edges of a state, whose new partitions will stand where they are read to."""
+        slot_of = self._slot_of.copy()
+        for slot, partition, _ in reads:
+            slot_of[partition] = slot
+
+        def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
+            if self._direction is None:
+                return self._graph.read_buckets(state.buckets), None
+            nothing = np.empty((len(self.values), 0), np.float32)
+            around = ResidentGraph(self._graph, number, state, slot_of, nothing, self._direction)
+            return around.edges, around
+
+        return self._thread.submit(prepare)
 
     def _release(self, partitions: Sequence[int]) -> None:
         """Asks for partitions to be written; their slots are free once that is done."""

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore.manifest import Manifest
+from staticgraph.outofcore.neighbours import Direction
 from staticgraph.outofcore.reading import BlockFile
 from staticgraph.outofcore.schedule import Bucket
 
@@ -54,6 +56,7 @@ class PartitionedGraph:
         self.feature_file = None
         if m.features is not None:
             self.feature_file = BlockFile(self.folder / "features.bin")
+        self._degrees: dict[Direction, NDArray[np.int32]] = {}
 
     @property
     def bucket_sizes(self) -> NDArray[np.int64]:
@@ -90,6 +93,21 @@ class PartitionedGraph:
             partition * self.partition_size * row_bytes, [into[: self.nodes_of(partition)]]
         )
 
+    def degrees(self, direction: Direction = "in") -> NDArray[np.int32]:
+        """``[N]`` neighbours of each node in the whole graph, resident or not.
+
+        Counted in one pass over the edges, a partition's at a time, and kept.
+        """
+        if direction not in self._degrees:
+            total = np.zeros(self.num_nodes, np.int32)
+            ends = {"in": (-1,), "out": (0,), "both": (0, -1)}[direction]
+            for source in range(self.num_partitions):
+                rows = self.read_buckets([(source, j) for j in range(self.num_partitions)])
+                for end in ends:
+                    _count(rows[:, end], total)
+            self._degrees[direction] = total
+        return self._degrees[direction]
+
     def close(self) -> None:
         """Closes the files."""
         self.edge_file.close()
@@ -101,3 +119,9 @@ class PartitionedGraph:
             f"PartitionedGraph({str(self.folder)!r}, nodes={self.num_nodes}, "
             f"edges={self.num_edges}, partitions={self.num_partitions})"
         )
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(nodes, total):
+    for e in range(len(nodes)):
+        total[nodes[e]] += 1

@@ -12,7 +12,7 @@ table entry without a neighbour points there and aggregation is gather, view, su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -121,13 +121,17 @@ class HopLadder:
                 *self.fit(sampler, seeds[:middle], seed),
                 *self.fit(sampler, seeds[middle:], seed),
             ]
+        self.count(sample, rung)
+        return [(seeds, sample, rung)]
+
+    def count(self, sample: DenseSample, rung: int | None) -> None:
+        """Notes what became of a sample."""
         if rung is None:
             self.statistics.eager += 1
         else:
             self.statistics.batches[rung] += 1
             self.statistics.real_rows += len(sample.nodes)
             self.statistics.padded_rows += self.rungs[rung].rows
-        return [(seeds, sample, rung)]
 
     def union(self, other: HopLadder) -> HopLadder:
         """Rung by rung the larger of both."""
@@ -161,20 +165,37 @@ def profile(
     """
     if not len(seeds):
         raise ValueError("no seeds to profile with: this state trains on nothing; leave it out")
-    rng = np.random.default_rng(seed)
     size = min(batch_size, len(seeds))
+    return profile_of(
+        sampler,
+        lambda rng: rng.choice(seeds, size, replace=False),
+        batch_size,
+        seed,
+        margins=margins,
+        batches=batches,
+    )
+
+
+def profile_of(
+    sampler: DenseSampler,
+    draw: Callable[[np.random.Generator], NDArray[np.int64]],
+    most_seeds: int,
+    seed: int = 0,
+    *,
+    margins: Sequence[float] = MARGINS,
+    batches: int = PROFILE_BATCHES,
+) -> HopLadder:
+    """A ladder for whatever seeds ``draw`` gives, ``most_seeds`` of them in every rung."""
+    rng = np.random.default_rng(seed)
     counts = np.array(
-        [
-            sampler.sample(rng.choice(seeds, size, replace=False), int(rng.integers(2**62))).counts
-            for _ in range(batches)
-        ]
+        [sampler.sample(draw(rng), int(rng.integers(2**62))).counts for _ in range(batches)]
     )
     mean, deviation = counts.mean(axis=0), counts.std(axis=0)
     rungs = []
     for number, margin in enumerate(sorted(margins)):
         spread = DEVIATIONS * (number + 1) * deviation
         wanted = np.ceil(np.maximum(mean * (1.0 + margin), mean + spread)).astype(int)
-        nodes = [batch_size]
+        nodes = [most_seeds]
         for hop, width in enumerate(sampler.widths, 1):
             # More cannot occur: the nodes before times the width, or everything resident.
             most = min(nodes[-1] * width, sampler.neighbours.rows)
@@ -192,19 +213,22 @@ class HopBatch:
         rows: ``[R]`` int64 rows of the buffer; 0 in the padding.
         tables: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
         degree: ``[R]`` float32 resident neighbours, of which the tables hold a sample.
+        whole: ``[R]`` float32 neighbours in the whole graph.
         mask: ``[R]`` bool; real rows.
         x: ``[R, F]`` features, zeros in the padding; None until filled.
         y: ``[N_0]`` labels of the seeds, None where there are none.
         copied: recorded when a device has its copy; the slot is not filled again before.
     """
 
-    __slots__ = ("capacity", "copied", "degree", "mask", "rows", "rung", "tables", "x", "y")
+    __slots__ = (
+        "capacity", "copied", "degree", "mask", "rows", "rung", "tables", "whole", "x", "y",
+    )  # fmt: skip
 
     def __init__(self, capacity: HopCapacity, rung: int | None, pinned: bool = False) -> None:
         rows, sizes = capacity.rows, zip(capacity.nodes, capacity.widths, strict=False)
         self.capacity, self.rung = capacity, rung
         self.rows = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
-        self.degree = torch.zeros(rows, pin_memory=pinned)
+        self.degree, self.whole = torch.zeros(2, rows, pin_memory=pinned)
         self.mask = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
         self.tables = tuple(
             torch.zeros(n, width, dtype=torch.int64, pin_memory=pinned) for n, width in sizes
@@ -218,8 +242,18 @@ class HopBatch:
         """k."""
         return len(self.tables)
 
-    def fill(self, sample: DenseSample, degrees: NDArray[np.int64]) -> HopBatch:
+    def fill(
+        self,
+        sample: DenseSample,
+        degrees: NDArray[np.int64],
+        whole: NDArray[np.int64] | None = None,
+    ) -> HopBatch:
         """Writes a sample, rewriting everything that stood here before.
+
+        Args:
+            sample: what was drawn.
+            degrees: ``[rows]`` neighbours that could be drawn.
+            whole: ``[rows]`` neighbours in the whole graph; ``degrees`` where everything is there.
 
         Raises:
             ValueError: the sample does not fit.
@@ -231,8 +265,9 @@ class HopBatch:
             )
         starts = np.array(self.capacity.starts, np.int64)
         hops = np.array(sample.hops, np.int64)
-        _place(sample.nodes, hops, starts, degrees, self.rows.numpy(), self.degree.numpy(),
-               self.mask.numpy())  # fmt: skip
+        _place(sample.nodes, hops, starts, degrees, degrees if whole is None else whole,
+               self.rows.numpy(), self.degree.numpy(), self.whole.numpy(), self.mask.numpy(),
+               )  # fmt: skip
         for table, padded in zip(sample.tables, self.tables, strict=True):
             _shift(table, hops, starts, padded.numpy())
         return self
@@ -247,15 +282,17 @@ def exact_capacity(sample: DenseSample) -> HopCapacity:
 
 
 @numba.njit(cache=True, nogil=True)
-def _place(nodes, hops, starts, degrees, rows, degree, mask):
+def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask):
     rows[:] = 0
     degree[:] = 0
+    whole[:] = 0
     mask[:] = False
     for hop in range(len(hops) - 1):
         for i in range(hops[hop], hops[hop + 1]):
             at = starts[hop] + i - hops[hop]
             rows[at] = nodes[i]
             degree[at] = degrees[nodes[i]]
+            whole[at] = all_degrees[nodes[i]]
             mask[at] = True
 
 

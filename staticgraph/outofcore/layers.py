@@ -24,6 +24,7 @@ class Hops(Protocol):
     """What a layer reads of a padded sample; see :class:`staticgraph.outofcore.hops.HopBatch`."""
 
     degree: Tensor
+    whole: Tensor
     tables: tuple[Tensor, ...]
 
 
@@ -70,8 +71,11 @@ class SampledSAGE(nn.Module):
 class SampledGCN(nn.Module):
     """The symmetrically normalised sum of the neighbours and the node itself.
 
-    Degrees are those of the resident graph and the sampled sum is scaled up by what was left out,
-    so its expectation is the sum over all resident neighbours.
+    GCN is the mean over a node's closed neighbourhood of ``sqrt((1 + d_i) / (1 + d_j)) x_j``, with
+    the degrees d of the whole graph. Here it is the mean over the part that is resident, estimated
+    from the neighbours that were drawn of it, with the same d: what is resident is random, so no
+    more is known, and with everything resident and drawn it is GCN. With degrees counted in the
+    resident part instead, weights in training were not those of evaluation on full neighbourhoods.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -83,12 +87,14 @@ class SampledGCN(nn.Module):
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
         """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
         x = self.lin(x)
-        degree = hops.degree[: x.size(0)].to(x.dtype)
-        normal = (degree + 1.0).rsqrt().unsqueeze(-1)
-        total = torch.cat([rows.sum(1) for rows in gathered(x * normal, hops, depth)])
+        root = (hops.whole[: x.size(0)].to(x.dtype) + 1.0).sqrt().unsqueeze(-1)
+        x = x / root
+        total = torch.cat([rows.sum(1) for rows in gathered(x, hops, depth)])
         n = total.size(0)
-        left_out = (degree[:n] / counts(hops, depth).clamp(min=1)).unsqueeze(-1)
-        return normal[:n] * (left_out * total + x[:n] * normal[:n]) + self.bias
+        degree = hops.degree[:n].to(x.dtype)
+        not_drawn = (degree / counts(hops, depth).clamp(min=1)).unsqueeze(-1)
+        mean = (not_drawn * total + x[:n]) / (degree + 1.0).unsqueeze(-1)
+        return root[:n] * mean + self.bias
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """The same over all edges, ``[N, F]`` to ``[N, F']``."""
@@ -177,8 +183,14 @@ class SampledGNN(nn.Module):
                 made.append(SampledGAT(before, after // heads, heads))
             else:
                 made.append(LAYERS[kind](before, after))
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.layers = nn.ModuleList(made)
         self.dropout = dropout
+
+    def extra_repr(self) -> str:
+        """What the layers' own descriptions leave out."""
+        heads = [layer.heads for layer in self.layers if isinstance(layer, SampledGAT)]
+        return f"dropout={self.dropout}, heads={heads}"
 
     def forward(self, x: Tensor, hops: Hops) -> Tensor:
         """``[R, F]`` of all hops to ``[N_0, out]`` of the seeds."""

@@ -25,7 +25,7 @@ from staticgraph.outofcore.adagrad import adagrad_rows
 from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.buffer import EmbeddingBuffer, Resident
 from staticgraph.outofcore.decoders import DECODERS, Decoder
-from staticgraph.outofcore.embeddings import EmbeddingFile, FloatArray
+from staticgraph.outofcore.first_embeddings import open_for
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.link_step import LinkConfig, LinkStep
 from staticgraph.outofcore.policy import EdgePolicy
@@ -72,7 +72,9 @@ class LinkTrainer:
         self.decoder: Decoder = DECODERS[config.decoder]()
         p = graph.num_partitions
         slots, group = policy.slots(p), policy.group(p)
-        self.file = self._open(Path(folder))
+        relations = self.decoder.initial(max(1, graph.num_relations), config.dimension).numpy()
+        extras = {"relations": relations, "relation_sums": np.zeros_like(relations)}
+        self.file = open_for(Path(folder), graph, config, "", extras)
         self._restore()
         self.buffer = EmbeddingBuffer(graph, self.file, slots, group)
         self.step = LinkStep(config, self.decoder)
@@ -102,6 +104,13 @@ class LinkTrainer:
         """Ends the thread and closes the file."""
         self.buffer.close()
         self.file.close()
+
+    def rows(self, partition: int) -> Tensor:
+        """``[nodes of the partition, D]`` committed embeddings."""
+        shape = (2, self.graph.partition_size, self.config.dimension)
+        values, sums = np.empty(shape, np.float32)
+        self.file.read(partition, values, sums)
+        return torch.from_numpy(values[: self.graph.nodes_of(partition)])
 
     def _train_epoch(self, on_state: Callable[[int, int], None] | None) -> LinkEpoch:
         started, waited = time.perf_counter(), self.buffer.waited_s
@@ -156,39 +165,6 @@ class LinkTrainer:
                 relation_gradient, self.relation_sums.sqrt() + 1e-10, value=-self.config.rate
             )
         return loss
-
-    def _open(self, folder: Path) -> EmbeddingFile:
-        identity = np.frombuffer(
-            f"{self.config} {self.graph.num_nodes} {self.graph.num_edges}".encode(), np.uint8
-        )
-        try:
-            file = EmbeddingFile(folder)
-        except FileNotFoundError:
-            return self._create(folder, identity)
-        if not np.array_equal(file.extras["identity"], identity):
-            raise ValueError(
-                f"{folder} holds embeddings trained as {bytes(file.extras['identity']).decode()}; "
-                f"this is {bytes(identity).decode()}: go on with the same, or choose another folder"
-            )
-        return file
-
-    def _create(self, folder: Path, identity: NDArray[np.uint8]) -> EmbeddingFile:
-        graph, config = self.graph, self.config
-        relations = self.decoder.initial(max(1, graph.num_relations), config.dimension)
-        shape = (graph.partition_size, config.dimension)
-
-        def initial(partition: int) -> FloatArray:
-            rng = np.random.default_rng([config.seed, 0, partition])
-            return config.spread * rng.standard_normal(shape, np.float32)
-
-        extras = {
-            "identity": identity,
-            "relations": relations.numpy(),
-            "relation_sums": np.zeros_like(relations.numpy()),
-        }
-        return EmbeddingFile.create(
-            folder, graph.num_partitions, graph.partition_size, config.dimension, initial, extras
-        )
 
     def _extras(self) -> dict[str, NDArray[Any]]:
         return {

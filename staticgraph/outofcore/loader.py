@@ -22,12 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.outofcore.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.graph import PartitionedGraph
-from staticgraph.outofcore.hops import HopBatch, HopLadder, exact_capacity, profile
+from staticgraph.outofcore.hops import HopBatch, HopLadder, exact_capacity, profile, profile_of
+from staticgraph.outofcore.link_sampling import LinkSampler
 from staticgraph.outofcore.neighbours import Direction
 from staticgraph.outofcore.node_policy import NodePolicy
 from staticgraph.outofcore.policy import EdgePolicy, InMemory
 from staticgraph.outofcore.resident import ResidentGraph, ResidentGraphs
-from staticgraph.outofcore.sampled_batch import LinkEnds, SampledBatch
+from staticgraph.outofcore.resident_embeddings import ResidentEmbeddings
+from staticgraph.outofcore.sampled_batch import SampledBatch
 from staticgraph.outofcore.schedule import NodeSchedule, NodeState, Schedule
 
 # Batches ready at once; two more slots are in hands.
@@ -49,10 +51,14 @@ class SampledLoader:
         seeds: the caller's numbers of the nodes to train on; all where None. Nodes only.
         labels: ``[N]`` integers in the caller's order; nodes only.
         negatives: resident nodes drawn beside each batch of edges; links only.
+        degree_fraction: share of the negatives drawn as ends of the state's edges, so by degree.
+        exclude: leave a batch's own edges out of its samples, so that they are not to be seen where
+            they are to be predicted; links only.
         direction: of sampling.
         ladder: static shapes; profiled in the first epoch where None.
         shuffle: seeds in random order; otherwise in the graph's.
         seed: of everything random.
+        states: what passes through the buffer; the graph's features where None.
 
     Raises:
         ValueError: a policy for the other task, or labels of another length.
@@ -69,10 +75,13 @@ class SampledLoader:
         seeds: ArrayLike | None = None,
         labels: NDArray[Any] | None = None,
         negatives: int = 0,
+        degree_fraction: float = 0.0,
+        exclude: bool = False,
         direction: Direction = "in",
         ladder: HopLadder | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        states: ResidentGraphs | ResidentEmbeddings | None = None,
     ) -> None:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
@@ -88,6 +97,7 @@ class SampledLoader:
             raise ValueError(f"batch_size={batch_size}; give at least 1")
         self.graph, self.policy, self.task = graph, policy, task
         self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
+        self.degree_fraction, self.exclude = degree_fraction, exclude
         self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
         self.sampled_s = self.waited_s = 0.0
         self._direction: Direction = direction
@@ -99,7 +109,7 @@ class SampledLoader:
             else self._new[np.unique(np.asarray(seeds, np.int64))]
         )
         self._labels = None if labels is None else np.asarray(labels, np.int64)[graph.node_ids]
-        self.states = ResidentGraphs(graph, direction)
+        self.states = states or ResidentGraphs(graph, direction)
         self._pinned = torch.cuda.is_available()
         self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
 
@@ -120,9 +130,9 @@ class SampledLoader:
         if self.ladder is None:
             self.ladder = self._profile(schedule)
         ready: queue.Queue[SampledBatch | BaseException | None] = queue.Queue(QUEUE)
-        stop = threading.Event()
+        stop, used = threading.Event(), threading.Semaphore(0)
         thread = threading.Thread(
-            target=self._produce, args=(schedule, ready, stop), daemon=True,
+            target=self._produce, args=(schedule, ready, stop, used), daemon=True,
             name="staticgraph-sampler",
         )  # fmt: skip
         thread.start()
@@ -137,6 +147,7 @@ class SampledLoader:
                     raise batch
                 yield batch
                 self._give_back(batch.hops)
+                used.release()
         finally:
             stop.set()
             while thread.is_alive():
@@ -158,6 +169,7 @@ class SampledLoader:
         schedule: Schedule | NodeSchedule,
         ready: queue.Queue[SampledBatch | BaseException | None],
         stop: threading.Event,
+        used: threading.Semaphore,
     ) -> None:
         def put(item: SampledBatch | BaseException | None) -> None:
             while not stop.is_set():
@@ -168,8 +180,15 @@ class SampledLoader:
 
         try:
             for resident in self.states.run(schedule):
+                unused = 0
                 for batch in self._batches(resident):
                     put(batch)
+                    unused += 1
+                    if stop.is_set():
+                        return
+                # What training changes must be trained to the end before it leaves the buffer.
+                while self.states.mutable and unused:
+                    unused -= used.acquire(timeout=0.05)
                     if stop.is_set():
                         return
         except BaseException as error:
@@ -180,6 +199,7 @@ class SampledLoader:
     def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
         assert self.ladder is not None
         sampler = DenseSampler(resident.neighbours, self.fanouts)
+        links = self._link_sampler(resident, sampler)
         rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
         items = resident.edges if self.task == "link" else self._seed_rows(resident)
         if self.shuffle:
@@ -189,49 +209,26 @@ class SampledLoader:
             batch = items[low : low + self.batch_size]
             started = time.perf_counter()
             if self.task == "link":
-                made = self._links(batch, resident, sampler, rng, draw)
+                found = links.fit(batch, rng, draw, self.ladder)
             else:
-                made = [
-                    SampledBatch(self._slot(resident, sample, rung), resident.node_of[part],
-                                 resident.number, None)
-                    for part, sample, rung in self.ladder.fit(sampler, batch, draw)
-                ]  # fmt: skip
+                parts = self.ladder.fit(sampler, batch, draw)
+                found = [(sample, rung, None) for _, sample, rung in parts]
+            made = [
+                SampledBatch(
+                    self._slot(resident, sample, rung),
+                    resident.node_of[sample.nodes[: sample.counts[0]]],
+                    resident.number,
+                    ends,
+                )
+                for sample, rung, ends in found
+            ]
             self.sampled_s += time.perf_counter() - started
             yield from made
 
-    def _links(
-        self,
-        edges: NDArray[Any],
-        resident: ResidentGraph,
-        sampler: DenseSampler,
-        rng: np.random.Generator,
-        draw: int,
-    ) -> list[SampledBatch]:
-        """A batch of edges, in halves where its seeds fit no rung."""
-        assert self.ladder is not None
-        real = np.flatnonzero(resident.node_of >= 0)
-        drawn = rng.choice(real, self.negatives)
-        ends = np.concatenate([edges[:, 0], edges[:, -1], drawn])
-        seeds, local = np.unique(ends, return_inverse=True)
-        sample = sampler.sample(seeds, draw)
-        rung = self.ladder.rung_for(sample.counts)
-        statistics = self.ladder.statistics
-        if rung is None and len(edges) > 1:
-            statistics.splits += 1
-            middle = len(edges) // 2
-            return [
-                *self._links(edges[:middle], resident, sampler, rng, draw),
-                *self._links(edges[middle:], resident, sampler, rng, draw),
-            ]
-        if rung is None:
-            statistics.eager += 1
-        else:
-            statistics.batches[rung] += 1
-            statistics.real_rows += len(sample.nodes)
-            statistics.padded_rows += self.ladder.rungs[rung].rows
-        positions = LinkEnds(edges, local.ravel(), self.batch_size)
-        hops = self._slot(resident, sample, rung)
-        return [SampledBatch(hops, resident.node_of[seeds], resident.number, positions)]
+    def _link_sampler(self, resident: ResidentGraph, sampler: DenseSampler) -> LinkSampler:
+        return LinkSampler(
+            resident, sampler, self.batch_size, self.negatives, self.degree_fraction, self.exclude
+        )
 
     def _slot(self, resident: ResidentGraph, sample: DenseSample, rung: int | None) -> HopBatch:
         """A filled batch in a slot that nobody holds."""
@@ -246,7 +243,7 @@ class SampledLoader:
             hops = HopBatch(exact_capacity(sample), None)
         if hops.copied is not None:
             hops.copied.synchronize()
-        hops.fill(sample, resident.degrees)
+        hops.fill(sample, resident.degrees, resident.whole_degrees)
         width = resident.features.shape[1]
         if width:
             if hops.x is None:
@@ -274,23 +271,37 @@ class SampledLoader:
         return resident.rows(self._seeds[inside])
 
     def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
-        """The largest need of a few states."""
+        """The largest need of a few states, whose edges alone are read for it."""
         ladder: HopLadder | None = None
         looked_at = 0
-        for resident in self.states.run(schedule):
+        states = ResidentGraphs(self.graph, self._direction, features=False)
+        for resident in states.run(schedule):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
             if self.task == "link":
-                seeds = np.flatnonzero(resident.node_of >= 0)
-                size = min(2 * self.batch_size + self.negatives, len(seeds))
+                found = self._profile_links(resident, sampler)
             else:
-                seeds, size = self._seed_rows(resident), self.batch_size
-            if not len(seeds):
+                seeds = self._seed_rows(resident)
+                found = profile(sampler, seeds, self.batch_size, self.seed) if len(seeds) else None
+            if found is None:
                 continue
-            found = profile(sampler, seeds, size, self.seed)
             ladder = found if ladder is None else ladder.union(found)
             looked_at += 1
             if looked_at == PROFILE_STATES:
                 break
+        states.close()
         if ladder is None:
             raise ValueError("there is nothing to train on: no seeds in any state")
         return ladder
+
+    def _profile_links(self, resident: ResidentGraph, sampler: DenseSampler) -> HopLadder | None:
+        edges, links = resident.edges, self._link_sampler(resident, sampler)
+        if not len(edges):
+            return None
+        size = min(self.batch_size, len(edges))
+        most = 2 * self.batch_size + self.negatives
+        return profile_of(
+            sampler,
+            lambda rng: links.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0],
+            min(most, int((resident.node_of >= 0).sum())),
+            self.seed,
+        )

@@ -1,15 +1,12 @@
 """Node classification on sampled static batches.
 
-A step is forward, mean loss over the real seeds, backward and the optimizer. In a compiled mode
-every rung of the ladder has one compiled function of its own for training and one for evaluation;
-batches that fit no rung run in eager and are counted. Evaluation is on samples, or on full
-neighbourhoods with PyG's layers over the edges that are resident.
+A step is forward, mean loss over the real seeds, backward and the optimizer. Evaluation is on
+samples, or on full neighbourhoods with PyG's layers over the whole graph in memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +15,17 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from staticgraph.outofcore.hop_runner import HopRunner
 from staticgraph.outofcore.hops import HopBatch
 from staticgraph.outofcore.layers import SampledGNN
 from staticgraph.outofcore.loader import SampledLoader
 from staticgraph.outofcore.resident import ResidentGraphs
 from staticgraph.outofcore.schedule import NodeSchedule, NodeState
-from staticgraph.running.compiled import CompiledFunction
-from staticgraph.running.modes import resolve
-
-Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEpoch:
-    """What one epoch did; the first one also reads for the profile of the static shapes."""
+    """What one epoch did."""
 
     epoch: int
     loss: float
@@ -41,68 +35,6 @@ class NodeEpoch:
     partitions_read: int
     seconds: float
     waited_s: float
-
-
-class HopRunner:
-    """Runs a model over padded hops, compiled once a rung and phase.
-
-    Args:
-        model: takes ``x [R, F]`` and a :class:`HopBatch`.
-        mode: as of :class:`staticgraph.StaticGraphRunner`.
-        compiler: makes a compiled function of a function and a name, instead of the mode's own.
-
-    Attributes:
-        compiled: what was compiled, by (rung, training).
-    """
-
-    def __init__(
-        self, model: nn.Module, mode: str = "auto", compiler: Compiler | None = None
-    ) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.mode = resolve(mode, self.device.type)
-        self._compiler = compiler or (
-            (lambda function, name: CompiledFunction(function, self.mode, self.device, name))
-            if self.mode.compiled
-            else None
-        )
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
-
-    def __call__(self, hops: HopBatch) -> Tensor:
-        """``[N_0, out]`` of a batch."""
-        if hops.x is None:
-            raise ValueError("the batch has no features: pass features= to outofcore.partition")
-        x = hops.x.float()
-        inputs = self._on_device(hops, [x, hops.degree, *hops.tables])
-        if self._compiler is None or hops.rung is None:
-            return self._forward(*inputs)
-        key = (hops.rung, self.model.training)
-        if key not in self.compiled:
-
-            def run(*tensors: Tensor) -> Tensor:
-                return self._forward(*tensors)
-
-            phase = "train" if self.model.training else "eval"
-            self.compiled[key] = self._compiler(run, f"rung {hops.rung} {phase}")
-        return self.compiled[key](*inputs)
-
-    def _on_device(self, hops: HopBatch, tensors: list[Tensor]) -> list[Tensor]:
-        """Copies, on a stream of their own on CUDA, so that they run beside the step before."""
-        if self._stream is None:
-            return [tensor.to(self.device) for tensor in tensors]
-        present = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._stream):
-            copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
-            hops.copied = hops.copied or torch.cuda.Event()
-            hops.copied.record()
-        present.wait_stream(self._stream)
-        for copy in copies:
-            copy.record_stream(present)
-        return copies
-
-    def _forward(self, x: Tensor, degree: Tensor, *tables: Tensor) -> Tensor:
-        return self.model(x, _Tables(degree, tables))
 
 
 class NodeTrainer:
@@ -202,11 +134,3 @@ class NodeTrainer:
         if hops.y is None:
             raise ValueError("the loader has no labels: pass labels= to SampledLoader")
         return self.runner(hops), hops.y.to(self.runner.device, non_blocking=True)
-
-
-@dataclass(slots=True)
-class _Tables:
-    """What layers read of a batch, around tensors of a compiled function."""
-
-    degree: Tensor
-    tables: tuple[Tensor, ...]

@@ -17,7 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from staticgraph.outofcore.encoded_link import EncodedLinkTrainer
 from staticgraph.outofcore.link import LinkTrainer
+
+Trainer = LinkTrainer | EncodedLinkTrainer
 
 # Queries scored at once: with partitions of 16,384 nodes a block of scores is 32 MiB.
 QUERIES = 512
@@ -33,7 +36,7 @@ class LinkScore:
 
 
 def evaluate_links(
-    trainer: LinkTrainer,
+    trainer: Trainer,
     edges: NDArray[Any],
     known: NDArray[Any],
     hits: tuple[int, ...] = (1, 3, 10),
@@ -41,7 +44,7 @@ def evaluate_links(
     """Ranks edges among all nodes.
 
     Args:
-        trainer: whose committed embeddings are used.
+        trainer: whose committed embeddings are used, encoded where it has an encoder.
         edges: ``[3, T]`` (or ``[2, T]``) source, destination, relation in the caller's numbers.
         known: ``[3, K]`` all true edges, the tested ones among them.
         hits: the k of Hits@k.
@@ -55,7 +58,7 @@ def evaluate_links(
 
 
 def filtered_ranks(
-    trainer: LinkTrainer, edges: NDArray[Any], known: NDArray[Any]
+    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
 ) -> NDArray[np.float64]:
     """``[2, T]`` ranks of the destinations and of the sources."""
     graph = trainer.graph
@@ -74,7 +77,7 @@ def filtered_ranks(
         pointers, others = _true_ends(keys, tested[2], true, way)
         counts = np.zeros((len(ends), 2), np.int64)
         for partition in range(graph.num_partitions):
-            block = _partition(trainer, partition)
+            block = trainer.rows(partition)
             low = partition * graph.partition_size
             for at in range(0, len(ends), QUERIES):
                 span = slice(at, at + QUERIES)
@@ -92,20 +95,13 @@ def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.stack([new[edges[0]], new[edges[1]], relation.astype(np.int64)])
 
 
-def _partition(trainer: LinkTrainer, partition: int) -> torch.Tensor:
-    size, dimension = trainer.graph.partition_size, trainer.config.dimension
-    values, sums = np.empty((2, size, dimension), np.float32)
-    trainer.file.read(partition, values, sums)
-    return torch.from_numpy(values[: trainer.graph.nodes_of(partition)])
-
-
-def _rows_of(trainer: LinkTrainer, nodes: NDArray[np.int64]) -> torch.Tensor:
+def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
     """``[*nodes.shape, D]`` embeddings, gathered partition by partition."""
-    out = torch.empty(*nodes.shape, trainer.config.dimension)
+    out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
     partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
     for partition in np.unique(partitions).tolist():
         here = torch.from_numpy(partitions == partition)
-        block = _partition(trainer, partition)
+        block = trainer.rows(partition)
         out[here] = block[torch.from_numpy(inside)[here]]
     return out
 

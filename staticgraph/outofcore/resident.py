@@ -32,13 +32,14 @@ class ResidentGraph:
         edges: ``[n, 2 or 3]`` to train on, in rows (none in a schedule of nodes).
         neighbours: of the buffer's rows, over every edge between resident partitions.
         degrees: ``[rows]`` of ``neighbours``.
+        whole_degrees: ``[rows]`` in the whole graph.
         features: ``[rows, F]``.
         node_of: ``[rows]`` the graph's node in each row, -1 where there is none.
     """
 
     __slots__ = (
         "degrees", "edges", "features", "graph", "neighbours", "node_of", "number", "partitions",
-        "slot_of", "train",
+        "slot_of", "train", "whole_degrees",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class ResidentGraph:
         every = self._in_rows(graph.read_buckets(pairs))
         self.neighbours = Neighbours.of(every[:, 0], every[:, -1], len(features), direction)
         self.degrees = self.neighbours.degrees()
+        self.whole_degrees = np.zeros(len(features), np.int64)
         self.edges = np.empty((0, graph.columns), graph.dtype)
         if isinstance(state, State):
             self.edges = self._in_rows(graph.read_buckets(state.buckets))
@@ -65,6 +67,8 @@ class ResidentGraph:
             count, low = graph.nodes_of(partition), int(slot_of[partition]) * size
             first = partition * size
             self.node_of[low : low + count] = np.arange(first, first + count)
+            here = graph.degrees(direction)[first : first + count]
+            self.whole_degrees[low : low + count] = here
 
     def rows(self, nodes: NDArray[Any]) -> NDArray[np.int64]:
         """Rows of resident nodes (in the graph's numbers)."""
@@ -82,6 +86,7 @@ class ResidentGraphs:
     Args:
         graph: with or without features.
         direction: of the neighbours.
+        features: read the features, where the graph has any.
 
     Attributes:
         waited_s: seconds that the user of the states waited for reading.
@@ -89,8 +94,14 @@ class ResidentGraphs:
         times: of the states of the last run.
     """
 
-    def __init__(self, graph: PartitionedGraph, direction: Direction = "in") -> None:
+    # Nothing is written back, so a state may be left while its batches are still in use.
+    mutable = False
+
+    def __init__(
+        self, graph: PartitionedGraph, direction: Direction = "in", *, features: bool = True
+    ) -> None:
         self.graph = graph
+        self._width = graph.manifest.features if features else None
         self.direction: Direction = direction
         self.waited_s, self.partitions_read = 0.0, 0
         self.times: list[StateTime] = []
@@ -135,9 +146,10 @@ class ResidentGraphs:
         self._thread.shutdown(wait=True)
 
     def _reserve(self, slots: int) -> None:
-        dtype, width = self.graph.manifest.features or ("float32", 0)
+        dtype, width = self._width or ("float32", 0)
         rows = slots * self.graph.partition_size
         if len(self._features) < rows:
+            # Rows count even where there are no features: they are places of the buffer.
             self._features = np.zeros((rows, width), dtype)
 
     @staticmethod
@@ -163,7 +175,7 @@ class ResidentGraphs:
         entering: tuple[int, ...],
     ) -> ResidentGraph:
         size = self.graph.partition_size
-        if self.graph.feature_file is not None:
+        if self._width is not None:
             for partition in entering:
                 slot = int(slot_of[partition])
                 self.graph.read_features(partition, self._features[slot * size : (slot + 1) * size])

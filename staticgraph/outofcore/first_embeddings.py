@@ -1,0 +1,60 @@
+"""Embeddings of a training run: opened where they stand, made at random where they do not.
+
+A folder says how what it holds was trained. Going on with another configuration would be neither
+run, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.embeddings import EmbeddingFile, FloatArray
+from staticgraph.outofcore.graph import PartitionedGraph
+from staticgraph.outofcore.link_step import LinkConfig
+
+
+def open_for(
+    folder: Path,
+    graph: PartitionedGraph,
+    config: LinkConfig,
+    more: str,
+    extras: Mapping[str, NDArray[Any]],
+) -> EmbeddingFile:
+    """The embeddings of a run.
+
+    Args:
+        folder: where they are, or will be.
+        graph: gives the partitions.
+        config: gives dimension, spread and seed.
+        more: what else must be the same to go on.
+        extras: committed with the first values.
+
+    Raises:
+        ValueError: the folder holds embeddings that were trained otherwise.
+    """
+    text = f"{config} {graph.num_nodes} {graph.num_edges}" + (f" {more}" if more else "")
+    identity = np.frombuffer(text.encode(), np.uint8)
+    try:
+        file = EmbeddingFile(folder)
+    except FileNotFoundError:
+        shape = (graph.partition_size, config.dimension)
+
+        def initial(partition: int) -> FloatArray:
+            rng = np.random.default_rng([config.seed, 0, partition])
+            return config.spread * rng.standard_normal(shape, np.float32)
+
+        return EmbeddingFile.create(
+            folder, graph.num_partitions, graph.partition_size, config.dimension, initial,
+            {"identity": identity, **extras},
+        )  # fmt: skip
+    if not np.array_equal(file.extras["identity"], identity):
+        raise ValueError(
+            f"{folder} holds embeddings trained as {bytes(file.extras['identity']).decode()}; "
+            f"this is {text}: go on with the same, or choose another folder"
+        )
+    return file
