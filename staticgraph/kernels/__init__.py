@@ -7,18 +7,31 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 """
 
 from staticgraph.kernels.batch_norm import batch_norm
+from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.head_blocks import nodes_of_block, qkv_blocks
 from staticgraph.kernels.linear import linear
+from staticgraph.kernels.neighbour_attention import neighbour_attention
+from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.kernels.pair_score import pair_score
+from staticgraph.kernels.segment_max import segment_max
+from staticgraph.kernels.segment_softmax import segment_softmax
 from staticgraph.kernels.segment_sum import segment_sum
 from staticgraph.kernels.table_sum import table_sum
 
 __all__ = [
     "batch_norm",
+    "gcn_degrees",
+    "gcn_sum",
     "linear",
+    "neighbour_attention",
+    "neighbour_max",
     "neighbour_sum",
     "nodes_of_block",
+    "pair_score",
     "qkv_blocks",
+    "segment_max",
+    "segment_softmax",
     "segment_sum",
     "table_sum",
 ]

@@ -48,7 +48,7 @@ def forward(
     loop: Array,
 ) -> None:
     """Every element of ``score [E, H]`` and ``loop [N, H]`` is written."""
-    nodes, heads, width = left.shape
+    nodes, heads = loop.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
     edged, owned = edge.shape[0] > 0, own.shape[0] > 0
     none = left[0, 0, :0]

@@ -1,0 +1,6 @@
+"""The largest message of the neighbours, column by column."""
+
+from staticgraph.kernels.neighbour_max.op import neighbour_max
+from staticgraph.kernels.neighbour_max.reference import neighbour_max_reference
+
+__all__ = ["neighbour_max", "neighbour_max_reference"]

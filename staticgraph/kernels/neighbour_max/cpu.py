@@ -1,0 +1,75 @@
+"""``neighbour_max`` on one core: destination by destination, nothing of size ``[E, F]`` between.
+
+``edge`` is empty where messages are the rows themselves, and ReLU of their sum where it is given.
+Backward scatters as it goes: one core adds in one order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
+
+
+@kernel
+def _relu(value: Any, zero: Any) -> Any:
+    """A NaN stays one."""
+    return zero if value <= zero else value
+
+
+@kernel
+def forward(x: Array, edge: Array, src: Array, row_ptr: Array, out: Array) -> None:
+    """Every element of ``out`` is written."""
+    width, zero, edged = x.shape[1], x.dtype.type(0), edge.shape[0] > 0
+    for i in range(len(x)):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        if last == first:
+            for f in range(width):
+                out[i, f] = zero
+        for e in range(first, last):
+            j = src[e]
+            for f in range(width):
+                value = _relu(x[j, f] + edge[e, f], zero) if edged else x[j, f]
+                best = out[i, f]
+                out[i, f] = value if e == first or value > best or value != value else best
+
+
+@kernel
+def backward(
+    grad: Array,
+    x: Array,
+    edge: Array,
+    out: Array,
+    src: Array,
+    row_ptr: Array,
+    dx: Array,
+    dedge: Array,
+) -> None:
+    """``dx`` comes zeroed, every element of ``dedge`` is written."""
+    width, zero, one, edged = x.shape[1], x.dtype.type(0), x.dtype.type(1), edge.shape[0] > 0
+    share = np.empty(width, x.dtype)
+    for i in range(len(x)):
+        for f in range(width):
+            share[f] = one if out[i, f] == zero else zero
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = src[e]
+            for f in range(width):
+                value = _relu(x[j, f] + edge[e, f], zero) if edged else x[j, f]
+                share[f] += one if value == out[i, f] else zero
+        for f in range(width):
+            share[f] = grad[i, f] / share[f]
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = src[e]
+            if edged:
+                for f in range(width):
+                    value = x[j, f] + edge[e, f]
+                    chosen = value > zero and value == out[i, f]
+                    part = share[f] * (one if chosen else zero)
+                    dx[j, f] += part
+                    dedge[e, f] = part
+            else:
+                for f in range(width):
+                    dx[j, f] += share[f] * (one if x[j, f] == out[i, f] else zero)

@@ -1,0 +1,166 @@
+"""``neighbour_max`` in Triton: one program a node, edges in order, no atomic operation.
+
+Backward is two launches: by destination, what each of the equal largest messages gets, and by
+source through the transpose, who they were.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide, wide_like
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    edge,
+    src,
+    row_ptr,
+    out,
+    width,
+    EDGED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    first = tl.load(row_ptr + i).to(tl.int64)
+    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    best = tl.zeros([BLOCK], WIDE) - float("inf")
+    for e in range(first, last):
+        j = tl.load(src + e)
+        value = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = tl.where(value <= 0, 0, value)
+        best = tl.where((value > best) | (value != value), value, best)
+    best = tl.where(last > first, best, 0)
+    tl.store(out + i * width + f, best.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def shares_kernel(
+    grad,
+    x,
+    edge,
+    out,
+    src,
+    row_ptr,
+    share,
+    largest,
+    width,
+    EDGED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    first = tl.load(row_ptr + i).to(tl.int64)
+    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    if EDGED:  # the result was rounded to its dtype; who was largest is asked of the sums
+        best = tl.zeros([BLOCK], WIDE)
+        for e in range(first, last):
+            value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
+            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            best = tl.where((value > best) | (value != value), value, best)
+        tl.store(largest + i * width + f, best, mask=inside)
+    else:
+        best = tl.load(out + i * width + f, mask=inside, other=0).to(WIDE)
+    count = tl.where(best == 0, 1, 0).to(WIDE)
+    for e in range(first, last):
+        value = tl.load(x + tl.load(src + e) * width + f, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value += tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            value = tl.where(value <= 0, 0, value)
+        count += tl.where(value == best, 1, 0)
+    part = tl.load(grad + i * width + f, mask=inside, other=0).to(WIDE) / count
+    tl.store(share + i * width + f, part, mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    share,
+    x,
+    edge,
+    largest,
+    dst,
+    col_ptr,
+    transpose,
+    dx,
+    dedge,
+    width,
+    EDGED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    inside = f < width
+    own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
+    total = tl.zeros([BLOCK], WIDE)
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        best = tl.load(largest + i * width + f, mask=inside, other=0).to(WIDE)
+        part = tl.load(share + i * width + f, mask=inside, other=0).to(WIDE)
+        if EDGED:
+            value = own + tl.load(edge + e * width + f, mask=inside, other=0).to(WIDE)
+            part = part * ((value == best) & (value > 0)).to(WIDE)
+            at = dedge + e * width + f
+            tl.store(at, part.to(dedge.dtype.element_ty), mask=inside)
+        else:
+            part = part * (own == best).to(WIDE)
+        total += part
+    tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
+
+
+def forward(x: Tensor, edge: Tensor | None, src: Tensor, row_ptr: Tensor) -> Tensor:
+    """As the operator; one launch."""
+    out = torch.empty_like(x)
+    given = x if edge is None else edge
+    forward_kernel[(len(x),)](x, given, src, row_ptr, out, x.size(1), **_options(x, edge))
+    return out
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    edge: Tensor | None,
+    out: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """As the operator; two launches."""
+    dx, share = torch.empty_like(x), wide_like(x, *x.shape)
+    dedge = x.new_empty(0) if edge is None else torch.empty_like(edge)
+    largest = out if edge is None else torch.empty_like(share)
+    given, options = x if edge is None else edge, _options(x, edge)
+    shares_kernel[(len(x),)](
+        grad, x, given, out, src, row_ptr, share, largest, x.size(1), **options
+    )
+    backward_kernel[(len(x),)](
+        share, x, given, largest, dst, col_ptr, transpose, dx, dedge, x.size(1), **options
+    )
+    return dx, dedge
+
+
+def _options(x: Tensor, edge: Tensor | None) -> dict[str, object]:
+    columns = block(x.size(1))
+    return {
+        "EDGED": edge is not None,
+        "WIDE": wide(x.dtype),
+        "BLOCK": columns,
+        "num_warps": warps(columns),
+    }
