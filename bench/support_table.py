@@ -35,6 +35,31 @@ NOT_BUILT = {
     "CuGraphGATConv": "needs cuGraph",
     "CuGraphRGCNConv": "needs cuGraph",
     "PANConv": "needs torch-sparse",
+    "DimeNet": "needs torch-cluster and torch-sparse",
+    "DimeNetPlusPlus": "needs torch-cluster and torch-sparse",
+    "GNNFF": "needs torch-cluster and torch-sparse",
+    "ViSNet": "needs torch-cluster",
+}
+
+# Base classes, and indices that are no layers.
+NO_LAYER = {"MessagePassing", "Aggregation"}
+NO_LAYER |= {"KNNIndex", "L2KNNIndex", "MIPSKNNIndex", "ApproxL2KNNIndex", "ApproxMIPSKNNIndex"}
+
+# Models of torch_geometric.nn that are not for batches of many graphs, or not for a training step.
+NOT_FOR_BATCHES = {
+    "CorrectAndSmooth": "post-processing of one graph's predictions, without parameters",
+    "LINKX": "a weight a node of one graph",
+    "LightGCN": "an embedding a node of one graph",
+    "LPFormer": "reads sparse matrices of one graph",
+    "MetaPath2Vec": "random walks over one graph",
+    "Node2Vec": "random walks over one graph",
+    "RENet": "events of one temporal graph",
+    "TGNMemory": "a memory a node of one temporal graph",
+    "ARGA": "two optimizers in turn; its encoder is any model above",
+    "ARGVA": "two optimizers in turn; its encoder is any model above",
+    "VGAE": "as GAE, with noise; its encoder is any model above",
+    "DeepGraphInfomax": "it permutes padding with nodes; its encoder is any model above",
+    "GPSE": "its head reads node numbers on the host; its layers are linear and BatchNorm",
 }
 
 
@@ -138,7 +163,10 @@ def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
         "",
     ]
     lines += [f"- {name}: {why}" for name, why in NOT_BUILT.items()]
-    known = {case.name.split()[0].strip(",") for case, _ in rows} | set(refused) | set(NOT_BUILT)
+    lines += ["", "## Not for batches of graphs", ""]
+    lines += [f"- {name}: {why}" for name, why in NOT_FOR_BATCHES.items()]
+    known = {word.strip(",") for case, _ in rows for word in case.name.split()}
+    known |= set(refused) | set(NOT_BUILT) | set(NOT_FOR_BATCHES) | NO_LAYER
     for group, names in (
         ("convolutions", pyg.conv.__all__),
         ("norms", pyg.norm.__all__),

@@ -19,7 +19,9 @@ from torch_geometric.nn import (
     HeteroLinear,
     HypergraphConv,
     InstanceNorm,
+    LabelPropagation,
     LayerNorm,
+    MaskLabel,
     MeanSubtractionNorm,
     MFConv,
     PairNorm,
@@ -55,6 +57,7 @@ from staticgraph.nn.attention import (
 from staticgraph.nn.batch_norm import MaskedBatchNorm1d, MaskedPygBatchNorm, MaskedSyncBatchNorm
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
 from staticgraph.nn.norms import (
     StaticGraphNorm,
     StaticGraphSizeNorm,
@@ -111,6 +114,8 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     HypergraphConv: StaticHypergraphConv,
     MFConv: StaticMFConv,
     RGATConv: StaticRGATConv,
+    MaskLabel: StaticMaskLabel,
+    LabelPropagation: StaticLabelPropagation,
 }
 REFUSED_FORMS = refused_forms()
 

@@ -31,6 +31,10 @@ REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "DynamicEdgeConv": ("it searches neighbours among present features", "use EdgeConv"),
     "GravNetConv": ("it searches neighbours among present features", "use EdgeConv"),
     "XConv": ("it searches neighbours among present positions", "use PointNetConv"),
+    "GroupAddRev": (
+        "it frees and resizes the memory of its input during autograd",
+        "pass disable=True, which keeps the activations",
+    ),
     "MeshCNNConv": ("it takes four edges a node in order, which padding breaks", "use EdgeConv"),
 }
 
@@ -87,7 +91,8 @@ def _refused_form(
     stock: type[torch.nn.Module], name: str, reason: str, remedy: str
 ) -> type[torch.nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._staticgraph.batch is None:
+        # GroupAddRev(disable=True) is an ordinary layer.
+        if self._staticgraph.batch is None or getattr(self, "disable", False):
             return stock.forward(self, *args, **kwargs)
         raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
 

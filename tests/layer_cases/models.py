@@ -140,6 +140,21 @@ def models() -> list[Case]:
             lambda: pyg.LabelPropagation(3, 0.8),
             lambda m, x, d: m(x.sigmoid().clone(), d.edge_index),
         ),
+        Case(
+            "LabelPropagation masked",
+            "models",
+            lambda: pyg.LabelPropagation(2, 0.8),
+            lambda m, x, d: m(x.sigmoid(), d.edge_index, d.node_type > 0, d.edge_weight.to(x)),
+        ),
+        *(
+            Case(
+                f"MaskLabel {method}",
+                "models",
+                lambda method=method: pyg.MaskLabel(3, C, method),
+                lambda m, x, d: m(x, d.node_type, d.node_type > 0),
+            )
+            for method in ("add", "concat")
+        ),
         Case("HeteroJumpingKnowledge", "models", HeteroJumping, plain),
         Case(
             "GPSENodeEncoder",
