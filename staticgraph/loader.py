@@ -19,10 +19,12 @@ from staticgraph.batch import StaticBatch
 from staticgraph.batching import Batcher, BatchIds
 from staticgraph.buckets import BucketPlan
 from staticgraph.collate import RealCounts, fill
+from staticgraph.device_batches import IdsFeed
 from staticgraph.errors import PlanMismatch
 from staticgraph.sizes import Capacity
 from staticgraph.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.store import GraphStore
+from staticgraph.store.on_device import DeviceStore
 
 # A batch in use, one being copied, one being handed over, and one to spare.
 DEFAULT_SLOTS = 4
@@ -32,15 +34,17 @@ class StaticLoader:
     """Iterates over one epoch of batches; the next iteration is the next epoch.
 
     Args:
-        store: the graphs.
+        store: the graphs; one that ``store.to(device)`` moved makes its batches over there, and
+            only their ids cross the bus.
         plan: the buckets, or a plain list of capacities.
         indices: which graphs of the store, all by default.
         exact: every batch but the last has exactly ``plan.batch_size`` graphs (training); False
             packs as many as fit (evaluation). By default exact where the plan has a batch size.
         shuffle: another order every epoch, drawn from ``seed`` and the epoch's number.
         seed: of the order.
-        device: where the batches are wanted.
-        num_workers: threads that fill slots ahead; 0 fills on demand.
+        device: where the batches are wanted; where None, where the store is.
+        num_workers: threads that fill slots ahead; 0 fills on demand. A store on the device needs
+            none.
         slots: batches that may be alive at once.
         pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
             of ``convert(model, kernels=True)`` read.
@@ -55,14 +59,14 @@ class StaticLoader:
 
     def __init__(
         self,
-        store: GraphStore,
+        store: GraphStore | DeviceStore,
         plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
         *,
         indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
         exact: bool | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         num_workers: int = 0,
         slots: int = DEFAULT_SLOTS,
         pointers: bool = False,
@@ -71,8 +75,8 @@ class StaticLoader:
         **batching: Any,
     ) -> None:
         self.store = store
-        self.device = torch.device(device)
-        self.num_workers = num_workers
+        self.device = _device_of(store, device)
+        self.num_workers = 0 if isinstance(store, DeviceStore) else num_workers
         given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         _check_plan(given, store)
         self._batcher = Batcher(
@@ -91,11 +95,13 @@ class StaticLoader:
             SlotLayout(bucket, capacity, store.schema, pointers)
             for bucket, capacity in enumerate(self.plan.capacities)
         ]
-        ahead = num_workers + 1 if num_workers else 0
-        on_cuda = self.device.type == "cuda"
+        ahead = self.num_workers + 1 if self.num_workers else 0
+        on_cuda = self.device.type == "cuda" and isinstance(store, GraphStore)
         self._staging = SlotPool(self.layouts, 2 + ahead, pinned=True) if on_cuda else None
         self._pool = SlotPool(self.layouts, slots if on_cuda else slots + ahead, device=self.device)
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
+        moved = isinstance(store, DeviceStore)
+        self._feed = IdsFeed(store, self.layouts, self._pool) if moved else None
         self._resumed = False
 
     @property
@@ -136,14 +142,22 @@ class StaticLoader:
             self.set_epoch(self.epoch + 1)
         self._resumed = False
         batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
-        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
-        for ids, slot, real in filled:
-            batch = self._hand_over(ids.bucket, slot, real)
-            del slot  # the batch alone holds it
+        for batch in self._stream(batches):
             self._batcher.position += 1
             yield batch
             del batch
         self.set_epoch(self.epoch + 1)
+
+    def _stream(self, batches: list[BatchIds]) -> Iterator[StaticBatch]:
+        if self._feed is not None:
+            yield from map(self._feed.batch, batches)
+            return
+        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
+        for ids, slot, real in filled:
+            batch = self._hand_over(ids.bucket, slot, real)
+            del slot  # the batch alone holds it
+            yield batch
+            del batch
 
     # ------------------------------------------------------------------ filling
 
@@ -155,6 +169,7 @@ class StaticLoader:
     def _fill(self, ids: BatchIds, slot: Slot) -> RealCounts:
         if slot.released is not None:
             slot.released.synchronize()  # the copy out of this pinned slot must be over
+        assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
     def _fill_each(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
@@ -214,7 +229,24 @@ class StaticLoader:
         return target
 
 
-def _check_plan(plan: BucketPlan, store: GraphStore) -> None:
+def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | None) -> torch.device:
+    """Where the batches are to be.
+
+    Raises:
+        ValueError: the store is on another device than the batches.
+    """
+    if not isinstance(store, DeviceStore):
+        return torch.device(wanted or "cpu")
+    device = torch.device(wanted or store.device)
+    if device.type != store.device.type or device.index not in (None, store.device.index):
+        raise ValueError(
+            f"{store.name} is on {store.device} and its batches are made there; device={wanted!r} "
+            "needs store.to(device), or the store on the host"
+        )
+    return store.device
+
+
+def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
     if plan.digest is not None:
         plan.check(store.histogram)
     if plan.schema is None:

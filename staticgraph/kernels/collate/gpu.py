@@ -1,0 +1,246 @@
+"""``collate`` in Triton: two launches a batch, however many fields it has; no atomics.
+
+The first is one program that adds up the sizes of the graphs. In the second every program makes a
+block of node rows, edge rows or graph rows, all arrays of them: it searches the graph of each row
+among the starts, and knows then which row of the store to copy.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LAUNCHES = 2
+ROWS = 64
+# Columns that a program copies at once; wider rows take several turns.
+COLUMNS = 64
+# Graphs that the first kernel adds up at once.
+GRAPHS = 1024
+
+
+@triton.jit
+def starts_kernel(
+    ids,
+    node_offsets,
+    edge_offsets,
+    ptr,
+    edge_starts,
+    graph_ids,
+    counts,
+    graph_mask,
+    all_nodes,
+    all_graphs,
+    BLOCK: tl.constexpr,
+):
+    nodes = tl.full([], 0, tl.int64)
+    edges = tl.full([], 0, tl.int64)
+    graphs = tl.full([], 0, tl.int64)
+    for start in range(0, all_graphs, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        i = tl.load(ids + at, mask=at < all_graphs, other=-1).to(tl.int64)
+        here = i >= 0
+        n = tl.load(node_offsets + i + 1, mask=here, other=0).to(tl.int64)
+        n -= tl.load(node_offsets + i, mask=here, other=0).to(tl.int64)
+        e = tl.load(edge_offsets + i + 1, mask=here, other=0).to(tl.int64)
+        e -= tl.load(edge_offsets + i, mask=here, other=0).to(tl.int64)
+        tl.store(ptr + at, nodes + tl.cumsum(n, 0) - n, mask=here)
+        tl.store(edge_starts + at, edges + tl.cumsum(e, 0) - e, mask=here)
+        tl.store(graph_ids + at, i, mask=at < all_graphs)
+        tl.store(graph_mask + at, here.to(tl.uint8), mask=at < all_graphs)
+        nodes += tl.sum(n, 0)
+        edges += tl.sum(e, 0)
+        graphs += tl.sum(here.to(tl.int64), 0)
+    tl.store(counts, nodes)
+    tl.store(counts + 1, edges)
+    tl.store(counts + 2, graphs)
+    for start in range(0, all_graphs + 1, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        padding = (at >= graphs) & (at <= all_graphs)
+        spread = (at - graphs) * (all_nodes - nodes) // (all_graphs - graphs)
+        tl.store(ptr + at, nodes + spread, mask=padding)
+        tl.store(edge_starts + at, tl.zeros([BLOCK], tl.int64) + edges, mask=padding)
+
+
+@triton.jit
+def owner_of(row, starts, all_graphs, STEPS: tl.constexpr):
+    """The last graph that starts at or before a row, empty graphs apart."""
+    low = row * 0
+    high = low + all_graphs
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        before = tl.load(starts + middle) <= row
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
+
+
+@triton.jit
+def copy_field(row, to, here, inside, source, target, line, FIELD: tl.constexpr):
+    """Rows of one column, widened; zeros where no row is real. FIELD: width, whether in bits,
+    columns at once, whether the first column of padding rows takes ``line``."""
+    for start in range(0, FIELD[0], FIELD[2]):
+        f = start + tl.arange(0, FIELD[2])
+        wanted = f < FIELD[0]
+        if FIELD[1]:
+            at = source + row[:, None] * ((FIELD[0] + 7) // 8) + (f // 8)[None, :]
+            bits = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+            value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
+        else:
+            at = source + row[:, None] * FIELD[0] + f[None, :]
+            value = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+        value = value.to(target.dtype.element_ty)
+        if FIELD[3]:
+            first = (f == 0)[None, :] & (here == 0)[:, None]
+            value = tl.where(first, line[:, None].to(target.dtype.element_ty), value)
+        at = target + to[:, None] * FIELD[0] + f[None, :]
+        tl.store(at, value, mask=inside[:, None] & wanted[None, :])
+
+
+@triton.jit
+def copy_fields(row, to, here, inside, sources, targets, line, FIELDS: tl.constexpr):
+    for number in tl.static_range(len(FIELDS)):
+        copy_field(row, to, here, inside, sources[number], targets[number], line, FIELDS[number])
+
+
+@triton.jit
+def padding_before(v, nodes, edges, all_edges, span, shift):
+    """All real edges, and the padding edges at padding nodes before ``v - shift``."""
+    spare = all_edges - edges
+    before = tl.maximum(v - nodes - shift, 0) * spare
+    return edges + tl.minimum(spare, (before + span - 1) // span)
+
+
+@triton.jit
+def rows_kernel(
+    ids,
+    edge_starts,
+    structure,
+    sources,
+    out,
+    targets,
+    all_nodes,
+    all_edges,
+    all_graphs,
+    node_programs,
+    edge_programs,
+    STEPS: tl.constexpr,
+    POINTERS: tl.constexpr,
+    APART: tl.constexpr,
+    FIELDS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """``structure`` and ``out`` in the order of the operator, ``sources``, ``targets`` and
+    ``FIELDS`` by level."""
+    ptr, counts = out[2], out[4]
+    program = tl.program_id(0)
+    nodes = tl.load(counts)
+    edges = tl.load(counts + 1)
+    spare_nodes = all_nodes - nodes
+    step = (spare_nodes > 1).to(tl.int64) if APART else nodes * 0
+    span = spare_nodes - step
+    if program < node_programs:
+        v = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = v < all_nodes
+        here = v < nodes
+        owner = owner_of(v, ptr, all_graphs, STEPS)
+        i = tl.load(ids + owner, mask=here, other=0)
+        first = tl.load(structure[0] + i, mask=here, other=0).to(tl.int64)
+        row = first + v - tl.load(ptr + owner, mask=here, other=0)
+        tl.store(out[1] + v, owner, mask=inside)
+        tl.store(out[5] + v, here.to(tl.uint8), mask=inside)
+        if POINTERS:
+            start = tl.load(edge_starts + owner, mask=here, other=0)
+            by_target = start + tl.load(structure[4] + row, mask=here, other=0)
+            by_source = start + tl.load(structure[5] + row, mask=here, other=0)
+            padding = padding_before(v, nodes, edges, all_edges, span, 0)
+            tl.store(out[8] + v, tl.where(here, by_target, padding), mask=v <= all_nodes)
+            padding = padding_before(v, nodes, edges, all_edges, span, step)
+            tl.store(out[9] + v, tl.where(here, by_source, padding), mask=v <= all_nodes)
+        copy_fields(row, v, here, inside, sources[0], targets[0], v - nodes, FIELDS[0])
+    elif program < node_programs + edge_programs:
+        k = (program - node_programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        inside = k < all_edges
+        here = k < edges
+        owner = owner_of(k, edge_starts, all_graphs, STEPS)
+        i = tl.load(ids + owner, mask=here, other=0)
+        start = tl.load(edge_starts + owner, mask=here, other=0)
+        row = tl.load(structure[1] + i, mask=here, other=0).to(tl.int64) + k - start
+        node = tl.load(ptr + owner, mask=here, other=0)
+        src = node + tl.load(structure[2] + row, mask=here, other=0)
+        dst = node + tl.load(structure[3] + row, mask=here, other=0)
+        target = nodes + (k - edges) * span // tl.maximum(all_edges - edges, 1)
+        tl.store(out[0] + k, tl.where(here, src, target + step), mask=inside)
+        tl.store(out[0] + all_edges + k, tl.where(here, dst, target), mask=inside)
+        tl.store(out[6] + k, here.to(tl.uint8), mask=inside)
+        if POINTERS:
+            order = start + tl.load(structure[6] + row, mask=here, other=0)
+            tl.store(out[10] + k, tl.where(here, order, k), mask=inside)
+        copy_fields(row, k, here, inside, sources[1], targets[1], k, FIELDS[1])
+    else:
+        g = (program - node_programs - edge_programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
+        copy_fields(i, g, i >= 0, g < all_graphs, sources[2], targets[2], g, FIELDS[2])
+
+
+def collate(
+    ids: Tensor,
+    structure: list[Tensor],
+    columns: list[Tensor],
+    levels: list[int],
+    widths: list[int],
+    packed: list[bool],
+    positions: int,
+    out: list[Tensor],
+) -> None:
+    """As the operator; two launches."""
+    all_nodes, all_edges, all_graphs = len(out[1]), out[0].size(1), len(ids)
+    edge_starts = torch.empty(all_graphs + 1, dtype=torch.int64, device=ids.device)
+    starts_kernel[(1,)](
+        ids,
+        structure[0],
+        structure[1],
+        out[2],
+        edge_starts,
+        out[3],
+        out[4],
+        out[7],
+        all_nodes,
+        all_graphs,
+        BLOCK=min(GRAPHS, triton.next_power_of_2(all_graphs + 1)),
+    )
+    mine = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
+    outputs = len(out) - len(columns)
+    # The last entry of a row pointer is a row more.
+    programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
+    programs.append(triton.cdiv(all_graphs, ROWS) if mine[2] else 0)
+    rows_kernel[(sum(programs),)](
+        ids,
+        edge_starts,
+        tuple(structure),
+        tuple(tuple(columns[n] for n in level) for level in mine),
+        tuple(out[:outputs]),
+        tuple(tuple(out[outputs + n] for n in level) for level in mine),
+        all_nodes,
+        all_edges,
+        all_graphs,
+        programs[0],
+        programs[1],
+        STEPS=all_graphs.bit_length(),
+        POINTERS=len(structure) > 4,
+        APART=positions >= 0,
+        FIELDS=tuple(
+            tuple(_field(widths[n], packed[n], n == positions) for n in level) for level in mine
+        ),
+        ROWS=ROWS,
+    )
+
+
+def _field(width: int, packed: bool, line: bool) -> tuple[Any, ...]:
+    return (width, packed, min(COLUMNS, triton.next_power_of_2(width)), line)

@@ -1,0 +1,116 @@
+"""What :func:`collate` means, in eager torch: ids of graphs -> the arrays of a batch.
+
+Static shapes alone: each row of the batch looks for the graph it belongs to (a search among the
+starts), and from there for its row in the store. Nothing is read on the host and no shape depends
+on the data, so it can be recorded as it is, and compiles to one graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Places(NamedTuple):
+    """Where the graphs of a batch stand."""
+
+    graph: Tensor
+    """``[G]`` positions in the store, 0 where there is none."""
+    real: Tensor
+    """``[G]`` bool."""
+    node_starts: Tensor
+    """``[G + 1]``, padding graphs included: ``ptr``."""
+    edge_starts: Tensor
+    """``[G + 1]``, all real edges from the first padding graph on."""
+    counts: Tensor
+    """``[3]``: real nodes, edges, graphs."""
+
+
+def collate_reference(
+    ids: Tensor,
+    structure: list[Tensor],
+    columns: list[Tensor],
+    levels: list[int],
+    widths: list[int],
+    packed: list[bool],
+    positions: int,
+    out: list[Tensor],
+) -> None:
+    """Writes every element of ``out``.
+
+    Args:
+        ids: ``[G]`` int32, positions in the store, then -1.
+        structure, columns, levels, widths, packed, positions, out: as
+            :class:`~staticgraph.kernels.collate.arguments.Arguments`.
+    """
+    nodes, edges = len(out[1]), out[0].size(1)
+    offsets = structure[:2]
+    places = _places(ids, offsets, nodes)
+    node_count, edge_count, _ = places.counts.unbind()
+    v, k = (torch.arange(rows, device=ids.device) for rows in (nodes + 1, edges))
+    spare_nodes, spare_edges = nodes - node_count, edges - edge_count
+    step = (spare_nodes > 1).long() if positions >= 0 else torch.zeros_like(spare_nodes)
+    span = spare_nodes - step  # of the padding nodes that padding edges are spread over
+    batch, node_row, real_node = _rows(v[:-1], places.node_starts, places, offsets[0], node_count)
+    owner, edge_row, real_edge = _rows(k, places.edge_starts, places, offsets[1], edge_count)
+    first_node = places.node_starts[owner]
+    target = node_count + (k - edge_count) * span // spare_edges.clamp(min=1)
+    src = torch.where(real_edge, first_node + structure[2][edge_row], target + step)
+    dst = torch.where(real_edge, first_node + structure[3][edge_row], target)
+    made = [torch.stack([src, dst]), batch, places.node_starts, ids, places.counts]
+    made += [real_node, real_edge, places.real]
+    if len(structure) > 4:
+        first_edge = places.edge_starts[batch]
+        for local, shift in ((structure[4], torch.zeros_like(step)), (structure[5], step)):
+            before = (v - node_count - shift).clamp(min=0) * spare_edges
+            padding = edge_count + torch.minimum(spare_edges, (before + span - 1) // span)
+            real = first_edge + local[node_row]
+            made.append(torch.where(v < node_count, torch.cat([real, real[:1]]), padding))
+        made.append(torch.where(real_edge, places.edge_starts[owner] + structure[6][edge_row], k))
+    rows = ((node_row, real_node), (edge_row, real_edge), (places.graph, places.real))
+    for number, (column, level) in enumerate(zip(columns, levels, strict=True)):
+        row, real = rows[level]
+        value = _unpacked(column[row], widths[number]) if packed[number] else column[row]
+        value = torch.where(real[:, None], value, 0).to(out[len(made)].dtype)
+        if number == positions:
+            line = (v[:-1] - node_count).to(value.dtype)
+            value[:, 0] = torch.where(real, value[:, 0], line)
+        made.append(value)
+    for target, value in zip(out, made, strict=True):
+        target.copy_(value)
+
+
+def _places(ids: Tensor, offsets: list[Tensor], nodes: int) -> _Places:
+    graphs = len(ids)
+    real = ids >= 0
+    graph = ids.clamp(min=0).long()
+    count = real.sum()
+    totals, starts = [], []
+    for offset in offsets:
+        length = torch.where(real, offset[graph + 1] - offset[graph], 0).long()
+        ends = length.cumsum(0)
+        totals.append(ends[-1])
+        starts.append(torch.cat([ends - length, ends[-1:]]))
+    number = torch.arange(graphs + 1, device=ids.device)
+    spread = (number - count) * (nodes - totals[0]) // (graphs - count)
+    ptr = torch.where(number < count, starts[0], totals[0] + spread)
+    return _Places(graph, real, ptr, starts[1], torch.stack([*totals, count]))
+
+
+def _rows(
+    row: Tensor, starts: Tensor, places: _Places, offsets: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For rows of the batch: their graph, their row in the store, whether they are real."""
+    owner = torch.searchsorted(starts, row, right=True) - 1
+    owner = owner.clamp(max=len(places.graph) - 1)
+    real = row < count
+    found = offsets[places.graph[owner]] + row - starts[owner]
+    return owner, torch.where(real, found, 0), real
+
+
+def _unpacked(rows: Tensor, width: int) -> Tensor:
+    """Bits, eight to a byte, lowest first."""
+    shifts = torch.arange(8, device=rows.device, dtype=torch.uint8)
+    return (rows.unsqueeze(-1) >> shifts & 1).flatten(1)[:, :width]

@@ -1,0 +1,319 @@
+"""A data set on a device in the fewest bytes that keep it exact, so that ids alone cross a bus.
+
+The problem: a recorded step waits for its batch, and a batch is made of bytes that the host copied
+and the bus carried, epoch after epoch the same bytes in another order. The idea: a set of small
+graphs in compact types is small itself (OGB's molhiv takes some 25 MB), so it is moved to the
+device once, and what a batch consists of is said by the positions of its graphs alone.
+
+What is kept differs from :class:`GraphStore` only in types: offsets are int32 where they fit, whole
+numbers take the narrowest signed type or uint8, rows of several zeros and ones (one-hot features,
+masks) are packed into bits, row pointers count within their graph. The invariant:
+:meth:`DeviceStore.decoded` gives the host's arrays back, bit for bit. It is decided before anything
+is moved whether the set fits its budget.
+
+What it does not do: collate (:mod:`staticgraph.kernels.collate`), or choose batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import BudgetExceeded
+from staticgraph.memory.budget import MemoryBudget
+from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.schema import Field, Schema
+from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.table import table
+
+# The arrays of a store that are not fields, in the order in which collation takes them.
+STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")
+POINTERS = ("row_ptr", "col_ptr", "transpose")
+# Signed types and uint8: torch and Triton have arithmetic for these everywhere.
+NARROW = (np.uint8, np.int8, np.int16, np.int32, np.int64)
+UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
+
+
+class Column(NamedTuple):
+    """A field on the device: ``[rows, bytes or scalars of a row]``."""
+
+    values: Tensor
+    packed: bool
+    """Whether a row is bits, eight to a byte, lowest first."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceStore:
+    """What :meth:`GraphStore.to` gives. A :class:`StaticLoader` takes it as it takes a store.
+
+    Attributes:
+        host: the store that it was made of; sizes, splits and single graphs are read there.
+        structure: offsets ``[n + 1]``, sources and destinations ``[sum e]`` within their graph; and
+            with pointers, counted within their graph too, ``row_ptr`` and ``col_ptr`` ``[sum n]``
+            and ``transpose`` ``[sum e]``.
+        columns: the fields.
+    """
+
+    host: GraphStore
+    structure: Mapping[str, Tensor]
+    columns: Mapping[str, Column]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.structure["edge_src"].device
+
+    @property
+    def pointers(self) -> bool:
+        """Whether it can give batches their row pointers."""
+        return "row_ptr" in self.structure
+
+    @property
+    def schema(self) -> Schema:
+        """The fields and the dtypes a model sees."""
+        return self.host.schema
+
+    @property
+    def sizes(self) -> IntArray:
+        """``[n, 2]`` int64 on the host: nodes and edges of each graph."""
+        return self.host.sizes
+
+    @property
+    def histogram(self) -> SizeHistogram:
+        """How many graphs have each size."""
+        return self.host.histogram
+
+    @property
+    def splits(self) -> Mapping[str, IntArray]:
+        """Named lists of graph numbers."""
+        return self.host.splits
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return self.host.name
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.structure.values(), *(column.values for column in self.columns.values())]
+
+    def decoded(self) -> dict[str, Array]:
+        """The host's arrays, read back: structure as int64, fields in the dtype that a model sees;
+        ``row_ptr`` and ``transpose`` where they were moved."""
+        arrays = {
+            name: tensor.cpu().numpy().astype(np.int64) for name, tensor in self.structure.items()
+        }
+        nodes, edges = arrays["node_offsets"], arrays["edge_offsets"]
+        for name, rows in (("edge_src", edges), ("edge_dst", edges), ("transpose", edges)):
+            if name in arrays:
+                arrays[name] = arrays[name][: rows[-1]]
+        if self.pointers:
+            first = np.repeat(edges[:-1], np.diff(nodes))
+            arrays["row_ptr"] = np.append(arrays["row_ptr"][: nodes[-1]] + first, edges[-1])
+            arrays["col_ptr"] = np.append(arrays["col_ptr"][: nodes[-1]] + first, edges[-1])
+        for field in self.schema:
+            arrays[f"column.{field.name}"] = self._decoded(field)
+        return arrays
+
+    def _decoded(self, field: Field) -> Array:
+        column = self.columns[field.name]
+        kept = self.host.columns[field.name]
+        values = column.values.cpu().numpy()[: _rows(field, kept)]
+        width = _width(field)
+        if column.packed:
+            values = np.unpackbits(values, axis=1, count=width, bitorder="little")
+        if values.dtype.name == UNSIGNED.get(field.dtype):
+            values = values.view(field.dtype)
+        return values.astype(field.dtype).reshape(len(kept), *field.shape)
+
+    def __repr__(self) -> str:
+        return f"DeviceStore({self.host!r} as {human_bytes(self.nbytes)} on {self.device})"
+
+
+def move(
+    store: GraphStore,
+    device: str | torch.device,
+    *,
+    pointers: bool = True,
+    budget: MemoryBudget | None = None,
+) -> DeviceStore:
+    """A store on a device; see :meth:`GraphStore.to`.
+
+    Raises:
+        BudgetExceeded: it takes more than the budget leaves; nothing was moved.
+        ValueError: the store has axes or index fields of its own.
+    """
+    device = torch.device(device)
+    structure, columns = encoded(store, pointers)
+    budget = MemoryBudget.of_device(device) if budget is None else budget
+    _check_budget(store, device, structure, columns, budget)
+    return DeviceStore(
+        store,
+        {name: torch.from_numpy(array).to(device) for name, array in structure.items()},
+        {
+            name: Column(torch.from_numpy(array).to(device), packed)
+            for name, (array, packed) in columns.items()
+        },
+    )
+
+
+def fits(store: GraphStore, device: str | torch.device, share: float, pointers: bool) -> bool:
+    """Whether a store takes at most this share of what a device has for this process."""
+    structure, columns = encoded(store, pointers)
+    return _total(structure, columns) <= share * MemoryBudget.of_device(device).max_bytes
+
+
+def encoded(
+    store: GraphStore, pointers: bool
+) -> tuple[dict[str, Array], dict[str, tuple[Array, bool]]]:
+    """The arrays as a device keeps them, still on the host: structure, and (column, packed).
+
+    Raises:
+        ValueError: the store has axes or index fields of its own.
+    """
+    odd = [axis.name for axis in store.schema.axes]
+    odd += [field.name for field in store.schema if field.is_index]
+    if odd:
+        raise ValueError(
+            f"{store.name} has rows or indices of its own ({', '.join(odd)}); a device collates "
+            "nodes, edges and graphs of one kind: leave it on the host, "
+            "StaticLoader(store, plan, device=...)"
+        )
+    structure = {name: _narrow(getattr(store, name)) for name in STRUCTURE}
+    if pointers:
+        first = np.repeat(store.edge_offsets[:-1], np.diff(store.node_offsets))
+        structure["row_ptr"] = _narrow(store.row_ptr[:-1] - first)
+        structure["col_ptr"] = _narrow(_first_by_source(store))
+        structure["transpose"] = _narrow(store.transpose)
+    columns = {field.name: _column(field, store.columns[field.name]) for field in store.schema}
+    return structure, columns
+
+
+def _width(field: Field) -> int:
+    """Scalars that a batch copies at once: those of a graph, where a graph has several rows."""
+    return field.width * (field.rows if field.level == "graph" else 1)
+
+
+def _rows(field: Field, column: Array) -> int:
+    return len(column) // (field.rows if field.level == "graph" else 1)
+
+
+def _column(field: Field, column: Array) -> tuple[Array, bool]:
+    width = _width(field)
+    rows = column.reshape(_rows(field, column), width)
+    binary = column.dtype in (np.uint8, np.bool_) and (not column.size or column.max() <= 1)
+    if binary and width > 1:
+        return _at_least_one(np.packbits(rows, axis=1, bitorder="little")), True
+    if column.dtype == field.dtype and column.dtype.name in UNSIGNED:
+        return _at_least_one(rows.view(UNSIGNED[field.dtype])), False
+    return (_narrow(rows) if column.dtype.kind in "iu" else _at_least_one(rows)), False
+
+
+def _narrow(array: Array) -> Array:
+    """The same whole numbers in the narrowest of :data:`NARROW`, never without a row."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    for dtype in NARROW:
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return _at_least_one(array.astype(dtype, copy=False))
+    return _at_least_one(array.view(np.int64))  # uint64 above all of them: the same bits
+
+
+def _at_least_one(array: Array) -> Array:
+    """A masked lookup still names a row, so there must be one."""
+    if not len(array):
+        array = np.zeros((1, *array.shape[1:]), array.dtype)
+    # torch shares no memory with an array that must not be written (a mapped file).
+    return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
+
+
+def _first_by_source(store: GraphStore) -> IntArray:
+    """``[sum n]``: among its graph's edges sorted by source, where each node's begin."""
+    found = np.empty(int(store.node_offsets[-1]), dtype=np.int64)
+    _count_sources(store.edge_src, store.node_offsets, store.edge_offsets, found)
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_sources(
+    edge_src: Array, node_offsets: IntArray, edge_offsets: IntArray, found: IntArray
+) -> None:
+    for graph in range(len(node_offsets) - 1):
+        own = found[node_offsets[graph] : node_offsets[graph + 1]]
+        own[:] = 0
+        for edge in range(edge_offsets[graph], edge_offsets[graph + 1]):
+            own[edge_src[edge]] += 1
+        before = 0
+        for v in range(len(own)):
+            count = own[v]
+            own[v] = before
+            before += count
+
+
+# ---------------------------------------------------------------------- the budget
+
+
+def _total(structure: Mapping[str, Array], columns: Mapping[str, tuple[Array, bool]]) -> int:
+    arrays = (*structure.values(), *(array for array, _ in columns.values()))
+    return sum(array.nbytes for array in arrays)
+
+
+def _check_budget(
+    store: GraphStore,
+    device: torch.device,
+    structure: Mapping[str, Array],
+    columns: Mapping[str, tuple[Array, bool]],
+    budget: MemoryBudget,
+) -> None:
+    total = _total(structure, columns)
+    floor = total + budget.data_set_bytes
+    if floor <= budget.max_bytes:
+        return
+    already = (
+        f", {human_bytes(budget.data_set_bytes)} of it taken by other data"
+        if budget.data_set_bytes
+        else ""
+    )
+    pointers = sum(structure[name].nbytes for name in POINTERS if name in structure)
+    without = f", do without row pointers (pointers=False, {human_bytes(pointers)} less)"
+    raise BudgetExceeded(
+        f"{store.name} takes {human_bytes(total)} on {device}, the cap is "
+        f"{human_bytes(budget.max_bytes)} ({budget.device}){already}:\n"
+        f"{_lines(store, structure, columns, total)}\n"
+        f"Either raise the cap to {floor:,} bytes{without if pointers else ''}, or leave it on the "
+        "host: StaticLoader(store, plan, device=...) fills batches there",
+        None,
+        floor,
+    )
+
+
+def _lines(
+    store: GraphStore,
+    structure: Mapping[str, Array],
+    columns: Mapping[str, tuple[Array, bool]],
+    total: int,
+) -> str:
+    rows = [
+        (name, array.dtype.name, human_bytes(array.nbytes)) for name, array in structure.items()
+    ]
+    for name, (array, packed) in columns.items():
+        kept = "bits" if packed else array.dtype.name
+        seen = store.schema[name].dtype
+        rows.append(
+            (name, f"{kept} for {seen}" if kept != seen else kept, human_bytes(array.nbytes))
+        )
+    return table(("array", "kept as", "bytes"), [*rows, ("total", "", human_bytes(total))])

@@ -1,0 +1,276 @@
+"""A data set on the device: exact, compact, within budget; batches from ids equal the host's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from collated import assert_same_bits, collated, filled, layout_for, padded_ids
+from conftest import EXAMPLES
+from graphs import graph_lists
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+import staticgraph as sg
+from staticgraph.errors import StaleBatch
+from staticgraph.kernels.collate import Arguments, collate_reference
+from staticgraph.kernels.count import OperationCounter
+from staticgraph.memory.budget import MemoryBudget
+from staticgraph.store.on_device import DeviceStore
+
+SETS = ["hiv", "esol", "MUTAG", "PROTEINS", "NCI1"]
+
+
+@pytest.fixture(scope="module", params=SETS)
+def example(request) -> sg.GraphStore:
+    if request.param in ("hiv", "esol"):
+        return request.getfixturevalue(request.param)
+    return sg.datasets.open(EXAMPLES / f"{request.param}.npz")
+
+
+@pytest.fixture(scope="module")
+def moved(example) -> DeviceStore:
+    return example.to("cpu")
+
+
+def odd_graphs() -> sg.GraphStore:
+    """Every dtype, NaN with a payload, -0.0, one-hot rows, masks, no edge here and there."""
+    rng = np.random.default_rng(0)
+    nodes, edges = np.array([3, 0, 1, 40, 300, 2]), np.array([4, 0, 0, 90, 700, 1])
+    n, e, g = nodes.sum(), edges.sum(), len(nodes)
+    special = rng.normal(size=n).astype(np.float32)
+    special[:3] = np.array([0x7FC00123, 0x80000000, 0xFF800000], np.uint32).view(np.float32)
+    each = np.repeat(nodes, edges)
+    fields = {
+        "x": ("node", rng.integers(0, 2, (n, 11)).astype(np.float32)),
+        "special": ("node", special),
+        "mask": ("node", rng.random(n) < 0.5),
+        "masks": ("node", rng.random((n, 3)) < 0.5),
+        "half": ("node", rng.normal(size=(n, 2)).astype(np.float16)),
+        "small": ("edge", rng.integers(-100, 100, (e, 2)).astype(np.int16)),
+        "unsigned": ("edge", rng.integers(0, 60_000, e).astype(np.uint16)),
+        "large": ("edge", rng.integers(0, 40_000, e)),
+        "huge": ("edge", rng.integers(0, 2**32, e).astype(np.uint32)),
+        "nothing": ("edge", np.zeros((e, 0))),
+        "y": ("graph", rng.normal(size=(g, 2))),
+        "cell": ("graph", rng.normal(size=(3 * g, 3))),
+        "flags": ("graph", rng.integers(0, 2, (2 * g, 3))),
+        "largest": ("graph", np.full(g, 2**64 - 1, np.uint64)),
+    }
+    return sg.GraphStore.from_arrays(
+        nodes,
+        edges,
+        rng.integers(0, each),
+        rng.integers(0, each),
+        fields,
+        rows={"cell": 3, "flags": 2},
+    )
+
+
+def with_positions(spread: float) -> sg.GraphStore:
+    rng = np.random.default_rng(1)
+    nodes, edges = rng.integers(1, 9, 30), rng.integers(0, 20, 30)
+    each = np.repeat(nodes, edges)
+    return sg.GraphStore.from_arrays(
+        nodes,
+        edges,
+        rng.integers(0, each),
+        rng.integers(0, each),
+        {"pos": ("node", np.floor(rng.random((nodes.sum(), 3)) * spread).astype(np.float32))},
+    )
+
+
+class TestStore:
+    def assert_exact(self, store, moved):
+        found = moved.decoded()
+        for name in ("node_offsets", "edge_offsets", "edge_src", "edge_dst", "row_ptr"):
+            assert np.array_equal(found[name], getattr(store, name)), name
+        assert np.array_equal(found["transpose"], store.transpose)
+        for field in store.schema:
+            value, kept = found[f"column.{field.name}"], store.columns[field.name]
+            assert value.dtype == field.dtype
+            assert value.shape == kept.shape
+            assert value.tobytes() == kept.astype(field.dtype).tobytes(), field.name
+
+    def test_round_trip(self, example, moved):
+        self.assert_exact(example, moved)
+        assert moved.nbytes < example.nbytes
+
+    def test_round_trip_of_every_dtype(self):
+        store = odd_graphs()
+        moved = store.to("cpu")
+        self.assert_exact(store, moved)
+        packed = {name for name, column in moved.columns.items() if column.packed}
+        assert packed == {"x", "masks", "flags"}
+        assert moved.columns["x"].values.shape == (346, 2), "eleven bits are two bytes"
+        assert moved.columns["small"].values.dtype == torch.int8
+
+    def test_molecules_take_so_many_bytes(self, hiv):
+        """x 9 bytes a node, edge_attr 3 an edge, ends and permutation 1 each (no molecule has more
+        than 256 atoms), two pointers of 2 bytes a node (a molecule has more than 255 edges)."""
+        graphs, nodes, edges = len(hiv), int(hiv.node_offsets[-1]), int(hiv.edge_offsets[-1])
+        largest = int(hiv.sizes[:, 1].max())
+        assert hiv.sizes[:, 0].max() <= 256 < largest
+        without = 9 * nodes + (3 + 2) * edges + 2 * 4 * (graphs + 1) + graphs
+        assert hiv.to("cpu", pointers=False).nbytes == without
+        assert hiv.to("cpu").nbytes == without + 2 * 2 * nodes + 2 * edges
+
+    def test_a_store_that_does_not_fit_is_refused_with_its_parts(self, esol):
+        needed = esol.to("cpu").nbytes
+        assert esol.to("cpu", budget=MemoryBudget(needed)).nbytes == needed
+        with pytest.raises(
+            sg.BudgetExceeded,
+            match=rf"edge_attr +uint8 for int64[\s\S]*raise the cap to {needed:,}",
+        ) as caught:
+            esol.to("cpu", budget=MemoryBudget(needed - 1))
+        assert caught.value.floor_bytes == needed
+        with pytest.raises(sg.BudgetExceeded, match="taken by other data"):
+            esol.to("cpu", budget=MemoryBudget(needed).with_data_set(1))
+
+    def test_indices_of_its_own_are_refused(self, esol):
+        field = replace(esol.schema["edge_attr"], counts=("node",))
+        others = tuple(f for f in esol.schema if f.name != "edge_attr")
+        odd = replace(esol, schema=replace(esol.schema, fields=(*others, field)))
+        with pytest.raises(ValueError, match=r"edge_attr.*leave it on the host"):
+            odd.to("cpu")
+
+
+class TestCollation:
+    """The reference; test_kernels_triton.py holds the Triton kernels to the same."""
+
+    @pytest.mark.parametrize("pointers", [True, False])
+    @pytest.mark.parametrize("count", [0, 1, 50])
+    def test_equals_the_host_for_every_field(self, example, moved, count, pointers):
+        ids = np.random.default_rng(count).integers(0, len(example), count)
+        layout = layout_for(example, ids, pointers)
+        found = collated(collate_reference, moved, ids, layout)
+        assert_same_bits(found, filled(example, ids, layout))
+
+    @pytest.mark.parametrize("spare", [(1, 0, 1), (2, 5, 1), (30, 3, 8)])
+    @pytest.mark.parametrize("store", [odd_graphs(), with_positions(1000), with_positions(9)])
+    def test_every_dtype_and_padding_apart(self, store, spare):
+        for ids in ([], [3], [1], [2, 1, 4, 0, 1, 5]):
+            layout = layout_for(store, ids, True, spare)
+            found = collated(collate_reference, store.to("cpu"), ids, layout)
+            assert_same_bits(found, filled(store, ids, layout))
+
+    @given(graph_lists(), st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_any_graphs(self, graphs, data):
+        store = sg.GraphStore.from_pyg(graphs)
+        ids = data.draw(st.lists(st.integers(0, len(store) - 1), max_size=6))
+        layout = layout_for(store, ids, True, data.draw(st.tuples(*[st.integers(1, 9)] * 3)))
+        found = collated(collate_reference, store.to("cpu"), ids, layout)
+        assert_same_bits(found, filled(store, ids, layout))
+
+    def test_compiles_to_one_graph_without_a_host_read(self, esol):
+        layout = layout_for(esol, range(20))
+        moved = esol.to("cpu")
+        ids, tensors = padded_ids(range(20), layout), filled(esol, range(20), layout)
+        arguments = Arguments.of(moved, layout, tensors)
+        # Arrays of their own: AOTAutograd takes no views of another dtype to write to.
+        found = arguments._replace(out=[torch.zeros_like(value) for value in arguments.out])
+        with OperationCounter() as counter:
+            collate_reference(ids, *found)
+        assert counter.operations.host_reads == 0
+        for value in found.out:
+            value.zero_()
+        torch.compile(collate_reference, fullgraph=True, backend="aot_eager")(ids, *found)
+        for one, other in zip(found.out, arguments.out, strict=True):
+            assert torch.equal(one, other)
+
+    def test_operator_is_registered_well(self, esol):
+        layout = layout_for(esol, range(5))
+        tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        arguments = Arguments.of(esol.to("cpu"), layout, tensors)
+        torch.library.opcheck(
+            torch.ops.staticgraph.collate.default,
+            (padded_ids(range(5), layout), *arguments),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+class TestLoader:
+    @pytest.mark.parametrize("exact", [True, False])
+    @pytest.mark.parametrize("pointers", [True, False])
+    def test_same_batches_as_from_the_host(self, esol, exact, pointers):
+        """Last, short batch and a second epoch included."""
+        plan = sg.plan_buckets(esol, batch_size=50)
+        options = {"exact": exact, "shuffle": True, "seed": 3, "pointers": pointers}
+        host = sg.StaticLoader(esol, plan, **options)
+        device = sg.StaticLoader(esol.to("cpu", pointers=pointers), plan, **options)
+        assert len(host) == len(device)
+        for _ in range(2):
+            for one, other in zip(host, device, strict=True):
+                assert one.real == other.real
+                assert one.bucket == other.bucket
+                assert_same_bits(dict(other.tensors()), dict(one.tensors()))
+                assert other.tensors().ids.nbytes == 4 * one.num_graphs
+
+    def test_empty_batches_and_ranks(self, esol):
+        plan = sg.plan_buckets(esol, batch_size=50)
+        options = {"rank": 1, "world_size": 2, "min_steps": 20}
+        host = sg.StaticLoader(esol, plan, **options)
+        device = sg.StaticLoader(esol.to("cpu"), plan, **options)
+        for one, other in zip(host, device, strict=True):
+            assert_same_bits(dict(other.tensors()), dict(one.tensors()))
+        assert one.real.graphs == 0
+
+    def test_resume_in_the_middle_of_an_epoch(self, esol):
+        plan, store = sg.plan_buckets(esol, batch_size=50), esol.to("cpu")
+        whole = [ids_of(b) for b in sg.StaticLoader(store, plan, shuffle=True)]
+        broken = sg.StaticLoader(store, plan, shuffle=True)
+        stream = iter(broken)
+        done = [ids_of(next(stream)) for _ in range(7)]
+        resumed = sg.StaticLoader(esol, plan, shuffle=True)  # on the host
+        resumed.load_state_dict(broken.state_dict())
+        assert done + [ids_of(b) for b in resumed] == whole
+        assert sorted(chain(*whole)) == list(range(len(esol)))
+
+    def test_batches_held_at_once_keep_their_values(self, esol):
+        """Arrays are made when read: in another order than the batches came."""
+        loader = sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)], slots=4)
+        stream = iter(loader)
+        held = [next(stream) for _ in range(4)]
+        for number, batch in reversed(list(enumerate(held))):
+            expected = sg.StaticBatch.of(esol, ids_of(batch), batch.capacity)
+            assert_same_bits(dict(batch.tensors()), dict(expected.tensors())), number
+        with pytest.raises(sg.SlotsExhausted):
+            next(stream)
+
+    def test_a_batch_given_back_unread_is_stale(self, esol):
+        batch = next(iter(sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)])))
+        batch.release()
+        for read in (lambda: batch.x, lambda: batch.num_real_nodes):
+            with pytest.raises(StaleBatch, match="gave its slot back"):
+                read()
+
+    def test_unread_batches_are_never_made(self, esol, monkeypatch):
+        monkeypatch.setattr("staticgraph.device_batches.collate", lambda *_: pytest.fail("made"))
+        for batch in sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)]):
+            assert batch.real.graphs
+            assert "x" in batch
+            assert batch.keys()
+
+    def test_what_is_not_there_is_said(self, esol):
+        store = esol.to("cpu", pointers=False)
+        with pytest.raises(ValueError, match=r"without row pointers: store.to\(device, pointers"):
+            sg.StaticLoader(store, [(700, 1500, 33)], pointers=True)
+        with pytest.raises(ValueError, match=r"is on cpu.*device='cuda'"):
+            sg.StaticLoader(store, [(700, 1500, 33)], device="cuda")
+        with pytest.raises(sg.GraphTooLarge, match=r"graph \d+ has 55 nodes"):
+            sg.StaticLoader(store, [(50, 300, 9)])
+        with pytest.raises(sg.PlanMismatch):
+            sg.StaticLoader(store, sg.plan_buckets(one_graph(), batch_size=1))
+
+
+def one_graph() -> sg.GraphStore:
+    return sg.GraphStore.from_pyg([Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))])
+
+
+def ids_of(batch) -> list[int]:
+    return batch.graph_ids[batch.graph_mask].tolist()
