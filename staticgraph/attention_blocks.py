@@ -165,7 +165,7 @@ def attention_path(
     if asked not in PATHS:
         raise ValueError(f"attention={asked!r}; choose of {', '.join(PATHS)}")
     whole = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
-    blocks = _blocks(capacity)
+    blocks = blocks_of(capacity)
     costliest = _costliest(capacity, blocks)
     pairs = sum(graphs * width * width for graphs, width in costliest)
     costs = (
@@ -209,7 +209,7 @@ def _entries(blocks: tuple[Block, ...]) -> int:
     return sum(block.places * block.width for block in blocks)
 
 
-def _blocks(capacity: Capacity) -> tuple[Block, ...]:
+def blocks_of(capacity: Capacity) -> tuple[Block, ...]:
     """As the capacity promises, or as its limits alone allow."""
     if not capacity.ranks:
         return _cut(capacity.node_limit, capacity.graphs, capacity.max_graph_nodes)

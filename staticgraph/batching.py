@@ -34,6 +34,7 @@ from staticgraph.packing.epochs import (
 from staticgraph.packing.place import fits_alone, limits_table
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
+from staticgraph.packing.ranks import keep_ranks
 from staticgraph.plan import BucketPlan, sizes_of
 from staticgraph.sizes import NODES_EDGES, Capacity, IntArray
 
@@ -60,7 +61,8 @@ class EpochStats:
         skipped: graphs left out because they fit no bucket (``oversize="skip"``).
         overflowed: exact batches that were over the main bucket as they were drawn.
         rebalanced: of those, how many came within it by swapping graphs.
-        spilled: how many went to another bucket than the main one because it was too small.
+        spilled: how many went to another bucket than the main one because it was too small, or
+            because graphs of some rank were larger than it promises.
         split: how many were split because no bucket held them.
         empty: all-padding batches added so that all ranks take as many steps.
     """
@@ -191,7 +193,10 @@ class Batcher:
         used.update(np.ascontiguousarray(self.sizes[self.indices]).tobytes())
         return {
             "graphs": used.hexdigest()[:16],
-            "capacities": [tuple(row) for row in self._limits.tolist()],
+            "capacities": [
+                (*row, *capacity.ranks)
+                for row, capacity in zip(self._limits.tolist(), self.plan.capacities, strict=True)
+            ],
             "batch_size": self.plan.batch_size if self.exact else None,
             "exact": self.exact,
             "shuffle": self.shuffle,
@@ -242,6 +247,11 @@ class Batcher:
             BatchIds(bucket, made.order[start:stop])
             for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
         ]
+        spilled, split = made.spilled, made.split
+        if any(capacity.ranks for capacity in self.plan.capacities):
+            kept, moved, divided = keep_ranks(batches, self.sizes, self.plan.capacities)
+            batches = [BatchIds(bucket, ids) for bucket, ids in kept]
+            spilled, split = spilled + moved, split + divided
         mine, empty = self._share(batches)
         stats = EpochStats(
             graphs=len(self.indices),
@@ -249,8 +259,8 @@ class Batcher:
             skipped=self._skipped,
             overflowed=made.overflowed,
             rebalanced=made.rebalanced,
-            spilled=made.spilled,
-            split=made.split,
+            spilled=spilled,
+            split=split,
             empty=empty,
         )
         return mine, stats

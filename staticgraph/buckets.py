@@ -13,6 +13,7 @@ which fits none can always be split. Memory enters by the test ``fits`` that a c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from staticgraph.packing.margin import (
     stream_limits,
     whole_limits,
 )
+from staticgraph.packing.ranks import likely_ranks
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
 from staticgraph.schema import Schema
@@ -58,6 +60,7 @@ def plan_buckets(
     memory: MemoryModel | None = None,
     budget: MemoryBudget | None = None,
     min_steps_per_epoch: int = MIN_STEPS,
+    attention: str | None = None,
     seed: int = 0,
 ) -> BucketPlan:
     """Chooses the capacities for a data set.
@@ -82,6 +85,11 @@ def plan_buckets(
             ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
         budget: the cap that the plan is held to.
         min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
+        attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
+            None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
+            bucket promises how large the k-th largest graph of a batch is, as the data shows it
+            (:mod:`staticgraph.packing.ranks`), and one bucket more takes the few batches that are
+            wider.
         seed: of the trials.
 
     Raises:
@@ -109,6 +117,7 @@ def plan_buckets(
                 margin=tried,
                 cost=cost,
                 fits=fits,
+                attention=attention,
                 seed=seed,
             )
 
@@ -148,6 +157,8 @@ def plan_buckets(
         if len(capacities) == 1:
             capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
     capacities = tuple(sorted(_with_reserves(capacity, schema) for capacity in capacities))
+    if batch_size is not None and attention in ("auto", "size-classed"):
+        capacities = _with_ranks(capacities, trained[:, 0], batch_size, seed)
     _check_fits(capacities, fits)
     return BucketPlan(
         capacities=capacities,
@@ -187,6 +198,26 @@ def _exact_capacities(
     typical = _capacity(exact_limits(trained, batch_size, margin), components, batch_size + 1)
     smaller = rare_cut(trained, batch_size, typical, whole, price)
     return (whole,) if smaller is None else (smaller, whole)
+
+
+def _with_ranks(
+    capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
+) -> tuple[Capacity, ...]:
+    """The first capacity with what the data promises of its ranks, and after it one that takes
+    every batch: the next there is, or one more, with a row more, so that it comes second."""
+    main = capacities[0]
+    within = nodes[nodes <= main.max_graph_nodes]
+    if main.extra or not len(within):
+        return capacities
+    ranks = likely_ranks(within, min(batch_size, len(within)), main, seed)
+    if not ranks:
+        return capacities
+    wide = capacities[1:] or (
+        Capacity.distinct(
+            main.nodes + 1, main.edges, main.graphs, main.max_graph_nodes, (), main.edge_reserve
+        ),
+    )
+    return (replace(main, ranks=ranks), *wide)
 
 
 def _capacity(

@@ -136,6 +136,12 @@ def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCou
         and len(ids) <= capacity.graph_limit
         and largest <= capacity.max_graph_nodes
     ):
+        if capacity.ranks and not capacity.ranks_hold(store.sizes[ids, 0]):
+            raise GraphTooLarge(
+                f"of these {len(ids)} graphs too many are large: the bucket takes at most "
+                + ", ".join(f"{k} graphs of more than {w} nodes" for k, w in capacity.ranks[1:])
+                + ": use the plan's next bucket, which takes any (a loader does so by itself)"
+            )
         if not store.offsets:
             return RealCounts(nodes, edges, len(ids), largest)
         extra = _extra(store, ids, capacity)

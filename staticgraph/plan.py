@@ -179,6 +179,7 @@ class BucketPlan:
                     "max_graph_nodes": c.max_graph_nodes,
                     **({"extra": dict(c.extra)} if c.extra else {}),
                     **({"edge_reserve": c.edge_reserve} if c.edge_reserve else {}),
+                    **({"ranks": [list(pair) for pair in c.ranks]} if c.ranks else {}),
                 }
                 for c in self.capacities
             ],

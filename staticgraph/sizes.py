@@ -93,6 +93,7 @@ class Capacity:
                 f"padding node; raise nodes to {self.max_graph_nodes + 1}"
             )
         if self.ranks:
+            object.__setattr__(self, "ranks", tuple((int(k), int(w)) for k, w in self.ranks))
             self._check_ranks()
 
     def _check_ranks(self) -> None:
