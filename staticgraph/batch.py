@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +17,11 @@ from torch import Tensor
 
 from staticgraph.collate import RealCounts, fill
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import Level
+from staticgraph.schema import AXIS_ARRAYS, Level
 from staticgraph.sizes import Capacity
 from staticgraph.slots import Lease, SlotLayout
 from staticgraph.store import GraphStore
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
+from staticgraph.typed import SUFFIX, TypeView, axis_of, by_type, rows_by_type
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
@@ -42,6 +40,11 @@ class StaticBatch:
         num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
         bucket: the number of the bucket; capacity: its sizes.
         real: the real counts as host numbers, or None inside a compiled step.
+
+    Rows of a data set's own (an axis ``a``) come with ``a_mask``, ``a_batch`` and ``a_ptr``. Where
+    nodes have types there are ``x_dict``, ``edge_index_dict``, ``batch_dict``, ``batch["type"].x``
+    and :attr:`node_masks` instead of ``x``, ``edge_index``, ``batch`` and the masks of nodes and
+    edges, and fields of graphs as ever.
 
     A batch of a loader lends its memory: once it is dropped, the memory carries a later batch.
     Keep tensors with :meth:`clone`.
@@ -165,7 +168,7 @@ class StaticBatch:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._tensors["batch"].device
+        return self._tensors["graph_ids"].device
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.
@@ -192,7 +195,25 @@ class StaticBatch:
             return self._tensors[name]
         if name in self._extra:
             return self._extra[name]
+        if self.layout.schema.axes:
+            found = self._of_axes(name)
+            if found is not None:
+                return found
         raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
+
+    def _of_axes(self, name: str) -> Any:
+        """``x_dict`` where nodes have types; ``x_batch`` and ``x_ptr`` of a field on an axis, as
+        PyG's ``follow_batch`` gives them."""
+        if self.layout.schema.hetero:
+            if name == "num_nodes_dict":
+                return rows_by_type(self)
+            if name.endswith(SUFFIX):
+                return by_type(self, name.removesuffix(SUFFIX))
+            return None
+        field, _, part = name.rpartition("_")
+        if part in AXIS_ARRAYS and field in self.layout.schema:
+            return self._tensors.get(f"{self.layout.schema[field].level}_{part}")
+        return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in StaticBatch.__slots__:
@@ -207,7 +228,11 @@ class StaticBatch:
         else:
             self._extra = {**self._extra, name: value}
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
+        if self.layout.schema.hetero and name not in self._tensors:
+            axis = axis_of(self.layout.schema, name)
+            if axis is not None:
+                return TypeView(self, axis)
         return getattr(self, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -233,27 +258,64 @@ class StaticBatch:
         """What a model's parameter of this name gets; None if the batch has nothing for it."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
+        if self.layout.schema.axes:
+            found = self._of_axes(name)
+            if found is None and self.layout.schema.hetero:
+                found = by_type(self, name)
+            return found
         return None
 
     def level_of(self, value: Tensor) -> Level:
-        """Whether the rows of a tensor are nodes, edges or graphs, told by its leading size.
+        """Whether the rows of a tensor are nodes, edges, graphs or those of an axis, told by its
+        leading size.
 
         Raises:
-            ValueError: the leading size is none of the three.
+            ValueError: the leading size is none of these.
         """
         rows = value.shape[0] if value.dim() else -1
-        capacity = self.layout.capacity
-        if rows == capacity.graphs:
-            return "graph"
-        if rows == capacity.nodes:
-            return "node"
-        if rows == capacity.edges:
-            return "edge"
+        for level in self.levels:
+            if rows == self.layout.capacity.rows(level):
+                return level
+        plural = {"graph": "graphs", "node": "nodes", "edge": "edges"}
+        known = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
+        expected = f"{', '.join(known[:-1])} or {known[-1]}"
         raise ValueError(
             f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
-            f"size of {capacity.graphs} (graphs), {capacity.nodes} (nodes) or {capacity.edges} "
-            "(edges)"
+            f"size of {expected}"
         )
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the rows of a tensor of this batch can be."""
+        schema = self.layout.schema
+        own = tuple(axis.name for axis in schema.axes)
+        return ("graph", *own) if schema.hetero else ("graph", "node", "edge", *own)
+
+    @property
+    def node_masks(self) -> dict[str, Tensor]:
+        """``{node type: [rows] bool}``, True on real rows, where nodes have types."""
+        schema = self.layout.schema
+        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.node_axes}
+
+    @property
+    def edge_masks(self) -> dict[tuple[str, str, str], Tensor]:
+        """``{edge type: [rows] bool}``, True on real rows, where nodes have types."""
+        schema = self.layout.schema
+        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.edge_axes}
+
+    @property
+    def node_types(self) -> list[str]:
+        """The node types, empty where there is but one kind of node."""
+        return [axis.key for axis in self.layout.schema.node_axes]
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        """The edge types, empty where there is but one kind of node."""
+        return [axis.key for axis in self.layout.schema.edge_axes]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Node types and edge types, as PyG's ``HeteroData`` gives them."""
+        return self.node_types, self.edge_types
 
     def mask_of(self, value: Tensor) -> Tensor:
         """The mask that fits a tensor's rows; see :meth:`level_of`."""
@@ -298,47 +360,34 @@ class StaticBatch:
         """Cuts a padded tensor into one piece a real graph, padding left out.
 
         Args:
-            value: ``[G, ...]``, ``[N, ...]`` or ``[E, ...]``.
+            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis.
 
         Returns:
             One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
             rows as the store sorted them (by destination).
         """
         level = self.level_of(value)
-        graphs = self._real().graphs
+        graphs = self.real_counts.graphs
         if level == "graph":
             return list(value[:graphs].unbind())
-        ptr = self._tensors["ptr"][: graphs + 1].cpu()
-        if level == "edge":
-            edges = self._real().edges
-            owner = self._tensors["batch"][self._tensors["edge_index"][1, :edges]].cpu()
-            return list(value[:edges].split(torch.bincount(owner, minlength=graphs).tolist()))
-        return list(value[: self._real().nodes].split(ptr.diff().tolist()))
+        from staticgraph.unbatch import starts
 
-    def to_data_list(self) -> list[Data]:
-        """The real graphs as PyG ``Data``, edges sorted by destination."""
-        from torch_geometric.data import Data
+        bounds = starts(self, level)
+        return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
 
-        schema = self.layout.schema
-        pieces = {field.name: self._pieces(field.name, field.rows) for field in schema}
-        edges = self.unpad(self._tensors["edge_index"].t().contiguous())
-        ptr = self._tensors["ptr"].tolist()
-        return [
-            Data(
-                edge_index=edges[g].t().contiguous() - ptr[g],
-                num_nodes=ptr[g + 1] - ptr[g],
-                **{name: values[g] for name, values in pieces.items()},
-            )
-            for g in range(self._real().graphs)
-        ]
+    def to_data_list(self) -> list[Any]:
+        """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
+        from staticgraph.unbatch import to_data_list
 
-    def _pieces(self, name: str, rows: int) -> list[Tensor]:
-        value = self._tensors[name]
-        if self.layout.schema[name].level == "graph":
-            return list(value[: self._real().graphs * rows].split(rows))
-        return self.unpad(value)
+        return to_data_list(self)
 
-    def _real(self) -> RealCounts:
+    @property
+    def real_counts(self) -> RealCounts:
+        """The real counts as host numbers.
+
+        Raises:
+            RuntimeError: inside a compiled step, which does not know them.
+        """
         if self.real is None:
             raise RuntimeError("a compiled step does not know the real counts; use the masks")
         return self.real

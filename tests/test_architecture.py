@@ -20,7 +20,7 @@ LEVELS = [
     ["memory.budget", "memory.sizing"],
     ["buckets", "batching"],
     ["store", "datasets", "models"],
-    ["slots", "collate", "collate_axes", "batch", "typed"],
+    ["slots", "collate", "collate_axes", "batch", "typed", "unbatch"],
     ["kernels", "nn"],
     ["running", "predictions", "report", "loader", "device_batches"],
     ["memory"],

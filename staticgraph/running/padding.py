@@ -34,16 +34,11 @@ def zero_padding(out: Any, batch: StaticBatch) -> Any:
 def _mask_for(value: Tensor, batch: StaticBatch) -> Tensor | None:
     if not value.dim():
         return None
-    capacity = batch.layout.capacity
-    for size, name in (
-        (capacity.graphs, "graph_mask"),
-        (capacity.nodes, "node_mask"),
-        (capacity.edges, "edge_mask"),
-    ):
+    for level in batch.levels:
         # A size that depends on data is not asked about: the trace is to end at the line that
         # made it, not here.
-        if statically_known_true(value.shape[0] == size):
-            return batch[name].view(-1, *(1,) * (value.dim() - 1))
+        if statically_known_true(value.shape[0] == batch.capacity.rows(level)):
+            return batch[f"{level}_mask"].view(-1, *(1,) * (value.dim() - 1))
     return None
 
 
@@ -51,6 +46,8 @@ def sanitized(batch: StaticBatch) -> StaticBatch:
     """The batch with zeros in every padding row of every field, whatever stood there."""
     clean = {}
     for field in batch.layout.schema:
+        if field.is_index:
+            continue  # its padding counts padding
         value = batch[field.name]
         mask = batch[f"{field.level}_mask"]
         if field.rows > 1:

@@ -50,7 +50,6 @@ from staticgraph.store.indices import (
 
 if TYPE_CHECKING:
     import torch
-    from torch_geometric.data import Data, HeteroData
 
     from staticgraph.memory.budget import MemoryBudget
     from staticgraph.store.on_device import DeviceStore
@@ -324,7 +323,7 @@ class GraphStore:
             return (1,) * column.shape[1]
         return tuple(int(value) + 1 for value in column.max(axis=0))
 
-    def __getitem__(self, graph: int) -> Data | HeteroData:
+    def __getitem__(self, graph: int) -> Any:
         """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
 
         Raises:
@@ -356,25 +355,25 @@ class GraphStore:
         offsets = self.offsets_of(level)
         return origin[offsets[graph] : offsets[graph + 1]]
 
-    def _assembled(
-        self, graph: int, values: dict[str, Any], place: Array | None
-    ) -> Data | HeteroData:
+    def _assembled(self, graph: int, values: dict[str, Any], place: Array | None) -> Any:
         import torch
-        from torch_geometric.data import Data
 
+        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
         if self.schema.hetero:
-            from staticgraph.store.hetero import assembled
+            from staticgraph.store import hetero
 
-            counts = {axis: int(np.diff(o)[graph]) for axis, o in self.offsets.items()}
-            return assembled(self.schema, values, counts)
-        edges = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
-        pair = np.stack([self.edge_src[edges], self.edge_dst[edges]]).astype(np.int64)
+            return hetero.assembled(self.schema, values, rows)
+        from staticgraph.store import ruled
+
+        nodes, edges = self.size(graph)
+        here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+        pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
         if place is not None:
             pair = pair[:, np.argsort(place)]
         values = {"edge_index": torch.from_numpy(pair), **values}
-        return Data(num_nodes=self.size(graph).nodes, **values)
+        return ruled.assembled(self.schema, values, {"node": nodes, "edge": edges, **rows})
 
-    def __iter__(self) -> Iterator[Data | HeteroData]:
+    def __iter__(self) -> Iterator[Any]:
         return (self[graph] for graph in range(len(self)))
 
     def rows_of(self, item: Field, graph: int) -> slice:
