@@ -53,8 +53,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "it saves and restores the random state on the host, in forward and backward",
         "leave it out, and give the plan smaller buckets, or let torch.compile recompute",
     ),
-    "refused": ("it has no static form", "see the message"),
-    "cannot be traced": ("torch.compile stops here", "see the message"),
+    "refused": ("it has no static form", ""),  # the message names the remedy
+    "cannot be traced": (
+        "torch.compile stops here",
+        "write this part in operations on tensors, or run this model with mode='eager'",
+    ),
     "padding reaches real rows": (
         "what stands in padding rows changes the result of real ones",
         "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",

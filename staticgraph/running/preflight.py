@@ -12,34 +12,29 @@ from __future__ import annotations
 
 import copy
 import re
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from staticgraph.attention_blocks import attention_path
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
-from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.running.arguments import Forward, forward_of
+from staticgraph.running.example_batch import batch_of, poisoned
+from staticgraph.running.failures import defined_at, raised, untraceable
 from staticgraph.running.obstacles import Obstacle
 from staticgraph.running.preflight_report import ModuleRow, PreflightReport
 from staticgraph.running.tracing import trace_step
 from staticgraph.running.watching import Watch
-from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import GraphStore
 
-# Garbage of this size stands in the padding for the measurement: large beside any feature, and its
-# square is far from overflow in float32.
-GARBAGE = 1000.0
 # Of the largest value: what float32 loses over a deep network, a tenth of what garbage does.
 TOLERANCE = 1e-3
 
@@ -68,57 +63,9 @@ def preflight(
         ValueError: neither an example nor a plan that knows the fields of the data.
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-    batch = _batch_of(plan, example)
+    batch = batch_of(plan, example)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     return _Preflight(model, batch.to(device), forward).report()
-
-
-def _batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> StaticBatch:
-    if isinstance(example, StaticBatch):
-        return example
-    if example is None:
-        if plan.schema is None:
-            raise ValueError(
-                "the plan does not say what fields a graph has: pass preflight(model, plan, store)"
-            )
-        example = _made_up(plan.schema, plan.capacities[0])
-    bucket, capacity = next(
-        ((b, c) for b, c in enumerate(plan.capacities) if _fitting(example, c)),
-        (0, plan.capacities[0]),
-    )
-    return StaticBatch.of(example, _fitting(example, capacity), capacity, bucket)
-
-
-def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
-    """The first graphs of a store that together leave some padding of every kind."""
-    ids, nodes, edges = [], 0, 0
-    for graph, (n, e) in enumerate(store.sizes[:4096].tolist()):
-        if len(ids) + 2 >= capacity.graphs:
-            break
-        fits = nodes + n < capacity.node_limit and edges + e < capacity.edge_limit
-        if fits and n <= capacity.max_graph_nodes:
-            ids.append(graph)
-            nodes, edges = nodes + n, edges + e
-    return ids
-
-
-def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
-    """A few rings with normal numbers, one of a single node."""
-    random = np.random.default_rng(0)
-    sizes = [1, *random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5)]
-    nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
-    edges = np.where(nodes > 1, nodes, 0)
-    source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
-    target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
-    counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
-    fields = {}
-    for field in schema:
-        shape = (counts[field.level] * field.rows, *field.shape)
-        numbers = field.dtype.startswith("float")
-        made = random.standard_normal(shape) if numbers else np.zeros(shape)
-        fields[field.name] = (field.level, made.astype(field.dtype))
-    rows = {field.name: field.rows for field in schema if field.level == "graph"}
-    return GraphStore.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
 
 
 class _Preflight:
@@ -186,7 +133,7 @@ class _Preflight:
                     self._forward(model, unknown)
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
-                self._obstacles.append(_raised(error, stack[-1] if stack else ""))
+                self._obstacles.append(raised(error, stack[-1] if stack else ""))
             else:
                 self._obstacles += watch.obstacles
             finally:
@@ -203,7 +150,7 @@ class _Preflight:
                     self._obstacles.append(
                         Obstacle(
                             f"self.{name}, a tensor that is no buffer",
-                            _defined(type(module)),
+                            defined_at(type(module)),
                             f"class {type(module).__name__}",
                             "host-to-device copy",
                             path,
@@ -227,20 +174,17 @@ class _Preflight:
         known = {obstacle.where for obstacle in self._obstacles}
         self._obstacles += [o for o in trace.obstacles if o.where not in known]
         if trace.error is not None and not self._obstacles:
-            first = trace.error.strip().splitlines()[0]
-            self._obstacles.append(
-                Obstacle(first, _defined(type(self._stock)), trace.error, "cannot be traced")
-            )
+            self._obstacles.append(untraceable(trace.error, type(self._stock)))
         return trace.graphs if trace.error is None else 0
 
     def _measured(self) -> dict[str, bool]:
         """For each module whose real inputs stayed the same: whether its real outputs did."""
-        clean, poisoned = (self._outputs(b) for b in (self._batch, _poisoned(self._batch)))
+        clean, dirty = (self._outputs(b) for b in (self._batch, poisoned(self._batch)))
         inert: dict[str, bool] = {}
         for path, (inputs, outputs) in clean.items():
-            if path not in poisoned or not _same(inputs, poisoned[path][0]):
+            if path not in dirty or not _same(inputs, dirty[path][0]):
                 continue
-            inert[path] = _same(outputs, poisoned[path][1])
+            inert[path] = _same(outputs, dirty[path][1])
         guilty = [
             path
             for path, fine in inert.items()
@@ -255,7 +199,7 @@ class _Preflight:
             self._obstacles.append(
                 Obstacle(
                     type(module).__name__,
-                    _defined(type(module)),
+                    defined_at(type(module)),
                     f"class {type(module).__name__}",
                     "padding reaches real rows",
                     path,
@@ -317,7 +261,7 @@ class _Preflight:
             finally:
                 context.leave()
         if not worst <= TOLERANCE and not self._obstacles:
-            where = _defined(type(self._stock))
+            where = defined_at(type(self._stock))
             line = f"off by {worst:.1e} of the largest value"
             self._obstacles.append(
                 Obstacle(type(self._stock).__name__, where, line, "differs from plain PyG")
@@ -332,7 +276,9 @@ class _Preflight:
             form = type(module)  # converted before
         own = [o for o in self._obstacles if o.module == path]
         if own:
-            how = f"{own[0].kind}: {own[0].operation.splitlines()[0][:60]}"
+            how = own[0].kind
+            if how != "refused":  # the message stands below the table
+                how += f": {own[0].operation.splitlines()[0][:60]}"
         elif form is StaticGPSConv and isinstance(
             getattr(module, "attn", None), torch.nn.MultiheadAttention
         ):
@@ -378,47 +324,6 @@ def _is_layer(module: torch.nn.Module) -> bool:
     kind = type(module)
     table = STATIC_FORMS | REFUSED_FORMS
     return kind in table or kind in table.values() or kind.__module__.startswith("torch_geometric.")
-
-
-def _raised(error: Exception, module: str) -> Obstacle:
-    """An exception as an obstacle, at the innermost line that belongs to the model."""
-    frames = traceback.extract_tb(error.__traceback__)
-    names = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
-    own = [f for f in frames if not any(name in f.filename for name in names)]
-    frame = (own or frames)[-1]
-    kind = "refused" if isinstance(error, NotStatic) else "cannot be traced"
-    text = str(error) if isinstance(error, NotStatic) else f"{type(error).__name__}: {error}"
-    return Obstacle(text, f"{frame.filename}:{frame.lineno}", frame.line or "", kind, module)
-
-
-def _defined(kind: type) -> str:
-    """``file:line`` of a class."""
-    import inspect
-
-    try:
-        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
-    except (OSError, TypeError):
-        return kind.__module__
-
-
-def _poisoned(batch: StaticBatch) -> StaticBatch:
-    """The batch with garbage in every padding row, for integers the values of real rows."""
-    random = torch.Generator().manual_seed(0)
-    tensors = {}
-    for field in batch.layout.schema:
-        value = batch[field.name]
-        mask = batch[f"{field.level}_mask"]
-        if field.rows > 1:
-            mask = mask.repeat_interleave(field.rows)
-        if value.is_floating_point():
-            garbage = torch.randn(value.shape, generator=random) * GARBAGE
-        else:  # other rows' values: a table looked up with them has an entry for each
-            real = torch.where(mask)[0]
-            drawn = torch.randint(0, max(1, len(real)), (len(value),), generator=random)
-            garbage = value[real[drawn.to(real.device)]] if len(real) else value
-        wide = mask.view(-1, *(1,) * (value.dim() - 1))
-        tensors[field.name] = torch.where(wide, value, garbage.to(value))
-    return batch.replace(**tensors)
 
 
 def _tensors(value: Any) -> list[Tensor]:

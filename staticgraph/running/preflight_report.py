@@ -88,8 +88,9 @@ class PreflightReport:
                 f"{number}. {obstacle.kind}: {obstacle.operation}",
                 f"   {obstacle.where}: {obstacle.line}",
                 f"   in {obstacle.module or 'the model'}; {obstacle.reason}",
-                f"   instead: {obstacle.remedy}",
             ]
+            if obstacle.remedy:
+                lines.append(f"   instead: {obstacle.remedy}")
         difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
         lines += [
             f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
