@@ -13,6 +13,7 @@ import torch
 import torch_geometric
 
 from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.running.attention_choices import AttentionRow
 from staticgraph.running.choice import Choice
 from staticgraph.table import table
 
@@ -58,6 +59,7 @@ class Report:
     warmup_s: float | None = None
     warm_start: bool = False
     choices: tuple[Choice, ...] = ()
+    attention: tuple[AttentionRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -77,8 +79,13 @@ class Report:
         """What :meth:`to_dict` gave."""
         buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
         choices = tuple(map(Choice.from_dict, values.get("choices", ())))
-        fallbacks = tuple(values["fallbacks"])
-        return cls(**{**values, "buckets": buckets, "fallbacks": fallbacks, "choices": choices})
+        given = {
+            "buckets": buckets,
+            "choices": choices,
+            "attention": tuple(map(AttentionRow.from_dict, values.get("attention", ()))),
+            "fallbacks": tuple(values["fallbacks"]),
+        }
+        return cls(**{**values, **given})
 
     def __str__(self) -> str:
         rows = [
@@ -131,6 +138,7 @@ class Report:
             source = "from compiled code of an earlier process" if self.warm_start else "compiling"
             lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
         lines += [f"choice: {made}" for made in self.choices]
+        lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)
 

@@ -31,6 +31,7 @@ from staticgraph.predictions import Predictions
 from staticgraph.report import Report, device_name, versions
 from staticgraph.running import choice, warm_start
 from staticgraph.running.arguments import Forward
+from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.choice import Choice
 from staticgraph.running.choosing import Choosing, Trials, trial_batch
 from staticgraph.running.compiled import skipped_recordings_of
@@ -404,6 +405,17 @@ class StaticGraphRunner:
             fallbacks=(*skipped_recordings_of(counts), *missed),
             versions=versions(),
             choices=self._choices,
+            attention=self._attention(),
+        )
+
+    def _attention(self) -> tuple[AttentionRow, ...]:
+        return attention_choices(
+            self.model,
+            self.plan.capacities,
+            device=self.device,
+            dtype=self.autocast,
+            training=self.optimizer is not None,
+            compiled=self.mode.compiled or any(c.way != "eager" for c in self._choices),
         )
 
     # ------------------------------------------------------------------ inside
