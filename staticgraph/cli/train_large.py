@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from staticgraph.outofcore import Tuning
+    from staticgraph.outofcore import LinkConfig, Tuning
 
 EXAMPLE = """\
 examples:
   staticgraph train-large --task link --data fb15k-237 --policy comet
   staticgraph train-large --task link --data fb15k-237 --policy beta --partitions 16 --buffer 4
+  staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
   staticgraph train-large --task node --data cora --policy dispersed --model gcn
 
 The folder gets the partitions, the embeddings (links; a killed run goes on from its last epoch),
@@ -65,14 +66,25 @@ def register(commands: Any) -> None:
     links = parser.add_argument_group("links")
     links.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="distmult")
     links.add_argument("--dimension", type=int, default=50, help="(default: 50)")
-    links.add_argument("--chunks", type=int, default=10, help="of a batch (default: 10)")
+    links.add_argument("--chunks", type=int, help="of a batch (default: 10, or 1 with an encoder)")
     links.add_argument("--negatives", type=int, default=500, help="a chunk and side (default: 500)")
     links.add_argument("--degree-fraction", type=float, default=0.0, help="(default: 0)")
+    links.add_argument(
+        "--encoder",
+        choices=("sage", "gcn", "gat"),
+        help="of sampled neighbourhoods (default: none)",
+    )
+    links.add_argument(
+        "--encoder-rate", type=float, default=0.01, help="Adagrad's on the encoder (default: 0.01)"
+    )
     nodes = parser.add_argument_group("nodes")
     nodes.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")
     nodes.add_argument("--hidden", type=int, default=64, help="(default: 64)")
     nodes.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    nodes.add_argument("--fanouts", default="10,10", help="from the seeds on (default: 10,10)")
+    parser.add_argument(
+        "--fanouts", default="10,10",
+        help="with --model and --encoder: a layer each, from the seeds on (default: 10,10)",
+    )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("runs/large"), metavar="DIR",
         help="the run's folder (default: runs/large)",
@@ -116,7 +128,7 @@ def _links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         decoder=args.decoder,
         dimension=args.dimension,
         batch_size=args.batch_size or 1000,
-        chunks=args.chunks,
+        chunks=args.chunks or (1 if args.encoder else 10),
         negatives=args.negatives,
         degree_fraction=args.degree_fraction,
         rate=args.rate or 0.1,
@@ -132,7 +144,10 @@ def _links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if policy is None:
         policy = Beta(c) if args.policy == "beta" else Comet(c, logical)
     graph = _graph(args, links.train, links.num_nodes, p)
-    trainer = LinkTrainer(graph, policy, config, args.out / "embeddings")
+    if args.encoder:
+        trainer = _encoded(args, graph, policy, config)
+    else:
+        trainer = LinkTrainer(graph, policy, config, args.out / "embeddings")
     epochs = []
     while trainer.epoch < (args.epochs or 10):
         epochs.append(asdict(trainer.train_epoch(_state)))
@@ -149,12 +164,38 @@ def _links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     rows = [("MRR", f"{score.mrr:.4f}")] + [
         (f"Hits@{k}", f"{v:.4f}") for k, v in score.hits.items()
     ]
-    title = f"{links.name}, {args.policy} p={p} c={policy.slots(p)}, {config.decoder}"
+    model = f"{args.encoder}, {config.decoder}" if args.encoder else config.decoder
+    title = f"{links.name}, {args.policy} p={p} c={policy.slots(p)}, {model}"
     report = {
         "task": "link", "data": links.name, "policy": str(policy), "partitions": p,
+        "encoder": args.encoder, "fanouts": args.fanouts if args.encoder else None,
         "config": asdict(config), "epochs": epochs, "test": asdict(score),
     }  # fmt: skip
     return report, table((title, "filtered test"), rows)
+
+
+def _encoded(args: argparse.Namespace, graph: Any, policy: Any, config: LinkConfig) -> Any:
+    """The trainer of embeddings below a graph network, as wide as they are."""
+    import torch
+
+    from staticgraph.outofcore import EncodedLinkTrainer, SampledGNN
+
+    fanouts, d = _fanouts(args), config.dimension
+    # Heads of attention must divide the width.
+    heads = next(h for h in (4, 2, 1) if d % h == 0)
+    torch.manual_seed(args.seed)
+    encoder = SampledGNN(args.encoder, d, d, d, len(fanouts), heads=heads)
+    return EncodedLinkTrainer(
+        graph, policy, config, encoder, fanouts, args.out / "embeddings",
+        encoder_rate=args.encoder_rate,
+    )  # fmt: skip
+
+
+def _fanouts(args: argparse.Namespace) -> list[int]:
+    try:
+        return [int(f) for f in args.fanouts.split(",")]
+    except ValueError:
+        raise ValueError(f"--fanouts {args.fanouts}: give whole numbers, as in 10,10") from None
 
 
 def _nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -175,7 +216,7 @@ def _nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     nodes = data.open_nodes(args.data)
     p, c, _ = _sizes(args, None)
-    fanouts = [int(f) for f in args.fanouts.split(",")]
+    fanouts = _fanouts(args)
     cache = args.policy == "node-cache"
     policy = InMemory() if args.policy == "in-memory" else None
     if policy is None:

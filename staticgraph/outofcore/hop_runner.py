@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from staticgraph.outofcore.hops import HopBatch
 from staticgraph.running.compiled import CompiledFunction
-from staticgraph.running.modes import resolve
+from staticgraph.running.modes import OWN, resolve
 
 Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 
@@ -42,12 +42,12 @@ class HopRunner:
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.mode = resolve(mode, self.device.type)
-        if self.mode.own:
+        if mode == OWN:
             raise ValueError(
                 f"mode={mode!r} records whole steps of StaticGraphRunner; sampled batches are "
                 "recorded by torch: use mode='reduce-overhead'"
             )
+        self.mode = resolve(mode, self.device.type)
         self._compiler = compiler or (
             (lambda function, name: CompiledFunction(function, self.mode, self.device, name))
             if self.mode.compiled
