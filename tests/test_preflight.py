@@ -216,9 +216,9 @@ def test_the_path_of_attention_is_told_with_its_reason():
 
     for model in (Attending().double(), sg.convert(Attending().double())):
         rows = {row.path: row.how for row in preflight(model, PLAN, STORE).modules}
-        assert rows["gps"].startswith("attention dense, auto; entries at most: dense ")
+        assert rows["gps"].startswith("attention dense, see below")
     asked = preflight(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
-    assert "attention size-classed, as asked" in str(asked)
+    assert ": size-classed, as asked, 1 blocks; entries at most: dense " in str(asked)
 
 
 def test_a_tensor_that_is_no_buffer_is_named():

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.attention_blocks import attention_path
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
+from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.running.arguments import Forward, forward_of
+from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.example_batch import batch_of, poisoned
 from staticgraph.running.failures import defined_at, raised, untraceable
 from staticgraph.running.obstacles import Obstacle
@@ -95,6 +96,7 @@ class _Preflight:
             graphs=graphs,
             parity=parity,
             parity_note=note,
+            attention=self._attention(),
         )
 
     # ------------------------------------------------------------------ the runs
@@ -268,6 +270,21 @@ class _Preflight:
             )
         return worst, "evaluation mode, since it draws random numbers" if random else "same mode"
 
+    def _attention(self) -> tuple[AttentionRow, ...]:
+        """The paths of attention in a compiled step in the example's bucket."""
+        try:
+            return attention_choices(
+                self._copy()[0],
+                [self._batch.capacity],
+                device=self._batch.ptr.device,
+                dtype=None,
+                training=self._stock.training,
+                compiled=True,
+                first_bucket=self._batch.bucket,
+            )
+        except NotStatic:  # the watched run has found it and named the line
+            return ()
+
     def _row(self, path: str, inert: bool | None) -> ModuleRow:
         module = self._stock.get_submodule(path)
         table = STATIC_FORMS | REFUSED_FORMS
@@ -282,9 +299,8 @@ class _Preflight:
         elif form is StaticGPSConv and isinstance(
             getattr(module, "attn", None), torch.nn.MultiheadAttention
         ):
-            asked = context_of(copy.deepcopy(self._stock)).attention
-            chosen = attention_path(self._batch.capacity, asked)
-            how = f"attention {chosen.name}, {chosen.reason}"
+            chosen = {layer: row.path for row in self._attention() for layer in row.layers}
+            how = f"attention {chosen[path]}, see below" if path in chosen else "attention"
         elif form is not None:
             how = _first_sentence(form)
         else:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from staticgraph.errors import NotStatic
+from staticgraph.running.attention_choices import AttentionRow
 from staticgraph.running.obstacles import Obstacle
 from staticgraph.table import table
 
@@ -43,6 +44,7 @@ class PreflightReport:
         parity: the largest difference to plain PyG without padding, relative to the largest value;
             None where it was not measured.
         parity_note: how it was measured, or why not.
+        attention: the path of each layer that has a choice of several, and what it was chosen by.
     """
 
     model: str
@@ -52,6 +54,7 @@ class PreflightReport:
     graphs: int
     parity: float | None
     parity_note: str
+    attention: tuple[AttentionRow, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -91,6 +94,7 @@ class PreflightReport:
             ]
             if obstacle.remedy:
                 lines.append(f"   instead: {obstacle.remedy}")
+        lines += [str(row) for row in self.attention]
         difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
         lines += [
             f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
