@@ -74,6 +74,8 @@ def attention_choices(
     for name, context, attn in _layers(model):
         own = attn.out_proj.weight.dtype if dtype is None else dtype
         setting = setting_of(attn, device.type, own, training, compiled)
+        if setting.forbids(context.attention):
+            setting = setting._replace(dropout=0.0)  # then it can only have been evaluated
         for bucket, capacity in enumerate(capacities, first_bucket):
             path = attention_path(capacity, context.attention, setting)
             found.setdefault((bucket, path), []).append(name)
