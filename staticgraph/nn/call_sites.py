@@ -123,10 +123,18 @@ def _sized_functions(context: BatchContext) -> Table:
 
 
 def _pools_of_everything(context: BatchContext) -> Table:
-    """Global pools called without ``batch``: one row of all nodes, of which padding is no part."""
+    """Global pools called without ``batch``: one row of all nodes, of which padding is no part.
+    With the batch's own they are a pass over each graph where the model has kernels."""
 
-    def without_batch(pool: Callable[..., Tensor], fill: float) -> Callable[..., Tensor]:
+    def without_batch(
+        pool: Callable[..., Tensor], reduce: str, fill: float
+    ) -> Callable[..., Tensor]:
         def static_pool(x: Tensor, batch: Tensor | None = None, size: int | None = None) -> Tensor:
+            if context.kernels and batch is not None:
+                from staticgraph.nn.fused.pool import pooled
+
+                if (found := pooled(context.batch, reduce, x, batch, size)) is not None:
+                    return found
             rows = context.find_rows(x.size(0)) if batch is None and x.dim() <= 2 else None
             if rows is None:
                 return pool(x, batch, size)
@@ -139,9 +147,9 @@ def _pools_of_everything(context: BatchContext) -> Table:
         return static_pool
 
     return {
-        global_add_pool: without_batch(global_add_pool, 0.0),
-        global_mean_pool: without_batch(global_mean_pool, 0.0),
-        global_max_pool: without_batch(global_max_pool, -torch.inf),
+        global_add_pool: without_batch(global_add_pool, "sum", 0.0),
+        global_mean_pool: without_batch(global_mean_pool, "mean", 0.0),
+        global_max_pool: without_batch(global_max_pool, "max", -torch.inf),
     }
 
 

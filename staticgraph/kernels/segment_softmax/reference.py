@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -12,5 +14,5 @@ def segment_softmax_reference(values: Tensor, ptr: Tensor) -> Tensor:
     Args: as :func:`staticgraph.kernels.segment_softmax`.
     """
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    parts = [wide[a:b].softmax(0) for a, b in zip(ptr[:-1], ptr[1:], strict=True)]
+    parts = [wide[a:b].softmax(0) for a, b in pairwise(ptr.tolist())]
     return torch.cat(parts).to(values.dtype)

@@ -16,9 +16,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch_geometric.nn import MessagePassing
 
 from staticgraph.nn.context import BatchContext
-from staticgraph.nn.fused.conv import FusedGINConv, FusedGINEConv, FusedSAGEConv
+from staticgraph.nn.fused.conv import (
+    FusedGINConv,
+    FusedGINEConv,
+    FusedGraphConv,
+    FusedSAGEConv,
+)
 from staticgraph.nn.fused.encoder import FusedEncoder, encoder_form
 from staticgraph.nn.fused.gat import FusedGATConv, FusedGATv2Conv
 from staticgraph.nn.fused.gcn import FusedGCNConv
@@ -26,6 +32,12 @@ from staticgraph.nn.fused.gps import FusedGPSConv
 from staticgraph.nn.fused.linear import FusedLinear, FusedSequential
 from staticgraph.nn.fused.model import FusedGraphModel
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
+from staticgraph.nn.fused.pool import (
+    FusedMaxAggregation,
+    FusedMeanAggregation,
+    FusedSoftmaxAggregation,
+    FusedSumAggregation,
+)
 
 __all__ = ["FusedLayer", "fuse", "fused_layers"]
 
@@ -33,6 +45,7 @@ FORMS: tuple[type, ...] = (
     FusedGINEConv,
     FusedGINConv,
     FusedSAGEConv,
+    FusedGraphConv,
     FusedGCNConv,
     FusedGATConv,
     FusedGATv2Conv,
@@ -41,6 +54,10 @@ FORMS: tuple[type, ...] = (
     FusedLinear,
     FusedSequential,
     FusedGraphModel,
+    FusedSumAggregation,
+    FusedMeanAggregation,
+    FusedMaxAggregation,
+    FusedSoftmaxAggregation,
 )
 # What a form takes the place of: the class that it extends. Only that exact class is exchanged.
 BY_STOCK = {form.__bases__[-1]: form for form in FORMS}
@@ -57,7 +74,13 @@ class FusedLayer(NamedTuple):
 
 def fuse(model: torch.nn.Module, context: BatchContext) -> None:
     """Exchanges, in place, the layers of a converted model that have a fused form."""
+    context.kernels = True
+    inner = {
+        id(module.aggr_module) for module in model.modules() if isinstance(module, MessagePassing)
+    }
     for module in model.modules():
+        if id(module) in inner:
+            continue  # the layer's own fused form does what it does
         form = BY_STOCK.get(type(module)) or encoder_form(module)
         if form is not None:
             module.__class__ = form

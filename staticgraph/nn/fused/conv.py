@@ -1,16 +1,21 @@
-"""GINE, GIN and SAGE over destination-sorted edges: one operator instead of four and a scatter."""
+"""GINE, GIN, SAGE and GraphConv over destination-sorted edges: one operator instead of four and a
+scatter. Sum, mean and max are exchanged."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.nn import GINConv, GINEConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAGEConv
 
 from staticgraph.batch import StaticBatch
+from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.nn.fused.encoder import folded
 from staticgraph.nn.fused.layer import Fused
+
+SUM = ("add", "sum")
+ALL = (*SUM, "mean", "max")
 
 
 def obstacle(
@@ -20,6 +25,7 @@ def obstacle(
     edge_index: Any,
     size: Any,
     node_dim: int = -2,
+    aggr: tuple[str, ...] = ALL,
 ) -> str | None:
     """Why a layer cannot run fused on these arguments; None where it can."""
     if batch is None:
@@ -28,7 +34,7 @@ def obstacle(
         return "edge_index is not the batch's own, so its row pointers do not fit"
     if not isinstance(x, Tensor) or x.dim() != 2 or size is not None:
         return "x is a pair, or a size was given: bipartite layers have no fused form"
-    if conv.aggr not in ("add", "sum", "mean") or conv.flow != "source_to_target":
+    if conv.aggr not in aggr or conv.flow != "source_to_target":
         return f"aggr={conv.aggr!r} with flow={conv.flow!r} has no fused form"
     if conv.explain or conv.decomposed_layers > 1 or conv.node_dim != node_dim:
         return "the layer is explained, decomposed, or has another node_dim"
@@ -51,18 +57,17 @@ def obstacle(
 def summed(
     batch: StaticBatch, x: Tensor, edge: Tensor | None, conv: MessagePassing, **options: Any
 ) -> Tensor:
-    """The layer's sum or mean over the batch's edges; options as :func:`neighbour_sum` has."""
-    return neighbour_sum(
-        x,
-        edge,
+    """The layer's sum, mean or max over the batch's edges; options as :func:`neighbour_sum` has."""
+    where = (
         batch.edge_index[0],
         batch.edge_index[1],
         batch.row_ptr,
         batch.col_ptr,
         batch.transpose,
-        mean=conv.aggr == "mean",
-        **options,
     )
+    if conv.aggr == "max":
+        return neighbour_max(x, edge, *where)
+    return neighbour_sum(x, edge, *where, mean=conv.aggr == "mean", **options)
 
 
 class FusedGINEConv(Fused, GINEConv):
@@ -83,7 +88,7 @@ class FusedGINEConv(Fused, GINEConv):
         code, edge = None, edge_attr
         if self.lin is not None:
             edge = self.lin(edge_attr)
-        elif (fold := folded(edge_attr)) is not None:
+        elif self.aggr != "max" and (fold := folded(edge_attr)) is not None:
             edge, code = fold
         if edge.size(-1) != x.size(-1):
             return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
@@ -106,8 +111,8 @@ class FusedGINConv(Fused, GINConv):
 def _with_self(
     conv: GINConv | GINEConv, batch: StaticBatch, x: Tensor, edge: Tensor | None, **options: Any
 ) -> Tensor:
-    """``(1 + eps) x_i`` goes into the same pass, unless ``eps`` is trained."""
-    if conv.eps.requires_grad:
+    """``(1 + eps) x_i`` goes into the same pass of a sum, unless ``eps`` is trained."""
+    if conv.eps.requires_grad or conv.aggr == "max":
         return summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
     return summed(batch, x, edge, conv, self_eps=conv.eps, **options)
 
@@ -119,11 +124,37 @@ class FusedSAGEConv(Fused, SAGEConv):
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         batch = self.batch
-        x: Any = kwargs["x"]
-        if isinstance(x, tuple) and batch is not None and len(x[0]) == batch.num_nodes:
-            x = x[0]  # the other half is added by forward
+        x = _sources(batch, kwargs["x"])
         if not self.use(obstacle(self, batch, x, edge_index, size)):
             return super().propagate(edge_index, size=size, **kwargs)
         assert batch is not None
-        assert isinstance(x, Tensor)
         return summed(batch, x, None, self)
+
+
+class FusedGraphConv(Fused, GraphConv):
+    """``W1 x_i + W2 sum w_ij x_j`` (Morris et al. 2019, arXiv 1810.02244): only the sum is ours."""
+
+    reads_pointers = True
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        batch, weight = self.batch, kwargs["edge_weight"]
+        x = _sources(batch, kwargs["x"])
+        reason = obstacle(self, batch, x, edge_index, size)
+        if reason is None and weight is not None:
+            if self.aggr == "max":
+                reason = "the largest of weighted messages has no fused form"
+            elif weight.numel() != edge_index.size(1) or not weight.is_floating_point():
+                reason = "edge_weight is not one float an edge"
+        if not self.use(reason):
+            return super().propagate(edge_index, size=size, **kwargs)
+        assert batch is not None
+        if weight is None:
+            return summed(batch, x, None, self)
+        return summed(batch, x, weight.view(-1), self, transform="multiply")
+
+
+def _sources(batch: StaticBatch | None, x: Any) -> Any:
+    """Of a pair whose halves are the batch's nodes the first; forward adds the other."""
+    if isinstance(x, tuple) and batch is not None and len(x[0]) == batch.num_nodes:
+        return x[0]
+    return x

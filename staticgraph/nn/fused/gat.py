@@ -20,7 +20,7 @@ from staticgraph.batch import StaticBatch
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segment_sum import segment_sum
-from staticgraph.nn.fused.conv import obstacle
+from staticgraph.nn.fused.conv import SUM, obstacle
 from staticgraph.nn.fused.layer import Fused
 
 
@@ -33,11 +33,9 @@ class _Attending(Fused):
         self, x: Any, edge_index: Any, edge_attr: Tensor | None, size: Any, returned: Any
     ) -> str | None:
         assert isinstance(self, GATConv | GATv2Conv)
-        reason = obstacle(self, self.batch, x, edge_index, size, node_dim=0)
+        reason = obstacle(self, self.batch, x, edge_index, size, node_dim=0, aggr=SUM)
         if reason is not None:
             return reason
-        if self.aggr == "mean" or self.aggr == "max":
-            return f"aggr={self.aggr!r} has no fused form"
         if returned is not None:
             return "attention weights are returned"
         if self.training and self.dropout:

@@ -17,7 +17,7 @@ from torch_geometric.nn import GCNConv
 
 from staticgraph.batch import StaticBatch
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
-from staticgraph.nn.fused.conv import obstacle, summed
+from staticgraph.nn.fused.conv import ALL, SUM, obstacle, summed
 from staticgraph.nn.fused.layer import Fused
 
 
@@ -56,11 +56,11 @@ class FusedGCNConv(Fused, GCNConv):
     def _obstacle(
         self, batch: StaticBatch | None, x: Any, edge_index: Any, edge_weight: Tensor | None
     ) -> str | None:
-        reason = obstacle(self, batch, x, edge_index, None)
+        # The largest of weighted messages has no fused form.
+        aggr = SUM if self.normalize else ALL if edge_weight is None else (*SUM, "mean")
+        reason = obstacle(self, batch, x, edge_index, None, aggr=aggr)
         if reason is not None:
             return reason
-        if self.aggr == "mean" or self.aggr == "max":
-            return f"aggr={self.aggr!r} has no fused form"
         if self.normalize and self.cached:
             return "cached=True keeps the first batch's normalisation"
         if edge_weight is None:

@@ -1,0 +1,334 @@
+"""GCN, GAT, GATv2, GraphConv, max and the pools with kernels: plain PyG's results, or a reason.
+
+The oracle is PyG itself on the unpadded batch (:mod:`parity`): graphs with loops and isolated
+nodes, everything in float64, garbage in the padding. Each model has a layer before and after the
+one under test, so that gradients of its inputs, features and edges alike, are compared too.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from parity import (
+    CAPACITY,
+    EDGE_WIDTH,
+    NODES,
+    STORE,
+    WIDTH,
+    plain_step,
+    poisoned,
+    static_step,
+    unknown_counts,
+)
+from torch import nn
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GINEConv,
+    GraphConv,
+    SAGEConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MeanAggregation,
+    SoftmaxAggregation,
+    SumAggregation,
+)
+
+import staticgraph as sg
+from staticgraph.kernels.count import OperationCounter
+from staticgraph.nn.fused import fused_layers
+
+BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY, pointers=True)
+# Sums of at most a hundred terms of size one, in another order.
+TOLERANCE = 1e-10
+
+
+class Model(nn.Module):
+    """Encoders, a layer, a norm, the same layer again, a pool."""
+
+    def __init__(self, conv, edges=None, pool=global_mean_pool):
+        super().__init__()
+        self.node_encoder = nn.Linear(WIDTH, WIDTH)
+        self.edge_encoder = nn.Linear(EDGE_WIDTH, EDGE_WIDTH)
+        self.first, self.second = conv, copy.deepcopy(conv)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.edges, self.pool, self.head = edges, pool, nn.Linear(WIDTH, 2)
+        self.double()
+
+    def forward(self, x, edge_index, edge_attr, edge_weight, batch):
+        x = self.node_encoder(x)
+        given = []
+        if self.edges == "weight":
+            given = [edge_weight]
+        elif self.edges == "attr":
+            given = [self.edge_encoder(edge_attr)]
+        x = self.norm(self.first(x, edge_index, *given)).relu()
+        x = self.second(x, edge_index, *given)
+        return self.head(self.pool(x, batch))
+
+
+def call(model, batch):
+    return model(batch.x, batch.edge_index, batch.edge_attr, batch.edge_weight, batch.batch)
+
+
+def compare(model: Model) -> nn.Module:
+    """One step with kernels equals plain PyG's; gives the converted model back."""
+    expected = plain_step(model, call, BATCH)
+    ours = sg.convert(copy.deepcopy(model), kernels=True)
+    for batch in (BATCH, unknown_counts(poisoned(BATCH, 1e3))):
+        found, _ = static_step(ours, call, batch)
+        assert found is not None
+        assert found.values.keys() == expected.values.keys()
+        scale = expected.largest("grad")
+        for name, value in expected.values.items():
+            other = found.values[name]
+            bound = TOLERANCE * max(1.0, scale if name.startswith("grad") else 0.0)
+            assert (other.double() - value.double()).abs().max() <= bound, name
+    return ours
+
+
+def reasons_of(model: Model) -> dict[str, str | None]:
+    """Why each layer ran its stock code, from a forward of the model itself, not of a copy."""
+    runner = sg.StaticGraphRunner(model, [CAPACITY], forward=call)
+    runner(BATCH)
+    return {layer.name: layer.stock_reason for layer in fused_layers(model)}
+
+
+def gcn(**options):
+    return GCNConv(WIDTH, WIDTH, **options)
+
+
+def gat(kind, **options):
+    heads = options.setdefault("heads", 2)
+    width = WIDTH // heads if options.get("concat", True) else WIDTH
+    return kind(WIDTH, width, **options)
+
+
+def linear():
+    return nn.Linear(WIDTH, WIDTH)
+
+
+LAYERS = {
+    "gcn": lambda: Model(gcn()),
+    "gcn weighted": lambda: Model(gcn(), "weight"),
+    "gcn improved": lambda: Model(gcn(improved=True)),
+    "gcn improved weighted": lambda: Model(gcn(improved=True, bias=False), "weight"),
+    "gcn without loops": lambda: Model(gcn(add_self_loops=False), "weight"),
+    "gcn as it is": lambda: Model(gcn(normalize=False), "weight"),
+    "gcn as it is, mean": lambda: Model(gcn(normalize=False, aggr="mean")),
+    "graph": lambda: Model(GraphConv(WIDTH, WIDTH)),
+    "graph weighted": lambda: Model(GraphConv(WIDTH, WIDTH), "weight"),
+    "graph weighted mean": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="mean"), "weight"),
+    "graph max": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="max")),
+    "sage max": lambda: Model(SAGEConv(WIDTH, WIDTH, aggr="max")),
+    "gin max": lambda: Model(GINConv(linear(), aggr="max", train_eps=True)),
+    "gine max": lambda: Model(GINEConv(linear(), edge_dim=EDGE_WIDTH, aggr="max"), "attr"),
+}
+for name, kind in (("gat", GATConv), ("gatv2", GATv2Conv)):
+    LAYERS |= {
+        name: lambda kind=kind: Model(gat(kind)),
+        f"{name} mean of heads": lambda kind=kind: Model(gat(kind, heads=3, concat=False)),
+        f"{name} without loops": lambda kind=kind: Model(gat(kind, add_self_loops=False)),
+        f"{name} residual": lambda kind=kind: Model(gat(kind, residual=True, bias=False)),
+        f"{name} edges": lambda kind=kind: Model(gat(kind, edge_dim=EDGE_WIDTH), "attr"),
+        f"{name} edges, sum": lambda kind=kind: Model(
+            gat(kind, edge_dim=EDGE_WIDTH, fill_value="add"), "attr"
+        ),
+        f"{name} edges, constant": lambda kind=kind: Model(
+            gat(kind, edge_dim=EDGE_WIDTH, fill_value=torch.arange(4.0)), "attr"
+        ),
+        f"{name} edges, without loops": lambda kind=kind: Model(
+            gat(kind, edge_dim=EDGE_WIDTH, add_self_loops=False, heads=1), "attr"
+        ),
+        f"{name} one number an edge": lambda kind=kind: Model(
+            gat(kind, edge_dim=1, fill_value=0.5), "weight"
+        ),
+    }
+LAYERS["gatv2 shared"] = lambda: Model(gat(GATv2Conv, share_weights=True))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_plain_pygs(name):
+    torch.manual_seed(0)
+    model = compare(LAYERS[name]())
+    reasons = reasons_of(model)
+    assert reasons["first"] is None
+    assert reasons["second"] is None
+
+
+POOLS = {
+    "add": (global_add_pool, ()),
+    "mean": (global_mean_pool, ()),
+    "max": (global_max_pool, ()),
+    "sum module": (SumAggregation(), ("pool",)),
+    "mean module": (MeanAggregation(), ("pool",)),
+    "max module": (MaxAggregation(), ("pool",)),
+    "softmax": (SoftmaxAggregation(), ("pool",)),
+    "softmax of a temperature": (SoftmaxAggregation(t=0.3, semi_grad=True), ("pool",)),
+    "softmax, learned": (SoftmaxAggregation(learn=True, channels=WIDTH), ("pool",)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_pool_is_plain_pygs(name):
+    torch.manual_seed(0)
+    pool, fused = POOLS[name]
+    model = compare(Model(gcn(), pool=pool))
+    with OperationCounter() as counter:
+        reasons = reasons_of(model)
+    assert all(reasons[layer] is None for layer in fused)
+    done = counter.operations.counts["forward"]
+    assert done["staticgraph::segment_sum"] + done["staticgraph::segment_max"] == 1
+    assert not [operator for operator in done if "scatter" in operator or "index_add" in operator]
+
+
+def weight_with_gradient(model):
+    model.edges = "weight"
+    weight = torch.ones(CAPACITY[1], dtype=torch.float64, requires_grad=True)
+    return lambda m, b: m(b.x, b.edge_index, b.edge_attr, weight, b.batch)
+
+
+def other_edges(model):
+    return lambda m, b: m(b.x, b.edge_index.clone(), b.edge_attr, b.edge_weight, b.batch)
+
+
+def hooked(model):
+    model.first.register_edge_update_forward_hook(lambda *_: None)
+    return call
+
+
+def as_it_is(model):
+    return call
+
+
+STOCK = {
+    "cached": (lambda: Model(gcn(cached=True)), as_it_is, "cached=True"),
+    "gradient": (lambda: Model(gcn()), weight_with_gradient, "no derivative by edge_weight"),
+    "not its edges": (lambda: Model(gcn()), other_edges, "not the batch's own"),
+    "mean": (lambda: Model(gcn(aggr="mean")), as_it_is, "aggr='mean'"),
+    "largest": (lambda: Model(gcn(normalize=False, aggr="max"), "weight"), as_it_is, "aggr='max'"),
+    "graph": (lambda: Model(GraphConv(WIDTH, WIDTH, aggr="max"), "weight"), as_it_is, "weighted"),
+    "min": (lambda: Model(SAGEConv(WIDTH, WIDTH, aggr="min")), as_it_is, "aggr='min'"),
+    "dropout": (lambda: Model(gat(GATConv, dropout=0.5)), as_it_is, "dropped in training"),
+    "hook": (lambda: Model(gat(GATv2Conv)), hooked, "hooks"),
+    "pair": (
+        lambda: Model(GATConv((WIDTH, WIDTH), WIDTH)),
+        as_it_is,
+        "weights of their own",
+    ),
+    "fill": (
+        lambda: Model(gat(GATv2Conv, edge_dim=EDGE_WIDTH, fill_value="max"), "attr"),
+        as_it_is,
+        "fill_value='max'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
+    torch.manual_seed(0)
+    make, change, reason = STOCK[name]
+    stock = make()
+    forward = change(stock)
+    ours = sg.convert(copy.deepcopy(stock), kernels=True)
+    runner = sg.StaticGraphRunner(ours, [CAPACITY], forward=forward)
+    torch.manual_seed(1)
+    out = runner(BATCH)[: len(NODES)]
+    found = {layer.name: layer.stock_reason for layer in fused_layers(ours)}
+    assert reason in found["first"]
+    if name not in ("dropout", "cached"):  # other draws; edges of a batch of its own
+        static = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], forward=forward)
+        assert torch.allclose(out, static(BATCH)[: len(NODES)], rtol=0, atol=1e-11)
+
+
+def test_attention_weights_come_from_the_stock_code():
+    stock = gat(GATConv).double()
+    model = sg.convert(nn.Sequential(copy.deepcopy(stock)), kernels=True)
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        forward=lambda m, b: m[0](b.x, b.edge_index, return_attention_weights=True)[0],
+    )
+    runner(BATCH)
+    assert "returned" in model[0].stock_reason
+
+
+def test_degrees_are_computed_once_for_all_layers():
+    model = sg.convert(Model(gcn(), "weight"), kernels=True)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], forward=call)
+    with OperationCounter() as counter:
+        runner(BATCH)
+        runner(BATCH)
+    done = counter.operations.counts["forward"]
+    assert done["staticgraph::gcn_degrees"] == 2
+    assert done["staticgraph::gcn_sum"] == 4
+
+
+@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max", "softmax"])
+def test_a_compiled_step_is_one_graph(name):
+    torch.manual_seed(0)
+    model = LAYERS[name]() if name in LAYERS else Model(gcn(), pool=SoftmaxAggregation(learn=True))
+    model = sg.convert(model, kernels=True)
+    context, names = model.norm._staticgraph, tuple(BATCH.tensors())
+
+    def run(*tensors):
+        inner = sg.StaticBatch(BATCH.layout, dict(zip(names, tensors, strict=True)))
+        context.enter(inner)
+        out = call(model, inner)
+        context.leave()
+        return out
+
+    pools = sg.nn.call_sites.StaticCalls(model, context)
+    results = []
+    for compiled in (False, True):
+        function = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+        with pools:
+            out = function(*BATCH.tensors().values())
+        out[: len(NODES)].square().sum().backward()
+        results.append([out[: len(NODES)], *(p.grad for p in model.parameters())])
+        results[-1] = [None if v is None else v.detach().clone() for v in results[-1]]
+        model.zero_grad()
+    for a, b in zip(*results, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, rtol=0, atol=1e-10 * float(a.abs().max() + 1))
+
+
+@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max"])
+def test_autocast_gives_the_stock_dtypes(name):
+    """And values to a few roundings of bfloat16: two layers of sums of at most ten terms."""
+    torch.manual_seed(0)
+    stock = LAYERS[name]().float()
+    tensors = {k: v.float() for k, v in BATCH.tensors().items() if v.is_floating_point()}
+    batch, results = BATCH.replace(**tensors), []
+    for kernels in (False, True):
+        model = sg.convert(copy.deepcopy(stock), kernels=kernels)
+        seen = []
+        model.second.register_forward_hook(lambda m, i, out, seen=seen: seen.append(out))
+        with torch.autocast("cpu", torch.bfloat16):
+            out = sg.StaticGraphRunner(model, [CAPACITY], forward=call)(batch)
+        out[: len(NODES)].float().square().sum().backward()
+        results.append((seen[0][batch.node_mask], model.node_encoder.weight.grad))
+    (out, grad), (ours, our_grad) = results
+    assert ours.dtype == out.dtype
+    for a, b in ((out, ours), (grad, our_grad)):
+        assert (a - b).abs().max() <= 10 * 2**-8 * a.abs().max()
+
+
+def test_second_derivatives_are_refused_by_name():
+    batch = BATCH.replace(x=BATCH.x.clone().requires_grad_())
+    for name, operator in (("gcn", "gcn_sum"), ("gat", "neighbour_attention"), ("gatv2", "pair")):
+        model = LAYERS[name]()
+        model.norm, model.pool = nn.Identity(), lambda x, _: x[: CAPACITY[2]]
+        sg.convert(model, kernels=True)
+        out = sg.StaticGraphRunner(model, [CAPACITY], forward=call)(batch)
+        (force,) = torch.autograd.grad(out.sum(), batch.x, create_graph=True)
+        with pytest.raises(RuntimeError, match=operator):
+            force.square().sum().backward()
