@@ -11,10 +11,10 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,21 +27,21 @@ from staticgraph.buckets import BucketPlan
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.budget import MemoryBudget, MemoryModel
 from staticgraph.memory.commitments import Commitments, RunnerStats
-from staticgraph.predictions import Predictions
+from staticgraph.predictions import predictions_of
 from staticgraph.report import Report, device_name, versions
-from staticgraph.running import choice, warm_start
+from staticgraph.running import warm_start
 from staticgraph.running.arguments import Forward
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.choice import Choice
-from staticgraph.running.choosing import Choosing, Trials, trial_batch
+from staticgraph.running.choosing import Choosing, Trials, to_measure, trial_batch
 from staticgraph.running.compiled import skipped_recordings_of
 from staticgraph.running.computation import Computation, Loss
-from staticgraph.running.modes import OWN, resolve
+from staticgraph.running.modes import resolve
 from staticgraph.running.recorded import OnMiss, Scope
 from staticgraph.running.recorder import CudaGraphRecorder, Recorder
 from staticgraph.running.statistics import BucketStatistics
 from staticgraph.running.steps import Steps
-from staticgraph.running.training_state import evaluating, train, untouched
+from staticgraph.running.training_state import evaluating, untouched
 from staticgraph.running.update import Update
 from staticgraph.running.verification import Verification, verify
 from staticgraph.schema import Schema
@@ -122,14 +122,8 @@ class StaticGraphRunner:
         self.autocast = autocast
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.clip_norm = clip_norm
-        on_cuda = self.device.type == "cuda"
-        if mode == "auto":
-            self._choosing = choosing or (Choosing() if on_cuda else None)
-        else:
-            self._choosing = None
-        if self._choosing and not on_cuda and recorder is None:
-            ways = tuple(way for way in self._choosing.ways if way != OWN)
-            self._choosing = replace(self._choosing, ways=ways)
+        can_record = self.device.type == "cuda" or recorder is not None
+        self._choosing = to_measure(choosing, self.device, can_record) if mode == "auto" else None
         self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
         self._computation = Computation(
             model, forward, loss, autocast, self.device, sanitize, differentiable
@@ -150,6 +144,7 @@ class StaticGraphRunner:
             self._pointers,
         )
         self._choices: tuple[Choice, ...] = ()
+        self._notes: list[str] = []
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._warmup_s: float | None = None
@@ -198,19 +193,12 @@ class StaticGraphRunner:
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
-        assert self.optimizer is not None
-        train(self.model)
-        with self._computation.active():
-            self._update.zero_grad()
-            loss = self._computation.run("step", batch)
-            loss.backward()
-        self._update()
-        return loss.detach()
+        return self._steps.train(self._steps.accept(batch), "eager")
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
-        with evaluating(self.model), self._computation.active():
-            return self._computation.run("forward", batch)
+        with evaluating(self.model):
+            return self._steps.run("forward", self._steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
@@ -241,11 +229,8 @@ class StaticGraphRunner:
         loader = StaticLoader(
             store, any_data, exact=False, device=self.device, pointers=self._pointers
         )
-        predictions = Predictions(store)
         with evaluating(self.model):
-            for batch in loader:
-                predictions.add(batch, self._run("forward", batch))
-        return predictions.in_order()
+            return predictions_of(store, ((batch, self._run("forward", batch)) for batch in loader))
 
     # ------------------------------------------------------------------ warming up
 
@@ -303,9 +288,11 @@ class StaticGraphRunner:
                     bar.set_postfix_str(f"bucket {bucket} {role}")
                     self._prepare(self._steps.mode.name, bucket, role)
             else:
-                if choices is None and cache is not None:
-                    choices = f"{cache}.choices.json"
-                self._choose(self._choosing, bar, choices, example)
+                trials = Trials(self.model, self._steps, self._choosing, self.device, self._prepare)
+                file = f"{cache}.choices.json" if choices is None and cache else choices
+                batches = partial(trial_batch, example=example, device=self.device)
+                self._choices = trials.run(bar, self._schema, batches, file)
+                self._notes = trials.notes
         self._warmup_s = time.perf_counter() - started
         if cache is not None:
             warm_start.save(cache, self.device)
@@ -325,56 +312,6 @@ class StaticGraphRunner:
             guard = self._commitments.recording(bucket, self._steps.tear_down)
         with guard:
             self._steps.prepare(way, bucket, role, self._schema)
-
-    def _choose(
-        self,
-        options: Choosing,
-        keys: Iterable[tuple[int, str]],
-        file: str | Path | None,
-        example: Any,
-    ) -> None:
-        """Takes the choices of a file, or measures them, and makes what was chosen ready."""
-        assert self._schema is not None
-        keys = list(keys)
-        found = None if file is None else self._choices_of(file, keys)
-        if found is not None:
-            for made in sorted(found, key=lambda c: c.bucket, reverse=True):
-                self._prepare(made.way, made.bucket, made.phase)
-        else:
-            trials = Trials(self.model, self._steps, options, self.device, self._prepare)
-            for bucket, role in keys:
-                layout = self._steps.layout(bucket, self._schema)
-                trials.measure(trial_batch(layout, example, self.device), role)
-            found = trials.choices()
-            if all(made.way != OWN for made in found):
-                self.close()
-            if file is not None:
-                choice.save(file, found, self._made_for())
-        self._choices = tuple(found)
-        self._steps.ways = {(made.bucket, made.phase): made.way for made in found}
-
-    def _choices_of(self, file: str | Path, keys: list[tuple[int, str]]) -> list[Choice] | None:
-        """The choices of a file, where it holds all that are needed."""
-        if not Path(file).exists():
-            return None
-        try:
-            found = choice.load(file, self._made_for())
-        except ValueError as error:
-            warnings.warn(f"{error}; measuring anew and replacing it", stacklevel=4)
-            return None
-        return found if {(made.bucket, made.phase) for made in found} >= set(keys) else None
-
-    def _made_for(self) -> dict[str, Any]:
-        """What choices depend on."""
-        return {
-            "device": device_name(self.device),
-            "torch": torch.__version__,
-            "model": type(self.model).__name__,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "optimizer": type(self.optimizer).__name__,
-            "autocast": self._precision,
-            "capacities": [str(capacity) for capacity in self.plan.capacities],
-        }
 
     # ------------------------------------------------------------------ reporting
 
@@ -402,7 +339,7 @@ class StaticGraphRunner:
             warmup_s=self._warmup_s,
             warm_start=self._cached,
             buckets=tuple(buckets),
-            fallbacks=(*skipped_recordings_of(counts), *missed),
+            fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
             versions=versions(),
             choices=self._choices,
             attention=self._attention(),
@@ -425,21 +362,7 @@ class StaticGraphRunner:
 
     def _own(self, batch: StaticBatch, phase: str) -> StaticBatch:
         """A batch as this runner's steps take it, counted; refused where it is another plan's."""
-        if batch.bucket >= len(self._statistics) or (
-            batch.capacity != self.plan.capacities[batch.bucket]
-        ):
-            raise ValueError(
-                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
-                "this runner's plan: give the loader and the runner the same plan"
-            )
-        if self._pointers and not batch.layout.pointers:
-            raise ValueError(
-                "the model was converted with kernels=True, which read row pointers, but the batch "
-                "carries none: make it with StaticLoader(..., pointers=True), or with "
-                "StaticBatch.of(..., pointers=True)"
-            )
-        if not self._pointers:
-            batch = batch.without_pointers()  # a compiled step has the arrays it was made for
+        batch = self._steps.accept(batch)
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
         if batch.real is not None:

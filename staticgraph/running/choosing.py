@@ -13,8 +13,10 @@ left then take the simplest. A compilation that has begun is not cut short.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,11 @@ import torch
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.memory.out_of_memory import is_out_of_memory
-from staticgraph.running.choice import Choice, choose
+from staticgraph.running.choice import Choice, choose, load, save
 from staticgraph.running.modes import OWN
 from staticgraph.running.steps import Steps
 from staticgraph.running.training_state import evaluating, train
+from staticgraph.schema import Schema
 from staticgraph.slots import SlotLayout
 from staticgraph.store import GraphStore
 
@@ -95,6 +98,19 @@ class Choosing:
             raise ValueError(f"rounds={self.rounds}: at least {LEAST_ROUNDS} are needed to choose")
 
 
+def to_measure(given: Choosing | None, device: torch.device, can_record: bool) -> Choosing | None:
+    """What ``auto`` measures on a device; None where it does not.
+
+    On a CPU it measures only when told to: compiling a key takes 10 to 40 seconds there (two cores,
+    2026-11-20), and made GNN training slower wherever it was measured; see ``bench_runner``.
+    """
+    if given is None and device.type != "cuda":
+        return None
+    options = given or Choosing()
+    ways = tuple(way for way in options.ways if way != OWN or can_record)
+    return replace(options, ways=ways)
+
+
 class Trials:
     """One warm-up's measurements.
 
@@ -104,6 +120,9 @@ class Trials:
         options: see :class:`Choosing`.
         device: where it runs.
         prepare: ``prepare(way, bucket, role)`` compiles or records, under the runner's budget.
+
+    Attributes:
+        notes: what had to be given up for a way to run.
     """
 
     def __init__(
@@ -114,6 +133,7 @@ class Trials:
         device: torch.device,
         prepare: Callable[[str, int, str], None],
     ) -> None:
+        self.notes: list[str] = []
         self._model = model
         self._steps = steps
         self._options = options
@@ -123,6 +143,40 @@ class Trials:
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
         self._lost: str | None = None  # why nothing can be recorded any more
+
+    def run(
+        self,
+        keys: Iterable[tuple[int, str]],
+        schema: Schema,
+        batch_of: Callable[[SlotLayout], StaticBatch],
+        file: str | Path | None,
+    ) -> tuple[Choice, ...]:
+        """Makes what is chosen for every key ready to run: as a file says, or by measuring.
+
+        Args:
+            keys: (bucket, role), largest bucket first.
+            schema: of the batches.
+            batch_of: a batch to time a bucket with.
+            file: choices are taken from there where it fits, and written there otherwise.
+        """
+        keys = list(keys)
+        if OWN in self._options.ways:
+            self.notes += self._steps.fit_scope()
+        made_for = self._steps.fingerprint()
+        found = None if file is None else _fixed(file, keys, made_for)
+        if found is not None:
+            for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+                self._prepare(choice.way, choice.bucket, choice.phase)
+        else:
+            for bucket, role in keys:
+                self.measure(batch_of(self._steps.layout(bucket, schema)), role)
+            found = self.choices()
+            if all(choice.way != OWN for choice in found):
+                self._steps.close()
+            if file is not None:
+                save(file, found, made_for)
+        self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
+        return tuple(found)
 
     def measure(self, batch: StaticBatch, role: str) -> None:
         """Prepares and times every way for one role of a batch's bucket."""
@@ -198,6 +252,20 @@ class Trials:
         else:
             train(self._model)
             self._steps.run("forward", batch, way)
+
+
+def _fixed(
+    file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
+) -> list[Choice] | None:
+    """The choices of a file, where it holds all that are needed."""
+    if not Path(file).exists():
+        return None
+    try:
+        found = load(file, made_for)
+    except ValueError as error:
+        warnings.warn(f"{error}; measuring anew and replacing it", stacklevel=4)
+        return None
+    return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
 
 
 def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:

@@ -56,6 +56,37 @@ def starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
+def check_recordable(optimizer: torch.optim.Optimizer) -> None:
+    """Whether an optimizer's step can be inside a recording.
+
+    Raises:
+        NotStatic: it cannot; the message says what to do.
+    """
+    kind = type(optimizer).__name__
+    if type(optimizer) not in STARTS_AT_ZERO:
+        raise NotStatic(
+            f"{kind} cannot be recorded inside the step: use Adam, AdamW, Adamax, RMSprop or "
+            "SGD, or scope='forward_backward', which steps it outside the recording"
+        )
+    for group in optimizer.param_groups:
+        if "capturable" in group and not group["capturable"]:
+            raise NotStatic(
+                f"{kind} counts its steps on the host, so a recording would repeat the same "
+                "step for ever: make it with capturable=True, or call "
+                "staticgraph.make_capturable(optimizer)"
+            )
+        if type(optimizer) is torch.optim.SGD and not group["fused"]:
+            raise NotStatic(
+                "SGD reads its learning rate on the host unless it is fused: make it with "
+                "fused=True, or call staticgraph.make_capturable(optimizer)"
+            )
+        if group.get("momentum") and group.get("dampening"):
+            raise NotStatic(
+                f"{kind} with dampening treats its first step differently: use dampening=0, "
+                "or scope='forward_backward'"
+            )
+
+
 class RecordableOptimizer:
     """Watches one optimizer for a recorder.
 
@@ -66,7 +97,7 @@ class RecordableOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._replaced = False
-        self._check()
+        check_recordable(optimizer)
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
         self._settings = [
@@ -74,31 +105,6 @@ class RecordableOptimizer:
             for group in optimizer.param_groups
         ]
         self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
-
-    def _check(self) -> None:
-        kind = type(self._optimizer).__name__
-        if type(self._optimizer) not in STARTS_AT_ZERO:
-            raise NotStatic(
-                f"{kind} cannot be recorded inside the step: use Adam, AdamW, Adamax, RMSprop or "
-                "SGD, or scope='forward_backward', which steps it outside the recording"
-            )
-        for group in self._optimizer.param_groups:
-            if "capturable" in group and not group["capturable"]:
-                raise NotStatic(
-                    f"{kind} counts its steps on the host, so a recording would repeat the same "
-                    "step for ever: make it with capturable=True, or call "
-                    "staticgraph.make_capturable(optimizer)"
-                )
-            if type(self._optimizer) is torch.optim.SGD and not group["fused"]:
-                raise NotStatic(
-                    "SGD reads its learning rate on the host unless it is fused: make it with "
-                    "fused=True, or call staticgraph.make_capturable(optimizer)"
-                )
-            if group.get("momentum") and group.get("dampening"):
-                raise NotStatic(
-                    f"{kind} with dampening treats its first step differently: use dampening=0, "
-                    "or scope='forward_backward'"
-                )
 
     def _as_tensor(self, group: dict[str, Any]) -> Tensor:
         rate = group["lr"]

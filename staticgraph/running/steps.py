@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.errors import NotStatic
 from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
 from staticgraph.running.cuda_graph import drop_recordings
 from staticgraph.running.modes import OWN, Mode
+from staticgraph.running.recordable_optimizer import check_recordable
 from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
 from staticgraph.running.recorder import Recorder
 from staticgraph.running.training_state import evaluating, train
@@ -86,6 +88,28 @@ class Steps:
 
     # ------------------------------------------------------------------ running
 
+    def accept(self, batch: StaticBatch) -> StaticBatch:
+        """A batch as the steps take it: with pointers if the model reads them, else without.
+
+        Raises:
+            ValueError: it belongs to no bucket of these, or lacks the pointers.
+        """
+        if batch.bucket >= len(self._capacities) or (
+            batch.capacity != self._capacities[batch.bucket]
+        ):
+            raise ValueError(
+                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
+                "this runner's plan: give the loader and the runner the same plan"
+            )
+        if self._pointers and not batch.layout.pointers:
+            raise ValueError(
+                "the model was converted with kernels=True, which read row pointers, but the batch "
+                "carries none: make it with StaticLoader(..., pointers=True), or with "
+                "StaticBatch.of(..., pointers=True)"
+            )
+        # A compiled step has the arrays it was made for.
+        return batch if self._pointers else batch.without_pointers()
+
     def way_of(self, bucket: int, role: str) -> str:
         """``eager``, ``cuda-graph``, or the compiled mode."""
         return self.ways.get((bucket, role), self.mode.name)
@@ -127,6 +151,31 @@ class Steps:
         return role == "eval" or (role == "step" and self.scope != "forward")
 
     # ------------------------------------------------------------------ making ready
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a choice among the ways depends on: values that JSON keeps."""
+        on_cuda = self._device.type == "cuda"
+        name = torch.cuda.get_device_name(self._device) if on_cuda else self._device.type
+        return {
+            "device": name,
+            "torch": torch.__version__,
+            "model": type(self._model).__name__,
+            "parameters": sum(p.numel() for p in self._model.parameters()),
+            "optimizer": type(self._update.optimizer).__name__,
+            "autocast": self._autocast,
+            "capacities": [str(capacity) for capacity in self._capacities],
+        }
+
+    def fit_scope(self) -> list[str]:
+        """Takes the optimizer out of the recordings where it cannot be inside; says why."""
+        if self.scope != "step" or self._update.optimizer is None:
+            return []
+        try:
+            check_recordable(self._update.optimizer)
+        except NotStatic as error:
+            self.scope = "forward_backward"
+            return [f"recordings end at the gradients (scope='forward_backward'): {error}"]
+        return []
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The arrays of a bucket's batches."""

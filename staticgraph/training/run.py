@@ -101,9 +101,9 @@ class Training:
         self.plan.save(self.folder / "plan.json")
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
-        self.runner.warmup(progress=self.progress)
         if self.state is not None:
-            self._restore(self.state)
+            self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
+        self.runner.warmup(self.store, progress=self.progress)
         events = SummaryWriter(str(self.folder), purge_step=resumed_at)
         with events, Interrupt() as interrupt:
             while self.loader.epoch < self.config.epochs:

@@ -1,0 +1,322 @@
+"""``mode="auto"``: what is chosen from given times, and that measuring changes nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tape import TapeRecorder
+from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+
+import staticgraph as sg
+from staticgraph.running.choice import MARGIN, choose
+from staticgraph.running.choosing import Choosing, Stopwatch, trial_batch
+from staticgraph.slots import SlotLayout
+
+EAGER_OR_RECORDED = ("eager", "cuda-graph")
+
+
+class TestFromTimes:
+    """The rule by itself, against cases worked out by hand."""
+
+    @pytest.mark.parametrize(
+        ("times", "expected"),
+        [
+            ({"eager": [10] * 8, "default": [10] * 8, "cuda-graph": [10] * 8}, "eager"),
+            ({"eager": [10] * 8, "default": [9.9] * 8, "cuda-graph": [9.8] * 8}, "eager"),
+            ({"eager": [10] * 8, "default": [5] * 8, "cuda-graph": [2] * 8}, "cuda-graph"),
+            ({"eager": [10] * 8, "default": [5] * 8, "cuda-graph": [4.9] * 8}, "default"),
+            ({"eager": [10] * 8, "default": [20] * 8, "cuda-graph": [5] * 8}, "cuda-graph"),
+            # Half of the rounds were slow for eager alone: a median that others made.
+            ({"eager": [10, 30] * 4, "default": [11] * 8}, "eager"),
+            ({"eager": [3] * 5}, "eager"),
+        ],
+    )
+    def test_a_way_must_earn_its_place(self, times, expected):
+        assert choose(0, "step", times).way == expected
+
+    @given(
+        st.lists(st.floats(0.1, 100), min_size=5, max_size=20).flatmap(
+            lambda one: st.tuples(
+                st.just(one),
+                st.lists(st.floats(0.1, 100), min_size=len(one), max_size=len(one)),
+            )
+        )
+    )
+    def test_never_slower_than_the_simplest(self, pair):
+        eager, other = pair
+        ratios = sorted(a / b for a, b in zip(eager, other, strict=True))
+        middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
+        made = choose(0, "step", {"eager": eager, "default": other})
+        won = sum(a > b for a, b in zip(eager, other, strict=True)) / len(eager)
+        assert (made.way == "default") == (middle >= 1 + MARGIN and won >= 0.75)
+
+    def test_numbers_and_refusals_are_kept(self):
+        made = choose(3, "eval", {"eager": [1.0, 2.0, 3.0, 4.0, 5.0]}, {"cuda-graph": "no\nwhy"})
+        eager, refused = made.contenders
+        assert (eager.median_ms, eager.p10_ms, eager.p90_ms) == (3.0, 1.4, 4.6)
+        assert refused.refused == "no\nwhy"
+        assert str(made) == (
+            "bucket 3 eval: eager, the only one that can run: eager 3 ms (1.4 to 4.6); "
+            "cuda-graph refused (no)"
+        )
+
+    def test_times_of_other_rounds_are_refused(self):
+        with pytest.raises(ValueError, match="one time a round"):
+            choose(0, "step", {"eager": [1.0], "default": [1.0, 2.0]})
+
+
+class Given(Stopwatch):
+    """Runs the step for real and gives the time it was told; its clock counts the steps."""
+
+    table: ClassVar[dict[str, float]] = {}
+    seconds = 0.0
+
+    def now(self):
+        return self.seconds
+
+    def milliseconds(self, way, step):
+        step()
+        self.seconds += 1
+        return self.table[way]
+
+
+def watch(**table):
+    made = {name.replace("_", "-"): value for name, value in table.items()}
+    return type("Told", (Given,), {"table": made})
+
+
+def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options):
+    choosing = {"ways": EAGER_OR_RECORDED, "rounds": 5, "stopwatch": watch(eager=3, cuda_graph=1)}
+    choosing |= options.pop("choosing", {})
+    runner = sg.StaticGraphRunner(
+        model,
+        capacities,
+        loss=bce,
+        optimizer=optimizer or adam(model),
+        recorder=options.pop("recorder", TapeRecorder),
+        choosing=Choosing(**choosing),
+        **options,
+    )
+    return runner.warmup(hiv, progress=False) if warm else runner
+
+
+def ways(runner):
+    return {(c.bucket, c.phase): c.way for c in runner.report().choices}
+
+
+class Mixed(Given):
+    """Bucket 1 is measured before bucket 0, step before eval: recorded for the first alone."""
+
+    def milliseconds(self, way, step):
+        step()
+        self.seconds += 1
+        first = self.seconds <= 2 * 7  # two ways, 2 + 5 rounds: bucket 1's training step
+        return {"eager": 3.0, "cuda-graph": 1.0 if first else 3.0}[way]
+
+
+@pytest.mark.parametrize(
+    ("stopwatch", "recorded"), [(Mixed, 1), (watch(eager=3, cuda_graph=1), 4), (None, None)]
+)
+def test_whatever_is_chosen_the_steps_are_those_of_eager(hiv, stopwatch, recorded):
+    """Ten steps over two buckets, bit for bit, and the same optimizer state after warm-up."""
+    torch.manual_seed(0)
+    model = Net(dropout=0.5)
+    twin = copy.deepcopy(model)
+    optimizer, other = adam(model), adam(twin)
+    random = torch.get_rng_state()
+    runner = auto(model, hiv, optimizer, choosing={"stopwatch": stopwatch or Stopwatch})
+    assert torch.equal(random, torch.get_rng_state())
+    if recorded is not None:
+        assert sum(way == "cuda-graph" for way in ways(runner).values()) == recorded
+    eager = eager_of(twin, other)
+    for step, batch in enumerate(batches_of(hiv, 10)):
+        batch = fixed(batch)  # eager over the same physical rows as a recording
+        torch.manual_seed(step)
+        ours = runner.step(batch)
+        torch.manual_seed(step)
+        assert torch.equal(ours, eager.step(batch)), step
+    for (name, one), value in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, value), name
+
+
+def test_the_choice_and_its_numbers_are_in_the_report(hiv, tmp_path):
+    runner = auto(Net(), hiv, choosing={"stopwatch": Mixed})
+    report = runner.report()
+    assert [(c.bucket, c.phase, c.way) for c in report.choices] == [
+        (0, "eval", "eager"),
+        (0, "step", "eager"),
+        (1, "eval", "eager"),
+        (1, "step", "cuda-graph"),
+    ]
+    text = str(report)
+    assert "mode auto (chosen by time, see below)" in text
+    assert (
+        "choice: bucket 1 step: cuda-graph, 3.00 times as fast as eager, in 100% of the rounds: "
+        "eager 3 ms (3 to 3); cuda-graph 1 ms (1 to 1)" in text
+    )
+    report.save(tmp_path / "report.json")
+    assert sg.Report.load(tmp_path / "report.json") == report
+
+
+def test_a_tie_is_run_as_simply_as_can_be(hiv):
+    """A device that is busy anyway gains nothing: all stays eager, and nothing is held."""
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    runner = auto(model, hiv, optimizer, choosing={"stopwatch": watch(eager=3, cuda_graph=3)})
+    assert set(ways(runner).values()) == {"eager"}
+    assert runner._steps.recorded is None
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
+    """Adagrad's sums begin at another value than zero, so they must be as if never made."""
+    model = Net()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    before = copy.deepcopy(optimizer.state_dict())
+    auto(model, hiv, optimizer)
+    after = optimizer.state_dict()
+    assert before["state"].keys() == after["state"].keys()
+    for index, state in before["state"].items():
+        assert all(torch.equal(value, after["state"][index][name]) for name, value in state.items())
+    lazy = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+    auto(model, hiv, lazy)
+    assert not lazy.state, "a buffer of zeros is not the same as none, with dampening"
+
+
+def test_an_optimizer_that_cannot_be_inside_steps_outside(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    runner = auto(model, hiv, optimizer)
+    assert set(ways(runner).values()) == {"cuda-graph"}
+    (note,) = runner.report().fallbacks
+    assert note.startswith(
+        "recordings end at the gradients (scope='forward_backward'): Adam counts"
+    )
+    eager = eager_of(twin, torch.optim.Adam(twin.parameters(), lr=1e-2))
+    for batch in batches_of(hiv, 6):
+        assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
+
+
+class Fails(TapeRecorder):
+    """Cannot record its third key."""
+
+    def record(self, body):
+        if self.recorded == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().record(body)
+
+
+def test_one_failed_recording_takes_all_with_it(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    runner = auto(model, hiv, recorder=Fails)
+    assert set(ways(runner).values()) == {"eager"}
+    refused = [c.refused for made in runner.report().choices for c in made.contenders if c.refused]
+    assert len(refused) == 4
+    assert all("not permitted when stream is capturing" in why for why in refused)
+    eager = eager_of(twin, adam(twin))
+    for batch in batches_of(hiv, 4):
+        assert torch.allclose(runner.step(batch), eager.step(fixed(batch)), rtol=1e-6)
+
+
+def test_a_way_without_memory_is_out(hiv):
+    class Hungry(watch(eager=3, cuda_graph=1)):
+        def milliseconds(self, way, step):
+            if way == "cuda-graph":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+            return super().milliseconds(way, step)
+
+    runner = auto(Net(), hiv, choosing={"stopwatch": Hungry})
+    assert set(ways(runner).values()) == {"eager"}
+    assert "cuda-graph refused (ran out of memory" in str(runner.report())
+
+
+def test_the_limit_is_kept(hiv):
+    """The clock counts 14 steps a key: after 20 no way but the simplest is begun."""
+    runner = auto(Net(), hiv, choosing={"limit_s": 20})
+    made = runner.report().choices
+    assert [choice.way for choice in made] == ["eager", "eager", "cuda-graph", "cuda-graph"]
+    assert "cuda-graph refused (not tried: limit_s=20 was spent)" in str(made[0])
+    assert [c.rounds for c in made[0].contenders] == [5, 0]
+
+
+def test_compiled_is_a_contender(hiv, monkeypatch):
+    """The compiled and the recorded way share a function, so that nothing is compiled twice."""
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", lambda *_: lambda graph, _: graph)
+
+    class Compiling(TapeRecorder):
+        compiles = True
+
+    stopwatch = watch(eager=3, default=1, cuda_graph=2)
+    options = {"ways": ("eager", "default", "cuda-graph"), "stopwatch": stopwatch}
+    runner = auto(Net(), hiv, choosing=options, recorder=Compiling)
+    assert set(ways(runner).values()) == {"default"}
+    for batch in batches_of(hiv, 4):
+        runner.step(batch)
+        runner.eval_step(batch)
+    report = runner.report()
+    assert [(b.compiles, b.late_compiles) for b in report.buckets] == [(2, 0), (2, 0)]
+    one = auto(
+        Net(), hiv, recorder=None, choosing=options | {"stopwatch": watch(eager=3, default=4)}
+    )
+    assert set(ways(one).values()) == {"eager"}, "without a recorder, two contenders"
+
+
+class Never(Stopwatch):
+    def milliseconds(self, way, step):
+        raise AssertionError("measured again")
+
+
+def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
+    file = tmp_path / "choices.json"
+    first = auto(Net(), hiv, warm=False, choosing={"stopwatch": Mixed})
+    first.warmup(hiv, progress=False, choices=file)
+    second = auto(Net(), hiv, warm=False, choosing={"stopwatch": Never})
+    second.warmup(hiv, progress=False, choices=file)
+    assert second.report().choices == first.report().choices
+    assert [bucket.recordings for bucket in second.report().buckets] == [0, 1]
+    second.step(batches_of(hiv, 2)[1])
+    document = json.loads(file.read_text())
+    document["made_for"]["torch"] = "1.0"
+    file.write_text(json.dumps(document))
+    third = auto(Net(), hiv, warm=False)
+    with pytest.warns(UserWarning, match=r"made for another torch: .*1\.0.*measuring anew"):
+        third.warmup(hiv, progress=False, choices=file)
+    assert set(ways(third).values()) == {"cuda-graph"}
+    file.write_text("nothing")
+    with pytest.warns(UserWarning, match="holds no choices"):
+        auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
+
+
+def test_without_being_told_a_cpu_measures_nothing(hiv):
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(hiv, progress=False)
+    assert runner.mode.name == "eager"
+    assert runner.report().choices == ()
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="eager first"):
+        Choosing(ways=("default",))
+    with pytest.raises(ValueError, match="at least 5"):
+        Choosing(rounds=1)
+
+
+def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):
+    plan = sg.BucketPlan.of(CAPACITIES)
+    layout = SlotLayout(0, plan.capacities[0], hiv.schema)
+    batch = trial_batch(layout, hiv, torch.device("cpu"))
+    assert batch.real.graphs == 32
+    assert trial_batch(layout, None, torch.device("cpu")).real is None
+    own = sg.StaticBatch.of(hiv, range(7), plan.capacities[0])
+    assert trial_batch(own.layout, own, torch.device("cpu")).graph_mask.sum() == 7
