@@ -86,6 +86,22 @@ def test_links_train_report_and_go_on(triples, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("encoder", ["sage", "gcn", "gat"])
+def test_links_train_below_an_encoder_and_go_on(triples, tmp_path, capsys, encoder):
+    arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
+                 "4", "--out", str(tmp_path), "--encoder", encoder, "--fanouts", "4,3"]  # fmt: skip
+    assert cli.main(arguments) == 0
+    assert f"{encoder}, distmult" in capsys.readouterr().out
+    assert cli.main([*arguments, "--epochs", "3"]) == 0
+    gone_on = json.loads((tmp_path / "report.json").read_text())
+    assert [epoch["epoch"] for epoch in gone_on["epochs"]] == [3]
+    assert 0 < gone_on["test"]["mrr"] < 1
+    assert cli.main([*arguments, "--epochs", "3", "--overwrite"]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["test"] == gone_on["test"]
+    assert cli.main([*arguments, "--fanouts", "4,x"]) == 2
+    assert "whole numbers" in capsys.readouterr().err
+
+
 def test_memory_chooses_the_sizes(triples, tmp_path, capsys):
     arguments = [*LINKS, "--data", triples, "--out", str(tmp_path)]
     assert cli.main([*arguments, "--memory", "7K"]) == 0
