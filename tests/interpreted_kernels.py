@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 import torch
+from collated import assert_same_bits, collated, filled, layout_for
+from conftest import EXAMPLES
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
+import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
@@ -191,3 +196,38 @@ def test_running_statistics(momentum):
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert int(ours[2]) == 2
+
+
+def two_stores():
+    """Node, edge and graph fields, bits and rows wider than a block; nodes with positions."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("pos", (3,)), ("x", (70,))):
+        nodes, edges = np.array([3, 0, 1, 90, 2]), np.array([4, 0, 0, 130, 1])
+        ends = [rng.integers(0, np.repeat(nodes, edges)) for _ in range(2)]
+        fields = {
+            name: ("node", rng.normal(size=(nodes.sum(), *shape)).astype(np.float32)),
+            "one_hot": ("node", rng.integers(0, 2, (nodes.sum(), 11)).astype(np.float32)),
+            "mask": ("node", rng.random(nodes.sum()) < 0.5),
+            "edge_attr": ("edge", rng.integers(0, 9, (edges.sum(), 3))),
+            "y": ("graph", rng.normal(size=(5, 2))),
+        }
+        yield sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
+
+
+@pytest.mark.parametrize("store", list(two_stores()), ids=["positions", "wide"])
+@pytest.mark.parametrize("pointers", [True, False])
+@pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)
+def test_collate(store, pointers, ids, monkeypatch):
+    """Bit for bit what the host fills in, with the graphs added up in several turns."""
+    monkeypatch.setattr(collate, "GRAPHS", 4)
+    layout = layout_for(store, ids, pointers)
+    found = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(found, filled(store, ids, layout))
+
+
+def test_collate_molecules():
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    ids = np.random.default_rng(0).permutation(len(store))[:40]
+    layout = layout_for(store, ids)
+    found = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(found, filled(store, ids, layout))

@@ -5,9 +5,9 @@ and the bus carried, epoch after epoch the same bytes in another order. The idea
 graphs in compact types is small itself (OGB's molhiv takes some 25 MB), so it is moved to the
 device once, and what a batch consists of is said by the positions of its graphs alone.
 
-What is kept differs from :class:`GraphStore` only in types: offsets are int32 where they fit, whole
-numbers take the narrowest signed type or uint8, rows of several zeros and ones (one-hot features,
-masks) are packed into bits, row pointers count within their graph. The invariant:
+What is kept differs from :class:`GraphStore` only in types: whole numbers, offsets too, take the
+narrowest signed type or uint8, rows of several zeros and ones (one-hot features, masks) are packed
+into bits, row pointers count within their graph. The invariant:
 :meth:`DeviceStore.decoded` gives the host's arrays back, bit for bit. It is decided before anything
 is moved whether the set fits its budget.
 

@@ -10,22 +10,24 @@ among the starts, and knows then which row of the store to copy.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.kernels.collate.rows import copy_fields, owner_of
+
 LAUNCHES = 2
 ROWS = 64
 # Columns that a program copies at once; wider rows take several turns.
 COLUMNS = 64
+# Buckets differ in these alone, and should share what is compiled.
+SIZES = ["all_nodes", "all_edges", "all_graphs", "node_programs", "edge_programs"]
 # Graphs that the first kernel adds up at once.
 GRAPHS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def starts_kernel(
     ids,
     node_offsets,
@@ -69,47 +71,6 @@ def starts_kernel(
 
 
 @triton.jit
-def owner_of(row, starts, all_graphs, STEPS: tl.constexpr):
-    """The last graph that starts at or before a row, empty graphs apart."""
-    low = row * 0
-    high = low + all_graphs
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        before = tl.load(starts + middle) <= row
-        low = tl.where(before, middle, low)
-        high = tl.where(before, high, middle)
-    return low
-
-
-@triton.jit
-def copy_field(row, to, here, inside, source, target, line, FIELD: tl.constexpr):
-    """Rows of one column, widened; zeros where no row is real. FIELD: width, whether in bits,
-    columns at once, whether the first column of padding rows takes ``line``."""
-    for start in range(0, FIELD[0], FIELD[2]):
-        f = start + tl.arange(0, FIELD[2])
-        wanted = f < FIELD[0]
-        if FIELD[1]:
-            at = source + row[:, None] * ((FIELD[0] + 7) // 8) + (f // 8)[None, :]
-            bits = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
-            value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
-        else:
-            at = source + row[:, None] * FIELD[0] + f[None, :]
-            value = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
-        value = value.to(target.dtype.element_ty)
-        if FIELD[3]:
-            first = (f == 0)[None, :] & (here == 0)[:, None]
-            value = tl.where(first, line[:, None].to(target.dtype.element_ty), value)
-        at = target + to[:, None] * FIELD[0] + f[None, :]
-        tl.store(at, value, mask=inside[:, None] & wanted[None, :])
-
-
-@triton.jit
-def copy_fields(row, to, here, inside, sources, targets, line, FIELDS: tl.constexpr):
-    for number in tl.static_range(len(FIELDS)):
-        copy_field(row, to, here, inside, sources[number], targets[number], line, FIELDS[number])
-
-
-@triton.jit
 def padding_before(v, nodes, edges, all_edges, span, shift):
     """All real edges, and the padding edges at padding nodes before ``v - shift``."""
     spare = all_edges - edges
@@ -118,6 +79,100 @@ def padding_before(v, nodes, edges, all_edges, span, shift):
 
 
 @triton.jit
+def spread(counts, all_nodes, APART: tl.constexpr):
+    """Of the padding edges: how far a source stands after its target, over how many nodes."""
+    spare = all_nodes - tl.load(counts)
+    step = (spare > 1).to(tl.int64) if APART else spare * 0
+    return step, spare - step
+
+
+@triton.jit
+def node_rows(
+    v,
+    ids,
+    edge_starts,
+    structure,
+    sources,
+    out,
+    targets,
+    all_nodes,
+    all_edges,
+    all_graphs,
+    STEPS: tl.constexpr,
+    POINTERS: tl.constexpr,
+    APART: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    ptr, counts = out[2], out[4]
+    nodes = tl.load(counts)
+    inside = v < all_nodes
+    here = v < nodes
+    owner = owner_of(v, ptr, all_graphs, STEPS)
+    i = tl.load(ids + owner, mask=here, other=0)
+    first = tl.load(structure[0] + i, mask=here, other=0).to(tl.int64)
+    row = first + v - tl.load(ptr + owner, mask=here, other=0)
+    tl.store(out[1] + v, owner, mask=inside)
+    tl.store(out[5] + v, here.to(tl.uint8), mask=inside)
+    if POINTERS:
+        edges = tl.load(counts + 1)
+        step, span = spread(counts, all_nodes, APART)
+        start = tl.load(edge_starts + owner, mask=here, other=0)
+        by_target = start + tl.load(structure[4] + row, mask=here, other=0)
+        by_source = start + tl.load(structure[5] + row, mask=here, other=0)
+        padding = padding_before(v, nodes, edges, all_edges, span, 0)
+        tl.store(out[8] + v, tl.where(here, by_target, padding), mask=v <= all_nodes)
+        padding = padding_before(v, nodes, edges, all_edges, span, step)
+        tl.store(out[9] + v, tl.where(here, by_source, padding), mask=v <= all_nodes)
+    copy_fields(row, v, here, inside, sources, targets, v - nodes, FIELDS)
+
+
+@triton.jit
+def edge_rows(
+    k,
+    ids,
+    edge_starts,
+    structure,
+    sources,
+    out,
+    targets,
+    all_nodes,
+    all_edges,
+    all_graphs,
+    STEPS: tl.constexpr,
+    POINTERS: tl.constexpr,
+    APART: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    ptr, counts = out[2], out[4]
+    nodes = tl.load(counts)
+    edges = tl.load(counts + 1)
+    step, span = spread(counts, all_nodes, APART)
+    inside = k < all_edges
+    here = k < edges
+    owner = owner_of(k, edge_starts, all_graphs, STEPS)
+    i = tl.load(ids + owner, mask=here, other=0)
+    start = tl.load(edge_starts + owner, mask=here, other=0)
+    row = tl.load(structure[1] + i, mask=here, other=0).to(tl.int64) + k - start
+    node = tl.load(ptr + owner, mask=here, other=0)
+    src = node + tl.load(structure[2] + row, mask=here, other=0)
+    dst = node + tl.load(structure[3] + row, mask=here, other=0)
+    target = nodes + (k - edges) * span // tl.maximum(all_edges - edges, 1)
+    tl.store(out[0] + k, tl.where(here, src, target + step), mask=inside)
+    tl.store(out[0] + all_edges + k, tl.where(here, dst, target), mask=inside)
+    tl.store(out[6] + k, here.to(tl.uint8), mask=inside)
+    if POINTERS:
+        order = start + tl.load(structure[6] + row, mask=here, other=0)
+        tl.store(out[10] + k, tl.where(here, order, k), mask=inside)
+    copy_fields(row, k, here, inside, sources, targets, k, FIELDS)
+
+
+@triton.jit
+def graph_rows(g, ids, sources, targets, all_graphs, FIELDS: tl.constexpr):
+    i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
+    copy_fields(i, g, i >= 0, g < all_graphs, sources, targets, g, FIELDS)
+
+
+@triton.jit(do_not_specialize=SIZES)
 def rows_kernel(
     ids,
     edge_starts,
@@ -133,60 +188,52 @@ def rows_kernel(
     STEPS: tl.constexpr,
     POINTERS: tl.constexpr,
     APART: tl.constexpr,
-    FIELDS: tl.constexpr,
+    NODE_FIELDS: tl.constexpr,
+    EDGE_FIELDS: tl.constexpr,
+    GRAPH_FIELDS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """``structure`` and ``out`` in the order of the operator, ``sources``, ``targets`` and
-    ``FIELDS`` by level."""
-    ptr, counts = out[2], out[4]
+    """``structure`` and ``out`` in the order of the operator, ``sources`` and ``targets`` by level.
+    Triton 3.6 passes no tuple out of a constant tuple on, hence numbers in a row."""
     program = tl.program_id(0)
-    nodes = tl.load(counts)
-    edges = tl.load(counts + 1)
-    spare_nodes = all_nodes - nodes
-    step = (spare_nodes > 1).to(tl.int64) if APART else nodes * 0
-    span = spare_nodes - step
+    lanes = tl.arange(0, ROWS)
     if program < node_programs:
-        v = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        inside = v < all_nodes
-        here = v < nodes
-        owner = owner_of(v, ptr, all_graphs, STEPS)
-        i = tl.load(ids + owner, mask=here, other=0)
-        first = tl.load(structure[0] + i, mask=here, other=0).to(tl.int64)
-        row = first + v - tl.load(ptr + owner, mask=here, other=0)
-        tl.store(out[1] + v, owner, mask=inside)
-        tl.store(out[5] + v, here.to(tl.uint8), mask=inside)
-        if POINTERS:
-            start = tl.load(edge_starts + owner, mask=here, other=0)
-            by_target = start + tl.load(structure[4] + row, mask=here, other=0)
-            by_source = start + tl.load(structure[5] + row, mask=here, other=0)
-            padding = padding_before(v, nodes, edges, all_edges, span, 0)
-            tl.store(out[8] + v, tl.where(here, by_target, padding), mask=v <= all_nodes)
-            padding = padding_before(v, nodes, edges, all_edges, span, step)
-            tl.store(out[9] + v, tl.where(here, by_source, padding), mask=v <= all_nodes)
-        copy_fields(row, v, here, inside, sources[0], targets[0], v - nodes, FIELDS[0])
+        node_rows(
+            program.to(tl.int64) * ROWS + lanes,
+            ids,
+            edge_starts,
+            structure,
+            sources[0],
+            out,
+            targets[0],
+            all_nodes,
+            all_edges,
+            all_graphs,
+            STEPS,
+            POINTERS,
+            APART,
+            NODE_FIELDS,
+        )
     elif program < node_programs + edge_programs:
-        k = (program - node_programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        inside = k < all_edges
-        here = k < edges
-        owner = owner_of(k, edge_starts, all_graphs, STEPS)
-        i = tl.load(ids + owner, mask=here, other=0)
-        start = tl.load(edge_starts + owner, mask=here, other=0)
-        row = tl.load(structure[1] + i, mask=here, other=0).to(tl.int64) + k - start
-        node = tl.load(ptr + owner, mask=here, other=0)
-        src = node + tl.load(structure[2] + row, mask=here, other=0)
-        dst = node + tl.load(structure[3] + row, mask=here, other=0)
-        target = nodes + (k - edges) * span // tl.maximum(all_edges - edges, 1)
-        tl.store(out[0] + k, tl.where(here, src, target + step), mask=inside)
-        tl.store(out[0] + all_edges + k, tl.where(here, dst, target), mask=inside)
-        tl.store(out[6] + k, here.to(tl.uint8), mask=inside)
-        if POINTERS:
-            order = start + tl.load(structure[6] + row, mask=here, other=0)
-            tl.store(out[10] + k, tl.where(here, order, k), mask=inside)
-        copy_fields(row, k, here, inside, sources[1], targets[1], k, FIELDS[1])
+        edge_rows(
+            (program - node_programs).to(tl.int64) * ROWS + lanes,
+            ids,
+            edge_starts,
+            structure,
+            sources[1],
+            out,
+            targets[1],
+            all_nodes,
+            all_edges,
+            all_graphs,
+            STEPS,
+            POINTERS,
+            APART,
+            EDGE_FIELDS,
+        )
     else:
-        g = (program - node_programs - edge_programs).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
-        copy_fields(i, g, i >= 0, g < all_graphs, sources[2], targets[2], g, FIELDS[2])
+        first = (program - node_programs - edge_programs).to(tl.int64) * ROWS
+        graph_rows(first + lanes, ids, sources[2], targets[2], all_graphs, GRAPH_FIELDS)
 
 
 def collate(
@@ -216,6 +263,10 @@ def collate(
         BLOCK=min(GRAPHS, triton.next_power_of_2(all_graphs + 1)),
     )
     mine = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
+    fields = [
+        tuple(number for n in level for number in _field(widths[n], packed[n], n == positions))
+        for level in mine
+    ]
     outputs = len(out) - len(columns)
     # The last entry of a row pointer is a row more.
     programs = [triton.cdiv(rows, ROWS) for rows in (all_nodes + 1, all_edges)]
@@ -224,9 +275,10 @@ def collate(
         ids,
         edge_starts,
         tuple(structure),
-        tuple(tuple(columns[n] for n in level) for level in mine),
+        # A level without fields gets something in their place: no argument is an empty tuple.
+        tuple(tuple(columns[n] for n in level) or (ids,) for level in mine),
         tuple(out[:outputs]),
-        tuple(tuple(out[outputs + n] for n in level) for level in mine),
+        tuple(tuple(out[outputs + n] for n in level) or (ids,) for level in mine),
         all_nodes,
         all_edges,
         all_graphs,
@@ -235,12 +287,12 @@ def collate(
         STEPS=all_graphs.bit_length(),
         POINTERS=len(structure) > 4,
         APART=positions >= 0,
-        FIELDS=tuple(
-            tuple(_field(widths[n], packed[n], n == positions) for n in level) for level in mine
-        ),
+        NODE_FIELDS=fields[0],
+        EDGE_FIELDS=fields[1],
+        GRAPH_FIELDS=fields[2],
         ROWS=ROWS,
     )
 
 
-def _field(width: int, packed: bool, line: bool) -> tuple[Any, ...]:
+def _field(width: int, packed: bool, line: bool) -> tuple[int, ...]:
     return (width, packed, min(COLUMNS, triton.next_power_of_2(width)), line)

@@ -1,0 +1,73 @@
+"""What the programs of ``collate`` share: which graph a row belongs to, and copying its fields."""
+
+# pyright: reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def owner_of(row, starts, all_graphs, STEPS: tl.constexpr):
+    """The last graph that starts at or before a row, empty graphs apart."""
+    low = row * 0
+    high = low + all_graphs
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        before = tl.load(starts + middle) <= row
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
+
+
+@triton.jit
+def copy_field(
+    row,
+    to,
+    here,
+    inside,
+    source,
+    target,
+    line,
+    WIDTH: tl.constexpr,
+    PACKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_A_LINE: tl.constexpr,
+):
+    """Rows of one column, widened; zeros where no row is real, or ``line`` in the first column."""
+    for start in range(0, WIDTH, BLOCK):
+        f = start + tl.arange(0, BLOCK)
+        wanted = f < WIDTH
+        if PACKED:
+            at = source + row[:, None] * ((WIDTH + 7) // 8) + (f // 8)[None, :]
+            bits = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+            value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
+        else:
+            at = source + row[:, None] * WIDTH + f[None, :]
+            value = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
+        value = value.to(target.dtype.element_ty)
+        if ON_A_LINE:
+            first = (f == 0)[None, :] & (here == 0)[:, None]
+            value = tl.where(first, line[:, None].to(target.dtype.element_ty), value)
+        at = target + to[:, None] * WIDTH + f[None, :]
+        tl.store(at, value, mask=inside[:, None] & wanted[None, :])
+
+
+@triton.jit
+def copy_fields(row, to, here, inside, sources, targets, line, FIELDS: tl.constexpr):
+    """``FIELDS`` has four numbers a field."""
+    for n in tl.static_range(len(FIELDS) // 4):
+        copy_field(
+            row,
+            to,
+            here,
+            inside,
+            sources[n],
+            targets[n],
+            line,
+            FIELDS[4 * n],
+            FIELDS[4 * n + 1],
+            FIELDS[4 * n + 2],
+            FIELDS[4 * n + 3],
+        )
