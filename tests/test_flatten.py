@@ -178,7 +178,7 @@ def graph(nodes: int = 3, **fields) -> Data:
     [
         ([], "list is empty: a store needs at least one graph"),
         ([graph(), (1, 2)], "item 1 of list is a tuple; expected torch_geometric.data.Data"),
-        ([HeteroData()], "item 0 of list is a HeteroData; expected"),
+        ([graph(), HeteroData()], "item 1 of list is a HeteroData; expected"),
         (
             [graph(), graph(x=None)],
             "graph 1 has no 'x', which graph 0 has; add it to every graph, or pass exclude=['x']",
@@ -200,7 +200,7 @@ def graph(nodes: int = 3, **fields) -> Data:
             [graph(), graph(x=torch.ones(7, 2))],
             "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges, and 3 in graph 0: a field "
             "belongs to nodes, to edges, or has the same number of rows in every graph; pass "
-            "exclude=['x']",
+            "exclude=['x'], or name its rows with levels={'x': 'rows'}",
         ),
         ([graph(), graph(2)], "graph 1 has 2 nodes, but its edge 1 joins 1 -> 2: node numbers"),
         ([graph(edge_index=RING - 1)], "graph 0 has 3 nodes, but its edge 0 joins -1 -> 0"),

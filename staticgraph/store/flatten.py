@@ -4,6 +4,9 @@ Which level an attribute belongs to is not written anywhere in a ``Data``: PyG g
 length, graph by graph. Here it is decided once over the whole data set, so that a graph with as
 many edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
 another dtype or another width in one graph is an error that names the graph.
+
+Index fields follow PyG's ``__cat_dim__`` and ``__inc__`` (:mod:`staticgraph.store.rules`). What
+they count and what has rows of neither nodes nor edges beside them becomes an axis of the data.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level, Schema
+from staticgraph.schema import LEVELS, Axis, Level, Schema
 from staticgraph.sizes import IntArray
 from staticgraph.store import Array, GraphStore
+from staticgraph.store.columns import IndexRule
+from staticgraph.store.rules import Increments, Said, asks_nothing, counted_level, said_by
 
 # Attributes that PyG keeps for itself, or that say what the offsets say already.
 IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
@@ -38,15 +43,15 @@ def from_pyg(
     name: str | None = None,
     progress: bool = True,
 ) -> GraphStore:
-    """Stores any PyG data set, or any sequence of ``Data``.
+    """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
 
     Args:
-        dataset: ``Data`` objects; a transform of the data set is applied once, now.
+        dataset: graphs; a transform of the data set is applied once, now.
         schema: the fields to expect, as for new graphs given to a trained model; without it they
             are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
         levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell: in a
             data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks like an
-            edge feature.
+            edge feature. Any other word is an axis: fields of the same word have as many rows.
         exclude: attributes to leave out.
         check_finite: refuse NaN and infinity in every floating field but ``y``, or in those named.
         name: what messages call the data set; its class by default.
@@ -61,7 +66,7 @@ def from_pyg(
     excluded = IGNORED | set(exclude)
     if len(dataset) == 0:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
-    reader = _Reader(name, excluded, schema, levels or {})
+    reader: PygReader | None = None
     for number in tqdm(
         range(len(dataset)),
         desc=f"reading {name}",
@@ -69,11 +74,23 @@ def from_pyg(
         disable=not progress or len(dataset) < PROGRESS_FROM,
         leave=False,
     ):
-        reader.add(number, dataset[number])
+        data = dataset[number]
+        if reader is None:
+            reader = _reader_for(data)(name, excluded, schema, levels or {})
+        reader.add(number, data)
+    assert reader is not None
     return reader.store(check_finite)
 
 
-class _Reader:
+def _reader_for(data: Any) -> type[PygReader]:
+    if not hasattr(data, "node_types"):
+        return PygReader
+    from staticgraph.store.hetero import HeteroReader
+
+    return HeteroReader
+
+
+class PygReader:
     """Collects the tensors of every graph, then decides levels and concatenates."""
 
     def __init__(
@@ -91,13 +108,16 @@ class _Reader:
         self.edges: list[int] = []
         self.edge_index: list[Tensor] = []
         self.values: dict[str, list[Tensor]] = {}
+        self.cat_dims: dict[str, int | None] = {}
+        self.increments: dict[str, list[tuple[int, ...]]] = {}
+        self.axes: dict[str, IntArray] = {}
 
     def add(self, number: int, data: Any) -> None:
         hetero = hasattr(data, "node_types")
         if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
             raise BadGraph(
                 f"item {number} of {self.name} is a {type(data).__name__}; "
-                "expected torch_geometric.data.Data"
+                f"expected torch_geometric.data.{'Data, as the first' if hetero else 'Data'}"
             )
         values = data.to_dict()
         edge_index = values.get("edge_index")
@@ -116,26 +136,33 @@ class _Reader:
         self.edge_index.append(edge_index.detach().cpu())
         found = {}
         for key, value in values.items():
-            if key not in self.excluded and (tensor := _as_tensor(value)) is not None:
-                found[key] = tensor
+            if key not in self.excluded and (tensor := as_tensor(value)) is not None:
+                plain = asks_nothing(data, key)
+                found[key] = Said(tensor) if plain else said_by(data, key, tensor, number)
         self._collect(number, found)
 
-    def _collect(self, number: int, found: dict[str, Tensor]) -> None:
+    def _collect(self, number: int, found: dict[str, Said]) -> None:
         if self.schema is not None:
             expected = [item.name for item in self.schema]
         else:
             expected = list(self.values) if number else list(found)
         for key in expected:
             if key not in found:
-                if self.schema is not None and key == "y":
-                    found[key] = self._no_label(number)
+                if self.schema is not None and key.rpartition(".")[2] == "y":
+                    found[key] = Said(self._no_label(number, key))
                 else:
                     raise BadGraph(
                         f"graph {number} has no {key!r}, which "
                         f"{'the plan expects' if self.schema else 'graph 0 has'}; add it to "
                         f"every graph, or pass exclude=[{key!r}]"
                     )
-            self.values.setdefault(key, []).append(found[key])
+            self.values.setdefault(key, []).append(found[key].rows)
+            self.increments.setdefault(key, []).append(found[key].increments)
+            if self.cat_dims.setdefault(key, found[key].cat_dim) != found[key].cat_dim:
+                raise BadGraph(
+                    f"graph {number} gives {found[key].cat_dim} as __cat_dim__ of {key!r}, graph 0 "
+                    f"gave {self.cat_dims[key]}: make them alike in every graph"
+                )
         extra = set(found) - set(expected)
         if extra and self.schema is None:
             raise BadGraph(
@@ -143,23 +170,40 @@ class _Reader:
                 f"or pass exclude={sorted(extra)}"
             )
 
-    def _no_label(self, number: int) -> Tensor:
+    def _no_label(self, number: int, key: str) -> Tensor:
         assert self.schema is not None
-        item = self.schema["y"]
+        item = self.schema[key]
         counts = {"node": self.nodes[number], "edge": self.edges[number], "graph": item.rows}
+        if item.level not in counts:
+            raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
     def store(self, check_finite: bool | tuple[str, ...]) -> GraphStore:
+        counts = self._counts()
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
-        for key, tensors in self.values.items():
-            level, count = self._level(key, tensors)
+        for key in self._by_rank(counts):
+            tensors = self.values[key]
+            level, count = self._level(key, tensors, bool(counts[key]))
             self._check_rows(key, tensors)
             if level == "graph":
                 rows[key] = count
             fields[key] = (level, _numpy(key, torch.cat(tensors)))
+        fields = {key: fields[key] for key in self.values}
+        store = self._built(fields, rows, counts, check_finite)
+        if self.schema is not None:
+            self._check_schema(store)
+        return store
+
+    def _built(
+        self,
+        fields: Mapping[str, tuple[Level, Array]],
+        rows: Mapping[str, int],
+        counts: Mapping[str, tuple[Level, ...]],
+        check_finite: bool | tuple[str, ...],
+    ) -> GraphStore:
         edge_index = _numpy("edge_index", torch.cat(self.edge_index, dim=1))
-        store = GraphStore.from_arrays(
+        return GraphStore.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
             np.asarray(self.edges, dtype=np.int64),
             edge_index[0],
@@ -168,12 +212,91 @@ class _Reader:
             rows=rows,
             name=self.name,
             check_finite=check_finite,
+            axes={Axis(name): found for name, found in self.axes.items()},
+            rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
         )
-        if self.schema is not None:
-            self._check_schema(store)
-        return store
 
-    def _level(self, key: str, tensors: Sequence[Tensor]) -> tuple[Level, int]:
+    def _lengths(self, key: str) -> IntArray:
+        tensors = self.values[key]
+        return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+
+    def _by_rank(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
+        """The fields, those that others may share rows with first."""
+        own = [key for key in self.values if counts[key] or self.cat_dims[key]]
+        return own + [key for key in self.values if key not in own]
+
+    def _counts(self) -> dict[str, tuple[Level, ...]]:
+        """What the values of each field count, over the whole data set. What is neither nodes nor
+        edges becomes an axis."""
+        if self.schema is not None:
+            return self._expected_counts(self.schema)
+        counts: dict[str, tuple[Level, ...]] = {}
+        nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
+        for key, said in self.increments.items():
+            found = []
+            for place, steps in enumerate(Increments(key, said).columns()):
+                level = counted_level(steps, nodes, edges, self.axes)
+                if level is None:
+                    level = self._axis_for(key, place, steps)
+                    self.axes[level] = steps
+                found.append(level)
+            counts[key] = tuple(found)
+        return counts
+
+    def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
+        """A name for what increments of a field count: of the field with so many rows, of the
+        number that says it (``num_clusters``), or of the field itself."""
+        for other in self.values:
+            if other != key and np.array_equal(self._lengths(other), steps):
+                return self.levels.get(other, other)
+        for other, tensors in self.values.items():
+            whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
+            if whole and np.array_equal([int(t) for t in tensors], steps):
+                return other.removeprefix("num_") or other
+        return f"{key}_{place}"
+
+    def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
+        """The schema's counts, and the axes' rows; refused where these graphs count otherwise."""
+        counts = {key: schema[key].counts for key in self.values}
+        known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
+        known["graph"] = np.ones_like(known["node"])
+        said = {key: Increments(key, self.increments[key]).columns() for key in self.values}
+        for axis in schema.axes:
+            if axis.name in self.axes:
+                known[axis.name] = self.axes[axis.name]
+                continue
+            rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
+            rows += [
+                said[key][min(place, len(said[key]) - 1)] if said[key] else known["graph"] * 0
+                for key in self.values
+                for place, level in enumerate(counts[key])
+                if level == axis.name
+            ]
+            known[axis.name] = self.axes[axis.name] = rows[0] if rows else known["graph"] * 0
+        for key, levels in counts.items():
+            if self.cat_dims[key] != schema[key].cat_dim:
+                raise BadGraph(
+                    f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
+                    f"made for {schema[key].cat_dim}: convert the new graphs as the training data"
+                )
+            columns = said[key] or [known["graph"] * 0]
+            wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
+            width = max(len(columns), len(wanted))
+            for place in range(width):
+                found = columns[min(place, len(columns) - 1)]
+                expected = wanted[min(place, len(wanted) - 1)]
+                if not np.array_equal(found, expected):
+                    odd = int((found != expected).argmax())
+                    raise BadGraph(
+                        f"graph {odd} adds {found[odd]} to {key!r} (__inc__), where the plan was "
+                        f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
+                        f"it has {expected[odd]}: convert the new graphs as the training data was"
+                    )
+        return counts
+
+    def _level(
+        self, key: str, tensors: Sequence[Tensor], is_index: bool = False
+    ) -> tuple[Level, int]:
         """The level of an attribute over the whole data set, and its rows a graph."""
         lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
         if self.schema is not None:
@@ -183,6 +306,10 @@ class _Reader:
         is_edge = np.array_equal(lengths, self.edges)
         constant = bool((lengths == lengths[0]).all())
         asked = self.levels.get(key)
+        if self.cat_dims[key] is None:
+            return "graph", 1
+        if asked is not None and asked not in LEVELS:
+            return self._on_axis(key, asked, lengths), 1
         if asked == "graph" and constant:
             return "graph", int(lengths[0])
         if (asked == "node" and is_node) or (asked == "edge" and is_edge):
@@ -193,6 +320,8 @@ class _Reader:
                 f"graph ({lengths[0]} rows in graph 0, which has {self.nodes[0]} nodes and "
                 f"{self.edges[0]} edges)"
             )
+        if key in self.axes and np.array_equal(lengths, self.axes[key]):
+            return key, 1  # a row of another field's values counts these
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
         if is_edge and (not is_node or "edge" in key):
@@ -201,18 +330,38 @@ class _Reader:
             return "node", 1
         if constant and lengths[0] > 0:
             return "graph", int(lengths[0])
+        shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
+        if shared or is_index or self.cat_dims[key]:
+            return self._on_axis(key, shared[0] if shared else key, lengths), 1
         odd = int(((lengths != self.nodes) & (lengths != self.edges)).argmax())
         raise BadGraph(
             f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} nodes "
             f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
-            f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}]"
+            f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}], "
+            f"or name its rows with levels={{{key!r}: 'rows'}}"
         )
+
+    def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
+        """Puts a field on an axis, which begins to be where there was none of the name."""
+        rows = self.axes.setdefault(axis, lengths)
+        if not np.array_equal(rows, lengths):
+            odd = int((rows != lengths).argmax())
+            raise BadGraph(
+                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {rows[odd]} {axis}: "
+                "fields of one axis have as many rows; give it another name in levels="
+            )
+        return axis
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
         """Refuses a graph with another number of rows than the schema's level asks for."""
         assert self.schema is not None
         item = self.schema[key]
-        counts = {"node": self.nodes, "edge": self.edges, "graph": [item.rows] * len(lengths)}
+        counts: dict[str, Any] = {
+            "node": self.nodes,
+            "edge": self.edges,
+            "graph": [item.rows] * len(lengths),
+            **self.axes,
+        }
         expected = np.asarray(counts[item.level], dtype=np.int64)
         if (lengths != expected).any():
             odd = int((lengths != expected).argmax())
@@ -243,7 +392,7 @@ class _Reader:
                 )
 
 
-def _as_tensor(value: Any) -> Tensor | None:
+def as_tensor(value: Any) -> Tensor | None:
     """A tensor for numbers, arrays and tensors; None for what a batch cannot carry (strings)."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
