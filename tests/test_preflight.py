@@ -187,21 +187,21 @@ def test_padding_that_reaches_real_rows_is_measured_and_its_module_named():
     assert {row.path: row.inert for row in report.modules}["norm"] is False
 
 
-def test_attention_without_a_static_form_is_named():
+def test_a_path_of_attention_that_is_impossible_is_named():
     class Attending(Net):
         def __init__(self):
             super().__init__()
-            self.gps = GPSConv(C, None, attn_kwargs={"add_bias_kv": True})
+            self.gps = GPSConv(C, None, attn_kwargs={"dropout": 0.1})
 
         def forward(self, x, edge_index, batch):
             return self.head(global_mean_pool(self.gps(x, edge_index, batch), batch))
 
-    report = preflight(Attending().double(), PLAN, STORE)
+    report = preflight(sg.convert(Attending().double(), attention="varlen"), PLAN, STORE)
     (obstacle,) = report.obstacles
     assert obstacle.kind == "refused"
     assert obstacle.module == "gps"
-    assert "bias_k" in obstacle.operation
-    with pytest.raises(sg.NotStatic, match="leave them out of attn_kwargs"):
+    assert "drops 0.1 of the weights" in obstacle.operation
+    with pytest.raises(sg.NotStatic, match="Choose 'auto', 'dense' or 'size-classed'"):
         report.raise_for_obstacles()
 
 
@@ -219,6 +219,9 @@ def test_the_path_of_attention_is_told_with_its_reason():
         assert rows["gps"].startswith("attention dense, see below")
     asked = preflight(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
     assert ": size-classed, as asked, 1 blocks; entries at most: dense " in str(asked)
+    (row,) = asked.to_dict()["attention"]
+    assert row["path"] == "size-classed"
+    assert set(row["costs"]) == {"dense", "size-classed", "flex", "varlen"}
 
 
 def test_a_tensor_that_is_no_buffer_is_named():

@@ -56,6 +56,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     if q.device.type != "cuda":
         return reference.forward(q, k, v, starts), q.new_empty(0)
+    return efficient_forward(q, k, v, starts, longest)
+
+
+def efficient_forward(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp by torch's memory-efficient attention, on CUDA."""
     out, lse, *_ = torch.ops.aten._efficient_attention_forward(
         q[None],
         k[None],
@@ -94,9 +101,23 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type != "cuda":
         return reference.backward(grad, q, k, v, starts)
+    return efficient_backward(grad, q, k, v, out, lse, starts, longest)
+
+
+def efficient_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    longest: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`efficient_forward`, on CUDA."""
     unread = lse.new_empty((), dtype=torch.int64)  # the random state of a dropout that is not there
     dq, dk, dv, _ = torch.ops.aten._efficient_attention_backward(
-        grad[None],
+        grad.contiguous()[None],
         q[None],
         k[None],
         v[None],

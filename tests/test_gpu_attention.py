@@ -1,0 +1,125 @@
+"""The paths of attention on a GPU: each compiled, recorded, and equal to dense in float32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_nn_size_classes import batch_of
+from torch import nn
+from torch_geometric.nn import GPSConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.kernels.varlen_attention import varlen_attention
+from staticgraph.nn.document_mask import DocumentLayout
+
+pytestmark = pytest.mark.gpu
+
+CAPACITY = sg.Capacity(700, 20, 14, 160)
+SIZES = ([160, 3, 8, 1, 17, 50, 9, 2, 90], [30, 31, 7], [128, 128, 60, 1])
+# Sums of 160 products in another order, in float32: some 1e-6 of the largest; TF32 is off.
+TOLERANCE = 1e-4
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(8, 64)
+        self.layers = nn.ModuleList(GPSConv(64, None, heads=4, norm=None) for _ in range(2))
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x, batch):
+        h = self.wide(x)
+        for layer in self.layers:
+            h = layer(h, None, batch)
+        return self.head(global_add_pool(h, batch))
+
+
+def loss(out, batch):
+    return (out - batch.y).square()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "cuda-graph"])
+@pytest.mark.parametrize("path", ["size-classed", "flex", "varlen", "auto"])
+def test_training_by_each_path_equals_dense(path, mode):
+    """Losses and weights after six steps over batches of other shapes inside one bucket."""
+    torch.manual_seed(0)
+    model = Attending().float().cuda()
+    batches = [batch_of(sizes, CAPACITY).to("cuda") for sizes in SIZES]
+    batches = [b.replace(x=b.x.float(), y=b.y.float()) for b in batches]
+
+    def train(model, mode, path):
+        sg.convert(model, attention=path)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=loss, optimizer=optimizer)
+        runner.warmup(batches[0], progress=False)
+        losses = torch.stack([runner.step(batches[i % 3]) for i in range(6)])
+        assert runner.report().buckets[0].late_compiles == 0
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    expected, weights = train(copy.deepcopy(model), "eager", "dense")
+    found, others = train(copy.deepcopy(model), mode, path)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=0)
+    for a, b in zip(weights, others, strict=True):
+        assert float((a - b).abs().max()) <= TOLERANCE * float(a.abs().max())
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
+    """Both ways, at most twice as far from float64 as torch's own attention of that dtype is."""
+    torch.manual_seed(0)
+    batch = batch_of(sizes, CAPACITY).to("cuda")
+    starts = torch.minimum(batch.ptr, batch.num_real_nodes).int()
+    real = sum(sizes)
+    q, k, v, seed = torch.randn(4, 700, 4, 16, device="cuda", dtype=torch.float64)
+    seed[real:] = 0
+
+    def by_loop(dtype):
+        rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        ends = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+        outs = [
+            F.scaled_dot_product_attention(*(t[a:b].transpose(0, 1) for t in rows)).transpose(0, 1)
+            for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        return rows, torch.cat(outs)
+
+    def by_flex(dtype):
+        rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        layout = DocumentLayout.of(batch)
+        attend = torch.compile(layout.attend, fullgraph=True)
+        return rows, attend(*(t.transpose(0, 1)[None] for t in rows))[0].transpose(0, 1)[:real]
+
+    def by_varlen(dtype):
+        rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        return rows, varlen_attention(*rows, starts, 160)[:real]
+
+    def results(attend, dtype):
+        rows, out = attend(dtype)
+        grads = torch.autograd.grad(out, rows, seed[:real].to(dtype))
+        return [t[:real].double() for t in (out, *grads)]
+
+    exact = results(by_loop, torch.float64)
+    usual = results(by_loop, dtype)
+    for attend in (by_flex, by_varlen):
+        for a, b, c in zip(exact, usual, results(attend, dtype), strict=True):
+            least = torch.finfo(dtype).eps * float(a.abs().max())
+            assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
+
+
+@pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen"])
+def test_memory_is_fitted_for_each_path(path, esol):
+    """The probe finds out the form; flex and varlen are not taken to be quadratic in ``M``."""
+
+    class Model(Attending):
+        def forward(self, x, batch):
+            return super().forward(x[:, :8].float(), batch)[:, :1]
+
+    model = sg.convert(Model().cuda(), attention=path)
+    memory = sg.probe(
+        model, esol, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3)
+    )
+    if path in ("flex", "varlen"):
+        assert memory.fit.form == "linear"

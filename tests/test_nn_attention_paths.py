@@ -1,0 +1,310 @@
+"""Every path of attention gives what dense attention gives, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from parity import differences, plain_step, poisoned, static_step, unknown_counts
+from test_nn_size_classes import Attending, batch_of, batches
+from torch import nn
+from torch.nn.attention import flex_attention as torch_flex
+from torch_geometric.nn import GPSConv
+
+import staticgraph as sg
+from staticgraph.attention_blocks import PATHS, WORTH_IT, Setting, attention_path
+from staticgraph.kernels.varlen_attention import op, varlen_attention
+from staticgraph.nn import attention_paths, document_mask
+from staticgraph.nn.document_mask import DocumentLayout
+
+SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
+BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60))
+# Tiles of 128 that graphs lie across, a graph larger than a tile, and tiles of padding alone.
+WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
+
+
+def one_by_one(q, k, v, owner):
+    """Softmax attention pair by pair of graphs: the oracle. ``[N, heads, D]`` each."""
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(owner[:, None] != owner, -torch.inf)
+    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
+
+
+def forward(model, data):
+    return model(data)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("batch", [BATCH, WIDE], ids=["small", "several tiles"])
+def test_a_compiled_step_is_one_graph_and_equals_plain_pyg(path, batch, monkeypatch):
+    """Outputs and gradients, float64, counts unknown and garbage in the padding."""
+    torch.manual_seed(0)
+    model = Attending().double()
+    monkeypatch.setattr("parity.BATCH", batch)
+    expected = plain_step(model, forward, batch)
+    sg.convert(own := copy.deepcopy(model), attention=path)
+    padded = unknown_counts(poisoned(batch, 1000.0))
+    found, trace = static_step(own, forward, padded, trace=True)
+    assert trace.static, (trace.error, trace.obstacles)
+    assert differences(expected, found, 1e-12) == []
+
+
+@pytest.mark.parametrize("path", ["dense", "size-classed"])
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_a_further_key_for_each_graph_equals_plain_pyg(path, option, monkeypatch):
+    torch.manual_seed(0)
+    model = Attending()
+    model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
+    model = model.double()
+    monkeypatch.setattr("parity.BATCH", BATCH)
+    expected = plain_step(model, forward, BATCH)
+    sg.convert(model, attention=path)
+    found, _ = static_step(model, forward, unknown_counts(BATCH))
+    assert differences(expected, found, 1e-12) == []
+
+
+@pytest.mark.parametrize("path", ["flex", "varlen"])
+def test_a_layer_with_options_that_a_path_lacks_is_refused_by_name(path):
+    """And ``auto`` takes another path, for the reason that is told."""
+    dropping = Setting(dropout=0.5)
+    with pytest.raises(sg.NotStatic, match=f"attention='{path}' is impossible here: it has no dr"):
+        attention_path(BATCH.capacity, path, dropping)
+    ruled_out = dict(attention_path(BATCH.capacity, "auto", dropping).ruled_out)
+    assert "drops 0.5 of the weights" in ruled_out[path]
+    with pytest.raises(sg.NotStatic, match="give each graph a key"):
+        attention_path(
+            BATCH.capacity, path, Setting(extra_keys="bias_k and bias_v give each graph a key")
+        )
+    model = sg.convert(Attending().double(), attention=path)
+    model.gps.attn.dropout = 0.5
+    with pytest.raises(sg.NotStatic, match="no dropout"):
+        static_step(model, forward, unknown_counts(BATCH))
+    static_step(model.eval(), forward, unknown_counts(BATCH))  # nothing is dropped there
+
+
+CUDA = Setting("cuda", "float32", 16, compiled=True)
+LARGE = sg.Capacity(20_001, 40_000, 41, 4_000)  # a few graphs of thousands of nodes
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "reason"),
+    [
+        (CUDA._replace(dtype="float64"), "flex", "no CUDA kernel for float64"),
+        (CUDA._replace(dtype="float64"), "varlen", "no CUDA kernel for float64"),
+        (CUDA._replace(head=8), "flex", "heads of 8 columns, fewer than 16"),
+        (CUDA._replace(head=6), "varlen", "no multiple of 4 for float32"),
+        (CUDA._replace(head=20, dtype="bfloat16"), "varlen", "no multiple of 8 for bfloat16"),
+        (CUDA._replace(head=320), "varlen", "more than 256"),
+        (CUDA._replace(compiled=False), "flex", "outside a compiled step"),
+        (Setting(), "flex", "on a CPU"),
+        (Setting(), "varlen", "on a CPU"),
+    ],
+)
+def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):
+    found = attention_path(LARGE, "auto", setting)
+    assert reason in dict(found.ruled_out)[path]
+    assert found.name != path
+    assert f"ruled out: {dict(found.ruled_out)[path]}" in found.reason
+
+
+def test_auto_takes_the_fewest_entries():
+    """Molecules go in blocks; graphs of thousands of nodes, where a tile is little, do not."""
+    molecules = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+    assert attention_path(molecules, "auto", CUDA).name == "size-classed"
+    large = attention_path(LARGE, "auto", CUDA)
+    assert large.name in ("flex", "varlen")
+    assert large.entries * WORTH_IT <= 100 * min(cost for _, cost in large.costs)
+    assert attention_path(LARGE, "auto", CUDA._replace(dropout=0.1)).name == "size-classed"
+
+
+@given(batches())
+@settings(max_examples=60, deadline=None)
+def test_the_counts_bound_every_batch(drawn):
+    """Pairs and tiles of a batch, counted one by one, against what was said they are at most."""
+    sizes, capacity = drawn
+    path = attention_path(capacity)
+    assert sum(n * n for n in sizes) <= path.pairs
+    costs = dict(path.costs)
+    tiles = sum(-(-n // 128) * -(-n // 64) * 128 * 64 for n in sizes if n)
+    assert tiles <= costs["varlen"]
+
+
+@given(batches())
+@settings(max_examples=60, deadline=None)
+def test_the_document_mask_lets_through_what_it_should(drawn):
+    """A real node sees its graph, a padding node itself, and the tiles in the list hold all."""
+    sizes, capacity = drawn
+    batch = batch_of(sizes, capacity)
+    layout = DocumentLayout.of(batch)
+    owner = batch.batch.clone()
+    owner[sum(sizes) :] = 1000 + torch.arange(capacity.nodes - sum(sizes))
+    assert torch.equal(layout.allowed(), owner[:, None] == owner)
+
+
+def test_tiles_that_no_pair_needs_are_not_listed():
+    """Against all tiles, looked at one by one; so the cost follows the graphs."""
+    layout = DocumentLayout.of(WIDE)
+    same = layout.document[:, None] == layout.document
+    same = nn.functional.pad(same, (0, 768 - 700, 0, 768 - 700))
+    needed = same.view(6, 128, 6, 128).any(3).any(1)
+    assert torch.equal(layout.tiles[0, 0], needed.sum(1).int())
+    # rows 0-127 and 128-255: graph of 160 nodes; then the graph of 90; the rest is padding
+    assert needed.sum(1).tolist() == [2, 3, 2, 1, 1, 1]
+    for row, keys in enumerate(layout.keys[0, 0].tolist()):
+        assert sorted(keys) == list(range(6)), "each key of the list is one, beyond the count too"
+        assert all(needed[row, key] for key in keys[: layout.tiles[0, 0, row]])
+
+
+@pytest.fixture
+def lets_backward(monkeypatch):
+    """torch's flex_attention refuses a backward on the CPU although its reference has one."""
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchs_flex_attention_takes_the_mask_in_one_graph(lets_backward):
+    """What runs on CUDA, as far as a CPU can go: made and used inside a compiled step, both ways,
+    it equals the reference of the CPU."""
+    tensors = WIDE.tensors()
+
+    def attend(q, k, v, *values):
+        layout = DocumentLayout.of(
+            sg.StaticBatch(WIDE.layout, dict(zip(tensors, values, strict=True)))
+        )
+        return torch_flex.flex_attention(q, k, v, block_mask=layout.block_mask())
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=False)
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 700, 16, requires_grad=True) for _ in range(3)]
+    seed = torch.randn(1, 2, 700, 16)
+    found = compiled(*inputs, *tensors.values())
+    grads = torch.autograd.grad(found, inputs, seed)
+    expected = DocumentLayout.of(WIDE).attend(*inputs)
+    for a, b in zip(grads, torch.autograd.grad(expected, inputs, seed), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_varlen_by_its_loop_equals_attention_pair_by_pair():
+    """Forward and gradients, and through torch.compile in one graph; rows after the last graph
+    take no part."""
+    torch.manual_seed(0)
+    starts = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
+    owner = torch.repeat_interleave(torch.arange(5), starts.diff())
+    inputs = [torch.randn(23, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    seed = torch.randn(20, 2, 4, dtype=torch.float64)
+    expected = one_by_one(*(t[:20] for t in inputs), owner)
+    wanted = torch.autograd.grad(expected, inputs, seed)
+    compiled = torch.compile(varlen_attention, backend="aot_eager", fullgraph=True)
+    for function in (varlen_attention, compiled):
+        found = function(*inputs, starts, 14)
+        torch.testing.assert_close(found[:20], expected)
+        for a, b in zip(torch.autograd.grad(found[:20], inputs, seed), wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    torch.library.opcheck(torch.ops.staticgraph.varlen_attention.default, (*inputs, starts, 14))
+
+
+@pytest.mark.parametrize("longest", [1, 31, 64])
+def test_torchs_kernel_of_float32_has_the_shapes_that_are_said(longest):
+    """The private operator takes these arguments, and gives what the fake of ours promises."""
+    q, k, v = torch.empty(40, 3, 2, 16, device="meta").unbind(1)
+    starts = torch.empty(8, device="meta", dtype=torch.int32)
+    out, lse = op.efficient_forward(q, k, v, starts, longest)
+    assert out.shape == q.shape
+    assert lse.shape == (7, 2, -(-longest // op.LSE_ROWS) * op.LSE_ROWS)
+    assert lse.dtype == torch.float32
+    for grad in op.efficient_backward(out, q, k, v, out, lse, starts, longest):
+        assert (grad.shape, grad.dtype) == (q.shape, q.dtype)
+
+
+def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatch):
+    """A kernel as on CUDA, by another hand: it leaves NaN where no graph is, both ways, and is
+    called with the starts of the real graphs and the bucket's longest."""
+    calls = []
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, starts, longest):
+            calls.append((starts.clone(), longest))
+            ctx.save_for_backward(q, k, v, starts)
+            out = torch.full_like(q, torch.nan)
+            for begin, end in pairwise(starts.tolist()):
+                graph = (t[begin:end].transpose(0, 1) for t in (q, k, v))
+                out[begin:end] = nn.functional.scaled_dot_product_attention(*graph).transpose(0, 1)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad):
+            *inputs, starts = ctx.saved_tensors
+            last = int(starts[-1])
+            owner = torch.repeat_interleave(torch.arange(len(starts) - 1), starts.diff())
+            with torch.enable_grad():
+                own = [t[:last].detach().requires_grad_() for t in inputs]
+                found = torch.autograd.grad(one_by_one(*own, owner), own, grad[:last])
+            wide = [torch.full_like(t, torch.nan) for t in inputs]
+            for full, part in zip(wide, found, strict=True):
+                full[:last] = part
+            return *wide, None, None
+
+    monkeypatch.setattr(attention_paths, "varlen_attention", Kernel.apply)
+    monkeypatch.setattr("parity.BATCH", BATCH)
+    torch.manual_seed(0)
+    model = Attending().double()
+    expected = plain_step(model, forward, BATCH)
+    sg.convert(model, attention="varlen")
+    batch = unknown_counts(poisoned(BATCH, 1000.0))
+    with sg.nn.context_of(model).bind(batch):
+        out = model(batch)
+        loss = (out - batch.y).square().mean(1)[batch.graph_mask].mean()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    torch.testing.assert_close(out[batch.graph_mask], expected.values["out"])
+    ((starts, longest),) = calls
+    ends = torch.tensor(SIZES).cumsum(0)
+    padding = ends[-1:].expand(14 - len(SIZES))
+    assert starts.tolist() == [0, *ends.tolist(), *padding.tolist()]
+    assert starts.dtype == torch.int32
+    assert longest == 60
+
+
+def test_half_precision_on_cuda_goes_to_torchs_public_kernel(monkeypatch):
+    """Which kernel is called is told by device and dtype; the arguments are in its order."""
+    called = []
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn", lambda *given: called.append(given) or given[0]
+    )
+
+    class OnCuda(torch.Tensor):
+        device = property(lambda _: torch.device("cuda"))
+
+    q, k, v = (torch.zeros(6, 2, 8, dtype=torch.bfloat16).as_subclass(OnCuda) for _ in range(3))
+    starts = torch.tensor([0, 4, 6], dtype=torch.int32)
+    varlen_attention(q, k, v, starts, 5)
+    ((*rows, first, second, longest, longest_key),) = called
+    assert all(a is b for a, b in zip(rows, (q, k, v), strict=True))
+    assert first is starts
+    assert second is starts
+    assert (longest, longest_key) == (5, 5)
+
+
+@pytest.mark.parametrize("path", ["flex", "varlen"])
+def test_a_batch_of_padding_alone_stays_finite(path):
+    """A step that a rank takes because another does."""
+    model = sg.convert(Attending().double(), attention=path)
+    batch = sg.StaticBatch.blank(BATCH.layout)
+    with sg.nn.context_of(model).bind(batch):
+        out = model(batch)
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_reference_stands_where_torch_has_no_backward():
+    assert document_mask.FLEX_TILE == torch_flex._DEFAULT_SPARSE_BLOCK_SIZE
+    q = torch.zeros(1, 1, 170, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="backward on CPU"):
+        torch_flex.flex_attention(q, q, q)
+    DocumentLayout.of(BATCH).attend(q, q, q).sum().backward()
