@@ -1,0 +1,259 @@
+"""Max, softmax and attention over segments on the CPU, against their references in float64.
+
+The bounds are those of tests/test_kernels_cpu.py. Values come in steps of a half where there is a
+largest one to find, so that ties, zeros among them, are the rule.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_kernels_cpu import DTYPES, agree, graphs
+
+from staticgraph.kernels import (
+    gcn_degrees,
+    gcn_sum,
+    neighbour_attention,
+    neighbour_max,
+    pair_score,
+    segment_max,
+    segment_softmax,
+    segment_sum,
+)
+from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
+from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
+from staticgraph.kernels.neighbour_max import neighbour_max_reference
+from staticgraph.kernels.pair_score import pair_score_reference
+from staticgraph.kernels.segment_max import segment_max_reference
+from staticgraph.kernels.segment_softmax import segment_softmax_reference
+from staticgraph.kernels.segment_sum import segment_sum_reference
+
+PTR = torch.tensor([0, 0, 3, 40, 41, 41])
+
+
+def steps(*shape: int) -> torch.Tensor:
+    """Of few values, so that many are equal; half of them below zero."""
+    return torch.randint(-3, 3, shape) / 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segment_max(dtype):
+    torch.manual_seed(0)
+    agree(
+        lambda values: segment_max(values, PTR),
+        lambda values: segment_max_reference(values, PTR),
+        [torch.cat([steps(40, 7).clamp(max=0), steps(1, 7)]).to(dtype)],
+        terms=4,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segment_softmax(dtype):
+    """With scores so far apart that an exponential without the shift would overflow."""
+    torch.manual_seed(0)
+    values = torch.randn(41, 7).to(dtype)
+    values[5] += 1000
+    agree(
+        lambda values: segment_softmax(values, PTR),
+        lambda values: segment_softmax_reference(values, PTR),
+        [values],
+        terms=2 * 37,
+    )
+
+
+def test_row_pointers_serve_as_segments():
+    """The edges into a node are a segment, for sum, max and softmax, in the pointers' own dtype."""
+    values = torch.randn(41, 3).double()
+    for kernel, reference in (
+        (segment_max, segment_max_reference),
+        (segment_softmax, segment_softmax_reference),
+        (lambda v, p: segment_sum(v, p, mean=True), lambda v, p: segment_sum_reference(v, p, True)),
+    ):
+        assert torch.allclose(kernel(values, PTR.int()), reference(values, PTR))
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(), dtype=st.sampled_from(DTYPES), edged=st.booleans(), width=st.integers(1, 5))
+def test_neighbour_max(graph, dtype, edged, width):
+    nodes, src, dst, *pointers = graph
+
+    def kernel(x, edge=None):
+        return neighbour_max(x, edge, src, dst, *pointers)
+
+    def reference(x, edge=None):
+        return neighbour_max_reference(x, edge, src, dst)
+
+    tensors = [steps(nodes, width).to(dtype)]
+    tensors += [steps(len(src), width).to(dtype)] if edged else []
+    agree(kernel, reference, tensors, terms=4 + len(src))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    graph=graphs(),
+    dtype=st.sampled_from(DTYPES),
+    weighted=st.booleans(),
+    biased=st.booleans(),
+    loops=st.booleans(),
+)
+def test_gcn_sum(graph, dtype, weighted, biased, loops):
+    nodes, src, dst, *pointers = graph
+    weight = torch.rand(len(src)).double() if weighted else None
+    like = torch.empty(0, dtype=torch.float64)
+    root, own = gcn_degrees(src, pointers[0], weight, 2.0, loops, like)
+    expected = gcn_degrees_reference(src, dst, nodes, weight, 2.0, loops)
+    assert torch.allclose(root, expected[0])
+    assert torch.equal(own, expected[1])
+
+    def kernel(x, bias=None):
+        return gcn_sum(x, root, own, src, dst, *pointers, weight=weight, bias=bias, loops=loops)
+
+    def reference(x, bias=None):
+        return gcn_sum_reference(x, bias, root, own, weight, src, dst, loops)
+
+    tensors = [torch.randn(nodes, 3).to(dtype)]
+    tensors += [torch.randn(3).to(dtype)] if biased else []
+    agree(kernel, reference, tensors, terms=4 + len(src) + nodes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    graph=graphs(),
+    dtype=st.sampled_from(DTYPES),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([1, 3, 9]),
+    operands=st.sampled_from(["pair", "edge", "pair edge", "pair edge own", "own", "edge own", ""]),
+    loops=st.booleans(),
+    slope=st.sampled_from([1.0, 0.2]),
+)
+def test_neighbour_attention(graph, dtype, heads, width, operands, loops, slope):
+    nodes, src, dst, *pointers = graph
+    made = {
+        "pair": torch.randn(heads, nodes, 2),
+        "edge": torch.randn(len(src), heads),
+        "own": torch.randn(nodes, heads),
+    }
+    chosen = [name for name in operands.split() if loops or name != "own"]
+
+    def kernel(x, *scores):
+        named = dict(zip(chosen, scores, strict=True))
+        options = {"heads": heads, "slope": slope, "loops": loops}
+        return neighbour_attention(x, src, dst, *pointers, **named, **options)
+
+    def reference(x, *scores):
+        named = dict(zip(chosen, scores, strict=True))
+        three = (named.get(name) for name in ("pair", "edge", "own"))
+        return neighbour_attention_reference(x, *three, src, dst, heads, slope, loops)
+
+    tensors = [torch.randn(nodes, heads * width).to(dtype)]
+    tensors += [made[name].to(dtype) for name in chosen]
+    # A score's gradient adds up over width and edges; in bfloat16 it starts from a rounded result.
+    terms = 8 * (4 + len(src)) * (4 + width)
+    if dtype == torch.bfloat16:
+        terms = 2**16 * (2 + width)  # in units of float32: two bits of bfloat16 a column
+    agree(kernel, reference, tensors, terms)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    graph=graphs(),
+    dtype=st.sampled_from(DTYPES),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([1, 3, 6]),
+    operands=st.sampled_from([(), ("edge",), ("own",), ("edge", "own")]),
+)
+def test_pair_score(graph, dtype, heads, width, operands):
+    nodes, src, dst, *pointers = graph
+    rows = {"edge": torch.randn(len(src), heads * width), "own": torch.randn(nodes, heads * width)}
+
+    def kernel(left, right, weight, *more):
+        named = dict(zip(operands, more, strict=True))
+        return torch.cat(pair_score(left, right, weight, src, dst, *pointers, **named, slope=0.2))
+
+    def reference(left, right, weight, *more):
+        named = dict(zip(operands, more, strict=True))
+        two = (named.get(name) for name in ("edge", "own"))
+        return torch.cat(pair_score_reference(left, right, weight, *two, src, dst, 0.2))
+
+    tensors = [torch.randn(nodes, heads * width), torch.randn(nodes, heads * width)]
+    tensors += [torch.randn(heads, width), *(rows[name] for name in operands)]
+    agree(kernel, reference, [t.to(dtype) for t in tensors], terms=4 + width + len(src) + nodes)
+
+
+def test_a_nan_stays_one():
+    one, nan = torch.tensor([0]), torch.full((1, 2), float("nan"))
+    where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
+    root = torch.ones(1)
+    for out in (
+        segment_max(torch.cat([torch.ones(1, 2), nan, torch.ones(1, 2)]), torch.tensor([0, 3])),
+        segment_softmax(nan, torch.tensor([0, 1])),
+        neighbour_max(nan, None, *where),
+        neighbour_max(nan, torch.zeros(1, 2), *where),
+        neighbour_attention(nan, *where, heads=1),
+        neighbour_attention(torch.ones(1, 2), *where, heads=1, edge=nan[:, :1], loops=False),
+        gcn_sum(nan, root, root, *where),
+        pair_score(nan, nan, torch.ones(1, 2), *where, slope=0.2)[0],
+    ):
+        assert out.isnan().all()
+
+
+def test_attention_refuses_what_has_no_meaning():
+    one = torch.tensor([0])
+    where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
+    with pytest.raises(ValueError, match="3 columns cannot be cut into 2 heads"):
+        neighbour_attention(torch.ones(1, 3), *where, heads=2)
+    with pytest.raises(ValueError, match="pass loops=True"):
+        neighbour_attention(torch.ones(1, 2), *where, heads=1, own=torch.ones(1, 1), loops=False)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+SRC, DST = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])
+POINTERS = tuple(torch.tensor(v).int() for v in ([0, 1, 3], [0, 1, 3], [1, 0, 2]))
+WHERE = (SRC, DST, *POINTERS)
+ARGUMENTS = {
+    "segment_max": lambda: (leaf(9, 4), torch.tensor([0, 4, 9])),
+    "segment_softmax": lambda: (leaf(9, 4), torch.tensor([0, 4, 9])),
+    "neighbour_max": lambda: (leaf(2, 4), leaf(3, 4), *WHERE),
+    "gcn_degrees": lambda: (SRC, POINTERS[0], torch.rand(3), 1.0, True, torch.empty(0)),
+    "gcn_sum": lambda: (
+        leaf(2, 4),
+        leaf(4),
+        torch.rand(2),
+        torch.rand(2),
+        torch.rand(3),
+        *WHERE,
+        True,
+        torch.float32,
+    ),
+    "neighbour_attention": lambda: (
+        leaf(2, 4),
+        leaf(2, 2, 2),
+        leaf(3, 2),
+        leaf(2, 2),
+        *WHERE,
+        2,
+        0.2,
+        True,
+        torch.float32,
+    ),
+    "pair_score": lambda: (
+        leaf(2, 4),
+        leaf(2, 4),
+        leaf(2, 2),
+        leaf(3, 4),
+        leaf(2, 4),
+        *WHERE,
+        0.2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_registration_is_sound(name):
+    """torch's own checks: schema, fake shapes, autograd, and tracing through AOTAutograd."""
+    torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
