@@ -47,6 +47,7 @@ from staticgraph.running.verification import Verification, verify
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import GraphStore
+from staticgraph.store.on_device import DeviceStore
 
 
 class EvalResult(NamedTuple):
@@ -209,7 +210,7 @@ class StaticGraphRunner:
         """Outputs for new graphs, in the order given, padding left out.
 
         Args:
-            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`.
+            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
 
         Returns:
             For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
@@ -219,7 +220,7 @@ class StaticGraphRunner:
             GraphTooLarge: a graph fits no bucket.
             BadGraph: a graph lacks a field, or has one of another dtype or width.
         """
-        if isinstance(graphs, GraphStore):
+        if isinstance(graphs, GraphStore | DeviceStore):
             store = graphs
         elif len(graphs) == 0:
             return []
@@ -230,13 +231,14 @@ class StaticGraphRunner:
             store, any_data, exact=False, device=self.device, pointers=self._pointers
         )
         with evaluating(self.model):
-            return predictions_of(store, ((batch, self._run("forward", batch)) for batch in loader))
+            host = store.host if isinstance(store, DeviceStore) else store
+            return predictions_of(host, ((batch, self._run("forward", batch)) for batch in loader))
 
     # ------------------------------------------------------------------ warming up
 
     def warmup(
         self,
-        example: StaticBatch | GraphStore | None = None,
+        example: StaticBatch | GraphStore | DeviceStore | None = None,
         phases: Iterable[str] | None = None,
         progress: bool = True,
         cache: str | Path | None = None,
@@ -247,7 +249,8 @@ class StaticGraphRunner:
 
         Args:
             example: a batch or a store, where the plan does not know the fields of the data (a
-                plain list of capacities); ``auto`` measures with graphs of it.
+                plain list of capacities); ``auto`` measures with graphs of it. Of a store on the
+                device, ``cuda-graph`` also records how a batch is made from its ids.
             phases: of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
                 ``"forward"`` (calling the runner while the model trains); by default the first two,
                 or the second alone without a loss and an optimizer.
@@ -261,6 +264,8 @@ class StaticGraphRunner:
             ValueError: the fields of the data are not known.
             NotStatic: the model cannot be compiled in fixed shapes.
         """
+        if isinstance(example, DeviceStore):
+            self._steps.store, example = example, example.host
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema

@@ -23,15 +23,18 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.device_batches import CollatedTensors
 from staticgraph.errors import NotStatic
 from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
 from staticgraph.running.lending import handed_out
 from staticgraph.running.recordable_optimizer import RecordableOptimizer
+from staticgraph.running.recorded_collation import RecordedCollation
 from staticgraph.running.recorder import Recorder, Recording
 from staticgraph.running.training_state import train, untouched
 from staticgraph.running.update import Update
 from staticgraph.slots import Slot, SlotLayout
+from staticgraph.store.on_device import DeviceStore
 
 Scope = Literal["forward", "forward_backward", "step"]
 SCOPES: tuple[Scope, ...] = ("forward", "forward_backward", "step")
@@ -105,6 +108,8 @@ class RecordedSteps:
         )
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
+        self._collation: RecordedCollation | None = None
+        self._unrecorded_fills = 0
         self._recordings: dict[RecordingKey, Recording] = {}
         self._grads: dict[RecordingKey, list[Tensor | None]] = {}
         self._addresses = self._parameter_addresses()
@@ -120,6 +125,11 @@ class RecordedSteps:
             inputs = StaticBatch(layout, self._slot.tensors(layout.bucket))
             self._copy(blank, inputs)
             self._inputs[layout.bucket] = inputs
+
+    def collate_from(self, store: DeviceStore) -> None:
+        """Records, for every bucket, how its input is filled from ids of a store."""
+        assert self._recorder is not None
+        self._collation = RecordedCollation(store, self._inputs, self._recorder)
 
     def key(self, bucket: int, phase: str) -> RecordingKey:
         """The key of a bucket's phase."""
@@ -252,7 +262,14 @@ class RecordedSteps:
         return [parameter.data_ptr() for parameter in self._model.parameters()]
 
     def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
-        """The batch to the recorded addresses: one copy where its arrays are one buffer."""
+        """The batch to the recorded addresses: made there where only its ids are known, one copy
+        where its arrays are one buffer."""
+        arrays = batch.tensors()
+        if isinstance(arrays, CollatedTensors):
+            if self._collation is None or not self._collation.fill(batch.bucket, arrays):
+                self._unrecorded_fills += 1
+                arrays.into(inputs.layout, inputs.tensors())
+            return
         buffer = batch.buffer
         if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
             assert self._slot is not None
@@ -278,10 +295,15 @@ class RecordedSteps:
         return {key: recording.replays for key, recording in self._recordings.items()}
 
     def missed(self) -> list[str]:
-        """A sentence for every key that ran in eager for want of a recording."""
+        """A sentence for whatever ran for want of a recording."""
         return [
             f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
             for key, count in self.misses.items()
+        ] + [
+            f"{count} batches were made from ids outside the recordings; pass the store on the "
+            "device to warmup(store)"
+            for count in [self._unrecorded_fills]
+            if count
         ]
 
     def close(self) -> None:
@@ -291,6 +313,7 @@ class RecordedSteps:
             if id(parameter.grad) in owned:
                 parameter.grad = None
         self._recordings.clear()
+        self._collation = None
         self._grads.clear()
         if self._watched is not None:
             self._watched.close()

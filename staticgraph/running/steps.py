@@ -29,6 +29,7 @@ from staticgraph.running.update import Update
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.slots import SlotLayout
+from staticgraph.store.on_device import DeviceStore
 
 ROLES = ("step", "eval", "forward")
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
@@ -54,6 +55,7 @@ class Steps:
     Attributes:
         ways: the chosen way of (bucket, role), where there was a choice.
         recorded: the recordings, once there are any.
+        store: a data set on the device, whose batches the recordings make from their ids.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Steps:
         self.scope: Scope = scope
         self.mode = mode
         self.recorded: RecordedSteps | None = None
+        self.store: DeviceStore | None = None
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         self.compiled = CompiledSteps(model, computation, compiled_mode, device)
         self._model = model
@@ -223,6 +226,8 @@ class Steps:
                 on_miss=self._on_miss,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
+            if self.store is not None:
+                self.recorded.collate_from(self.store)
         return self.recorded
 
     # ------------------------------------------------------------------ ending

@@ -1,6 +1,6 @@
 """What the programs of ``collate`` share: which graph a row belongs to, and copying its fields."""
 
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false
 
 from __future__ import annotations
 
