@@ -5,8 +5,10 @@
     python -m pytest bench/bench_runner.py --benchmark-enable       two small models, each by itself
 
 The contenders of a row step in turn over the same eight batches (A B A B), so that a machine whose
-speed drifts slows all alike; on a GPU each step is timed between two device events. Losses after
-the same number of steps must agree. A deadline ends the run with the rows it has.
+speed drifts slows all alike; on a GPU each step is timed between two device events. All then step
+on to ``--loss-steps``, and the mean loss of their last eight steps must agree. Name the contenders
+in the order of their importance: none is begun after the deadline, and one that fails leaves a row
+with its error and the others as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.steps import Contender, Shape, Workload, kernels_per_step
+from bench.floor import SOURCE, floor_ms
+from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
 from staticgraph.report import device_name, versions
 from staticgraph.table import table
 
@@ -60,58 +63,71 @@ def measure(contenders: list[Contender], rounds: int, device: str) -> dict[str, 
 
 
 def rows_of(
-    shape: Shape, batch_size: int, precision: str, options: argparse.Namespace
+    shape: Shape, batch_size: int, precision: str, options: argparse.Namespace, until: float
 ) -> list[dict[str, Any]]:
     """All contenders of one model, batch size and precision."""
     workload = Workload(shape, batch_size, options.device, precision)
+    head = {"model": str(shape), "batch_size": batch_size, "precision": precision}
     contenders, failed = [], []
     for mode in options.modes:
+        if contenders and time.perf_counter() > until:
+            failed.append({**head, "mode": mode, "error": "not begun before the deadline"})
+            continue
         try:
             contenders.append(workload.contender(mode))
         except Exception as error:
-            failed.append((mode, f"{type(error).__name__}: {error}"[:300]))
+            text = f"{type(error).__name__}: {error}"[:300]
+            failed.append({**head, "mode": mode, "error": text})
+    graphs = compiled_graphs()
     times = measure(contenders, options.rounds, options.device)
-    losses = {c.name: float(c.step(0)) for c in contenders}
-    first = next(iter(losses.values()))
+    recompiles = compiled_graphs() - graphs
+    losses = {c.name: last_loss(c, len(workload.ids), options) for c in contenders}
+    first = contenders[0].name if contenders else None
+    floor = floor_ms(shape.name, shape.layers, shape.hidden, batch_size, precision)
     rows = []
     for contender in contenders:
         milliseconds = times[contender.name]
         low, middle, high = np.percentile(milliseconds, [10, 50, 90])
-        ratio = np.percentile(times[contenders[0].name] / milliseconds, [10, 50, 90])
-        kernels = kernels_per_step(contender)
+        ratio = np.percentile(times[first] / milliseconds, [10, 50, 90])
+        kernels = kernels_per_step(lambda c=contender: c.step(0))
+        loss = losses[contender.name]
         rows.append(
             {
-                "model": str(shape),
-                "batch_size": batch_size,
-                "precision": precision,
+                **head,
                 "mode": contender.name,
+                "chosen": contender.chosen,
                 "step_ms": middle,
                 "p10_ms": low,
                 "p90_ms": high,
                 "graphs_per_second": 1e3 * batch_size / middle,
                 "ratio_to_first": dict(zip(("p10", "median", "p90"), ratio, strict=True)),
-                "kernel_launches": kernels and kernels[0],
-                "graph_launches": kernels and kernels[1],
+                "floor_ms": floor,
+                "floor_source": None if floor is None else SOURCE,
+                "times_floor": None if floor is None else middle / floor,
+                "kernels": kernels and kernels.ran,
+                "kernel_launches": kernels and kernels.launched,
+                "graph_launches": kernels and kernels.graphs,
                 "recordings": contender.recordings,
                 "compiles": contender.compiles,
+                "recompiles_while_timed": recompiles,
                 "node_efficiency": contender.efficiency,
-                "peak_reserved_bytes": contender.peak_bytes,
+                "peak_bytes": contender.peak_bytes,
+                "held_bytes": contender.held_bytes,
                 "warmup_s": contender.warmup_s,
-                "loss": losses[contender.name],
-                "loss_agrees": abs(losses[contender.name] - first) <= LOSS_TOLERANCE[precision],
+                "loss": loss,
+                "loss_steps": options.loss_steps,
+                "loss_agrees": abs(loss - losses[first]) <= LOSS_TOLERANCE[precision],
             }
         )
-    rows += [
-        {
-            "model": str(shape),
-            "batch_size": batch_size,
-            "precision": precision,
-            "mode": m,
-            "error": e,
-        }
-        for m, e in failed
-    ]
-    return rows
+    return rows + failed
+
+
+def last_loss(contender: Contender, batches: int, options: argparse.Namespace) -> float:
+    """The mean loss over the batches, once so many steps were made in all."""
+    done = 2 * batches + options.rounds
+    for i in range(done, options.loss_steps):
+        contender.step(i)
+    return float(torch.stack([contender.step(i) for i in range(batches)]).mean())
 
 
 HEADERS = (
@@ -124,8 +140,13 @@ HEADERS = (
     "p90",
     "graphs/s",
     "times first",
+    "times floor",
+    "kernels",
     "launches",
-    "recorded",
+    "compiles",
+    "node eff",
+    "peak MiB",
+    "held MiB",
     "warm-up s",
     "loss agrees",
 )
@@ -134,10 +155,13 @@ HEADERS = (
 def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
     head = (row["model"], str(row["batch_size"]), row["precision"], row["mode"])
     if "error" in row:
-        return (*head, *("-",) * 8, row["error"].splitlines()[0][:60])
+        blank = ("-",) * (len(HEADERS) - len(head) - 1)
+        return (*head, *blank, row["error"].splitlines()[0][:60])
     launches = "-"
     if row["kernel_launches"] is not None:
         launches = f"{row['kernel_launches']} + {row['graph_launches']} graphs"
+    if row["chosen"]:
+        head = (*head[:-1], f"{row['mode']} ({row['chosen']})")
     return (
         *head,
         f"{row['step_ms']:.2f}",
@@ -145,8 +169,13 @@ def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['p90_ms']:.2f}",
         f"{row['graphs_per_second']:,.0f}",
         f"{row['ratio_to_first']['median']:.2f}",
+        "-" if row["times_floor"] is None else f"{row['times_floor']:.1f}",
+        "-" if row["kernels"] is None else str(row["kernels"]),
         launches,
-        "-" if row["recordings"] is None else str(row["recordings"]),
+        str(row["compiles"]),
+        "-" if row["node_efficiency"] is None else f"{row['node_efficiency']:.1%}",
+        f"{row['peak_bytes'] / 2**20:,.0f}",
+        f"{row['held_bytes'] / 2**20:,.0f}",
         f"{row['warmup_s']:.1f}",
         "yes" if row["loss_agrees"] else "NO",
     )
@@ -159,18 +188,20 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["pyg", "eager"])
     parser.add_argument("--precision", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--loss-steps", type=int, default=200)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    started, rows, skipped = time.perf_counter(), [], []
+    until, rows, skipped = time.perf_counter() + options.deadline, [], []
     for precision in options.precision:
         for batch_size in options.batch_sizes:
             for text in options.models:
-                if time.perf_counter() - started > options.deadline:
+                if time.perf_counter() > until:
                     skipped.append(f"{text} at {batch_size} in {precision}")
                     continue
-                rows += rows_of(Shape.parse(text), batch_size, precision, options)
+                rows += rows_of(Shape.parse(text), batch_size, precision, options, until)
+                torch.compiler.reset()  # the next row is another model; its peers begin anew
                 result = {
                     "device": device_name(torch.device(options.device)),
                     "versions": versions(),

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from bench.pad_to_max import largest_batch, padded
+from staticgraph.kernels.count import kernels_on_cuda
 from staticgraph.models import build
 
 HIV = "examples/data/hiv.npz"
@@ -48,11 +51,14 @@ class Contender:
 
     name: str
     step: Callable[[int], torch.Tensor]
-    warmup_s: float
-    peak_bytes: int
+    warmup_s: float = 0.0
+    peak_bytes: int = 0
+    held_bytes: int = 0
     recordings: int | None = None
-    compiles: int | None = None
+    compiles: int = 0
+    recompiles: int = 0
     efficiency: float | None = None
+    chosen: str | None = None
 
 
 def bce(out: torch.Tensor, batch) -> torch.Tensor:
@@ -66,38 +72,59 @@ class Workload:
         self.store = sg.datasets.open(HIV)
         ids = self.store.splits["train"]
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
-        self.loader = sg.StaticLoader(
-            self.store, self.plan, indices=ids, shuffle=True, device=device
-        )
-        self.ids = [b.ids.tolist() for b in self.loader.batcher.epoch(0)[:BATCHES]]
+        self.loaders = {
+            pointers: sg.StaticLoader(
+                self.store, self.plan, indices=ids, shuffle=True, device=device, pointers=pointers
+            )
+            for pointers in (False, True)
+        }
+        self.ids = [b.ids.tolist() for b in self.loaders[False].batcher.epoch(0)[:BATCHES]]
         self.device = device
         self.precision = precision
         torch.manual_seed(0)
         self.model = build(shape.name, self.store, hidden=shape.hidden, layers=shape.layers)
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
     def contender(self, name: str) -> Contender:
-        """``pyg``, ``pyg-dynamic`` (torch.compile(dynamic=True)), or a mode of the runner."""
+        """A way to step, by name:
+
+        ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``), ``pyg-reduce-overhead`` (over
+        variable shapes), ``pad-to-max`` (:mod:`bench.pad_to_max`, reduce-overhead), or a mode of
+        the runner, with ``+kernels`` for a model converted so.
+        """
         on_cuda = self.device == "cuda"
         if on_cuda:
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        made = self._pyg(name) if name.startswith("pyg") else self._static(name)
+            allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        started, graphs = time.perf_counter(), compiled_graphs()
+        if name == "pad-to-max":
+            made = self._padded(name)
+        elif name.startswith("pyg"):
+            made = self._pyg(name)
+        else:
+            made = self._static(name)
         for i in range(2 * len(self.ids)):
             made.step(i)
         if on_cuda:
             torch.cuda.synchronize()
-            made.peak_bytes = torch.cuda.max_memory_reserved()
+            made.peak_bytes = torch.cuda.max_memory_allocated() - allocated
+            torch.cuda.empty_cache()
+            made.held_bytes = torch.cuda.memory_reserved() - reserved
         made.warmup_s = time.perf_counter() - started
+        made.compiles = compiled_graphs() - graphs
         return made
 
     def _twin(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         model = copy.deepcopy(self.model).to(self.device)
         return model, torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
 
-    def _static(self, mode: str) -> Contender:
+    def _static(self, name: str) -> Contender:
+        mode, kernels = name.removesuffix("+kernels"), name.endswith("+kernels")
         model, optimizer = self._twin()
+        sg.convert(model, kernels=kernels)
         runner = sg.StaticGraphRunner(
             model,
             self.plan,
@@ -107,25 +134,24 @@ class Workload:
             autocast=torch.bfloat16 if self.precision == "bf16" else None,
             allow_cpu=True,
         )
-        runner.warmup(phases=("step",), progress=False)
+        runner.warmup(self.store, phases=("step",), progress=False)
         batches = []
-        for batch in self.loader:
+        loader = self.loaders[kernels]
+        loader.set_epoch(0)
+        for batch in loader:
             copied = batch.clone()
             copied.real = batch.real
             batches.append(copied)
             if len(batches) == len(self.ids):
                 break
-        self.loader.set_epoch(0)
         report = runner.report()
         real = sum(batch.real.nodes for batch in batches)
         return Contender(
-            mode,
+            name,
             lambda i: runner.step(batches[i % len(batches)]),
-            0.0,
-            0,
-            sum(b.recordings for b in report.buckets),
-            sum(b.compiles for b in report.buckets),
-            real / sum(batch.num_nodes for batch in batches),
+            recordings=sum(b.recordings for b in report.buckets),
+            efficiency=real / sum(batch.num_nodes for batch in batches),
+            chosen=", ".join(choice.way for choice in report.choices) or None,
         )
 
     def _pyg(self, name: str) -> Contender:
@@ -133,10 +159,17 @@ class Workload:
         batches = [
             Batch.from_data_list([self.store[i] for i in ids]).to(self.device) for ids in self.ids
         ]
-        call = torch.compile(model, dynamic=True) if name == "pyg-dynamic" else model
+        call = model
+        if name == "pyg-dynamic":
+            call = torch.compile(model, dynamic=True)
+        elif name == "pyg-reduce-overhead":
+            call = torch.compile(model, mode="reduce-overhead")
+        marks = name == "pyg-reduce-overhead"
 
         def step(i: int) -> torch.Tensor:
             batch = batches[i % len(batches)]
+            if marks:
+                torch.compiler.cudagraph_mark_step_begin()
             optimizer.zero_grad(set_to_none=True)
             with self._autocast():
                 args = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
@@ -144,9 +177,37 @@ class Workload:
             loss = bce(out, batch).mean()
             loss.backward()
             optimizer.step()
-            return loss.detach()
+            return loss.detach().clone() if marks else loss.detach()
 
-        return Contender(name, step, 0.0, 0)
+        return Contender(name, step, efficiency=1.0)
+
+    def _padded(self, name: str) -> Contender:
+        model, optimizer = self._twin()
+        graphs = len(self.ids[0])
+        pyg = [Batch.from_data_list([self.store[i] for i in ids]) for ids in self.ids]
+        nodes, edges = largest_batch(self.store, graphs)
+        nodes = max(nodes, *(batch.num_nodes for batch in pyg))
+        edges = max(edges, *(batch.num_edges for batch in pyg))
+        batches = [
+            {key: value.to(self.device) for key, value in padded(batch, nodes, edges).items()}
+            for batch in pyg
+        ]
+        call = torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+        def step(i: int) -> torch.Tensor:
+            batch = batches[i % len(batches)]
+            torch.compiler.cudagraph_mark_step_begin()
+            optimizer.zero_grad(set_to_none=True)
+            with self._autocast():
+                args = (batch["x"], batch["edge_index"], batch["edge_attr"], batch["batch"])
+                out = call(*args, graphs + 1)
+            loss = F.binary_cross_entropy_with_logits(out[:graphs].float(), batch["y"])
+            loss.backward()
+            optimizer.step()
+            return loss.detach().clone()
+
+        real = sum(batch.num_nodes for batch in pyg)
+        return Contender(name, step, efficiency=real / (len(pyg) * (nodes + 1)))
 
     def _autocast(self):
         if self.precision != "bf16":
@@ -154,17 +215,35 @@ class Workload:
         return torch.autocast(self.device, dtype=torch.bfloat16)
 
 
-def kernels_per_step(contender: Contender) -> tuple[int, int] | None:
-    """Kernel launches and graph launches of one step, from a profile; None on a CPU."""
+class Kernels(NamedTuple):
+    """What one step gave the device: kernels that ran, and launches that the host made."""
+
+    ran: int
+    launched: int
+    graphs: int
+
+
+def kernels_per_step(step: Callable[[], object]) -> Kernels | None:
+    """From a profile of one step; None on a CPU.
+
+    A recorded step runs as many kernels as were recorded and launches one graph.
+    """
     if not torch.cuda.is_available():
         return None
     from torch.profiler import ProfilerActivity, profile
 
+    step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
-        contender.step(0)
+        step()
         torch.cuda.synchronize()
     names = {event.key: event.count for event in profiled.key_averages()}
-    launches = sum(count for key, count in names.items() if key.startswith("cudaLaunchKernel"))
-    launches += names.get("cuLaunchKernel", 0) + names.get("cuLaunchKernelEx", 0)
-    return launches, names.get("cudaGraphLaunch", 0)
+    launched = sum(count for key, count in names.items() if "LaunchKernel" in key)
+    return Kernels(kernels_on_cuda(step), launched, names.get("cudaGraphLaunch", 0))
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
