@@ -1,0 +1,90 @@
+"""Max, softmax and attention in Triton without a GPU: interpreted, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from staticgraph.kernels.gcn_sum import gpu as gcn  # noqa: E402
+from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E402
+from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
+from staticgraph.kernels.pair_score import gpu as pair  # noqa: E402
+from staticgraph.kernels.segment_max import gpu as segment_max  # noqa: E402
+from staticgraph.kernels.segment_softmax import gpu as segment_softmax  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = dict.fromkeys(("width", "heads", "nodes"), "i32")
+TYPES |= dict.fromkeys(("slope", "fill"), "fp32")
+TYPES |= dict.fromkeys(("src", "dst", "ptr"), "*i64")
+TYPES |= dict.fromkeys(("row_ptr", "col_ptr", "transpose"), "*i32")
+# Kept in the precision of the sums.
+TYPES |= dict.fromkeys(("root", "share", "own_share", "largest", "dweight"), "*fp32")
+WIDE_SCORES = {"dedge": "*fp32", "down": "*fp32"}
+
+SIZES = {"WIDE": triton.language.float32, "HEADS": 4, "ROWS": 16, "BLOCK": 64}
+FLAGS = ("WEIGHTED", "LOOPS", "BIASED", "PAIRED", "EDGED", "OWNED")
+KERNELS = [
+    (gcn.degrees_kernel, {"own": "*fp32"}),
+    (gcn.forward_kernel, {"own": "*fp32"}),
+    (gcn.backward_kernel, {"own": "*fp32"}),
+    (attention.forward_kernel, {}),
+    (attention.sources_kernel, WIDE_SCORES),
+    (attention.targets_kernel, WIDE_SCORES),
+    (pair.forward_kernel, {}),
+    (pair.targets_kernel, {}),
+    (pair.sources_kernel, {}),
+    (largest.forward_kernel, {}),
+    (largest.shares_kernel, {}),
+    (largest.backward_kernel, {}),
+    (segment_max.forward_kernel, {}),
+    (segment_max.backward_kernel, {}),
+    (segment_softmax.forward_kernel, {}),
+    (segment_softmax.backward_kernel, {}),
+]
+
+
+@pytest.mark.slow
+def test_interpreted_in_a_process_of_its_own():
+    """TRITON_INTERPRET must be set before Triton is imported."""
+    script = Path(__file__).parent / "interpreted_segments.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(script), "-q", "-x", "-p", "no:cacheprovider"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def cases():
+    """Every kernel with all of its options in both dtypes, and with none of them."""
+    for kernel, special in KERNELS:
+        name = f"{kernel.__module__.split('.')[-2]}.{kernel.__name__}"
+        yield pytest.param(kernel, special, True, "fp32", id=name)
+        yield pytest.param(kernel, special, True, "bf16", id=f"{name} bf16")
+        if {p.name for p in kernel.params} & set(FLAGS):
+            yield pytest.param(kernel, special, False, "fp32", id=f"{name} bare")
+
+
+@pytest.mark.parametrize(("kernel", "special", "on", "data"), cases())
+def test_compiles_for_hopper_without_atomics(kernel, special, on, data):
+    types = {
+        p.name: "constexpr" if p.is_constexpr else {**TYPES, **special}.get(p.name, f"*{data}")
+        for p in kernel.params
+    }
+    options = {**SIZES, **dict.fromkeys(FLAGS, on)}
+    chosen = {p.name: options[p.name] for p in kernel.params if p.is_constexpr}
+    source = ASTSource(kernel, types, chosen)
+    assembly = triton.compile(source, target=HOPPER).asm["ptx"]
+    assert ".target sm_90" in assembly
+    assert not [line for line in assembly.splitlines() if "atom." in line or "red.global" in line]
