@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,28 +23,10 @@ from staticgraph.attention_blocks import PATHS, AttentionPath, Setting, attentio
 from staticgraph.batch import StaticBatch
 from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
+from staticgraph.nn.batch_rows import Rows, rows_of_batch
 from staticgraph.nn.dense import DenseLayout
 from staticgraph.nn.document_mask import DocumentLayout
 from staticgraph.nn.size_classes import ClassedLayout
-
-
-class Rows(NamedTuple):
-    """What the rows of a tensor with a certain leading size are.
-
-    Attributes:
-        what: a word for messages.
-        mask: ``[R]`` bool, True on real rows.
-        groups: how many groups an index over these rows names (nodes name graphs, edges nodes);
-            None where there is nothing above.
-        counted: the name of the real count in :class:`RealCounts`, of the rows the batch came with.
-        widest: the most real rows that a group can have; None where nothing bounds it.
-    """
-
-    what: str
-    mask: Tensor
-    groups: int | None
-    counted: str | None = None
-    widest: int | None = None
 
 
 class BatchContext:
@@ -76,12 +58,7 @@ class BatchContext:
         self._dense = None
         self._made = {}
         self._blocks = {}
-        nodes, edges, graphs = batch.num_nodes, batch.num_edges, batch.num_graphs
-        self._rows = {
-            edges: Rows("edges", batch.edge_mask, nodes, "edges"),
-            nodes: Rows("nodes", batch.node_mask, graphs, "nodes", batch.capacity.max_graph_nodes),
-            graphs: Rows("graphs", batch.graph_mask, None, "graphs"),
-        }
+        self._rows = rows_of_batch(batch)
 
     def leave(self) -> None:
         """Forgets the batch."""
@@ -165,7 +142,7 @@ class BatchContext:
         rows = self.rows_of(value)
         if self.real is None or rows.counted is None:
             return None
-        return getattr(self.real, rows.counted)
+        return self.real.of(rows.counted)
 
     # ------------------------------------------------------------------ groups
 

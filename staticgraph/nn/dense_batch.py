@@ -94,7 +94,7 @@ def widest(context: BatchContext, index: Tensor) -> int:
             "fixed width to lay them out in: give max_num_elements= (max_num_nodes=), or use an "
             "aggregation that needs no dense block, such as 'mean'"
         )
-    if rows.counted == "nodes" and context.real is not None:
+    if rows.counted == "node" and context.real is not None:
         return max(1, context.real.largest)
     return rows.widest
 
