@@ -101,7 +101,7 @@ class Setting(NamedTuple):
         if path == "flex" and self.device != "cuda":
             return "on a CPU it is a reference of N * N entries"
         if path == "flex" and not self.compiled:
-            return "outside a compiled step torch lays out N * N entries"
+            return "outside a compiled step it is compiled all the same"
         if path == "varlen" and self.device != "cuda":
             return "on a CPU it is a loop over graphs"
         return ""

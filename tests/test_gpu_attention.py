@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,9 +48,8 @@ def loss(out, batch):
 def test_training_by_each_path_equals_dense(path, mode):
     """Losses and weights after six steps over batches of other shapes inside one bucket."""
     torch.manual_seed(0)
-    model = Attending().float().cuda()
-    batches = [batch_of(sizes, CAPACITY).to("cuda") for sizes in SIZES]
-    batches = [b.replace(x=b.x.float(), y=b.y.float()) for b in batches]
+    model = Attending().cuda()
+    batches = [batch_of(sizes, CAPACITY, np.float32).to("cuda") for sizes in SIZES]
 
     def train(model, mode, path):
         sg.convert(model, attention=path)
@@ -82,7 +83,7 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
         ends = [0, *torch.tensor(sizes).cumsum(0).tolist()]
         outs = [
             F.scaled_dot_product_attention(*(t[a:b].transpose(0, 1) for t in rows)).transpose(0, 1)
-            for a, b in zip(ends, ends[1:], strict=False)
+            for a, b in pairwise(ends)
         ]
         return rows, torch.cat(outs)
 

@@ -12,7 +12,7 @@ from parity import differences, plain_step, poisoned, static_step, unknown_count
 from test_nn_size_classes import Attending, batch_of, batches
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
-from torch_geometric.nn import GPSConv
+from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.attention_blocks import PATHS, WORTH_IT, Setting, attention_path
@@ -308,3 +308,19 @@ def test_the_reference_stands_where_torch_has_no_backward():
     with pytest.raises(NotImplementedError, match="backward on CPU"):
         torch_flex.flex_attention(q, q, q)
     DocumentLayout.of(BATCH).attend(q, q, q).sum().backward()
+
+
+@pytest.mark.parametrize("path", ["flex", "varlen"])
+def test_a_path_without_blocks_is_fitted_without_pairs(path, esol):
+    """The probe finds the form out: no term in ``G * M * M`` where none is held."""
+
+    class Model(Attending):
+        def forward(self, data):
+            return self.head(
+                global_add_pool(self.gps(data.x[:, :8].float(), None, data.batch), data.batch)
+            )[:, :1]
+
+    memory = sg.probe(
+        sg.convert(Model(), attention=path), esol, loss=lambda out, data: (out - data.y).square()
+    )
+    assert memory.fit.form == "linear"

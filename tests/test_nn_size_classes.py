@@ -19,7 +19,7 @@ from staticgraph.attention_blocks import PATHS, attention_path
 from staticgraph.nn.size_classes import ClassedLayout
 
 
-def batch_of(sizes: list[int], capacity: sg.Capacity) -> sg.StaticBatch:
+def batch_of(sizes: list[int], capacity: sg.Capacity, dtype: type = np.float64) -> sg.StaticBatch:
     nodes = np.array(sizes, dtype=np.int64)
     none = np.empty(0, np.int64)
     random = np.random.default_rng(0)
@@ -29,8 +29,8 @@ def batch_of(sizes: list[int], capacity: sg.Capacity) -> sg.StaticBatch:
         none,
         none,
         {
-            "x": ("node", random.standard_normal((nodes.sum(), 8))),
-            "y": ("graph", random.standard_normal((len(nodes), 2))),
+            "x": ("node", random.standard_normal((nodes.sum(), 8)).astype(dtype)),
+            "y": ("graph", random.standard_normal((len(nodes), 2)).astype(dtype)),
         },
     )
     return sg.StaticBatch.of(store, range(len(nodes)), capacity)

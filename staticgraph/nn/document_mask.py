@@ -17,6 +17,7 @@ Source: Dong et al. 2024, Flex Attention, arXiv 2412.05496.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -96,9 +97,17 @@ class DocumentLayout(NamedTuple):
             return _Shapes.apply(q, k, v)
         if q.device.type != "cuda":
             return F.scaled_dot_product_attention(q, k, v, attn_mask=self.allowed())
-        out = flex_attention(q, k, v, block_mask=self.block_mask())
+        fused = flex_attention if torch.compiler.is_compiling() else _compiled_alone()
+        out = fused(q, k, v, block_mask=self.block_mask())
         assert isinstance(out, Tensor)
         return out
+
+
+@cache
+def _compiled_alone() -> Any:
+    """``flex_attention`` for a step that is not compiled, which else would lay out all ``N * N``
+    scores; for any number of nodes, so that the buckets share one compile."""
+    return torch.compile(flex_attention, fullgraph=True, dynamic=True)
 
 
 class _Shapes(torch.autograd.Function):
