@@ -1,0 +1,44 @@
+"""Questions answered one by one: each leaves its answer or its error, none stops the others."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from staticgraph.report import device_name, versions
+
+
+def answer(
+    parts: Mapping[str, Callable[[], dict[str, Any]]], out: Path | None, deadline_s: float
+) -> dict[str, Any]:
+    """Runs each part, prints what it gave, and writes all of it after every part.
+
+    Args:
+        parts: by name, most important first.
+        out: a JSON file.
+        deadline_s: seconds after which no part is begun.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    answers: dict[str, Any] = {"device": device_name(device), "versions": versions()}
+    until = time.monotonic() + deadline_s
+    for name, part in parts.items():
+        started = time.monotonic()
+        if started > until:
+            answers[name] = {"error": "not begun before the deadline"}
+        else:
+            try:
+                answers[name] = part()
+            except Exception as error:
+                traceback.print_exc()
+                answers[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            answers[name]["seconds"] = round(time.monotonic() - started, 1)
+        print(f"{name}: {json.dumps(answers[name], default=str)}", flush=True)
+        if out is not None:
+            out.write_text(json.dumps(answers, indent=1, default=str) + "\n")
+    return answers

@@ -1,0 +1,268 @@
+"""Settles on a device what the design takes for granted of torch's CUDA graphs.
+
+    python -m bench.settle [--json FILE] [--deadline SECONDS]
+
+Five questions: does ``trace_autograd_ops`` exist and work; does a compiled step with a fused,
+capturable AdamW record; what does a shared pool cost with the largest bucket first and last; is a
+silent skip of ``reduce-overhead`` seen by counting; does resetting one of several graphs in a pool
+harm the others. What needs a device says so without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.parts import answer
+from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
+from staticgraph.running.recorder import CudaGraphRecorder
+from staticgraph.running.training_state import SavedTraining
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+# Float32 sums of two hundred terms in another order, times a few steps of AdamW.
+TOLERANCE = 1e-4
+
+
+def only_on_cuda(part: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    return part if CUDA else lambda: {"answer": "needs a CUDA device"}
+
+
+def model_and_data(width: int = 128) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)).to(DEVICE)
+    return model, torch.randn(256, width, device=DEVICE)
+
+
+def trace_autograd_ops() -> dict[str, Any]:
+    """Whether dynamo has the option, and traces ``torch.autograd.grad`` inside a graph with it."""
+    import torch._dynamo.config as config
+
+    exists = hasattr(config, "trace_autograd_ops")
+    if not exists:
+        return {"exists": False, "works": False}
+    weight = torch.randn(8, 8, device=DEVICE, requires_grad=True)
+
+    def forces(x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        x.requires_grad_()
+        energy = (x @ weight).tanh().sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+        return slope
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        energy = (x @ weight).tanh().sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=True)
+        return slope
+
+    found: dict[str, Any] = {"exists": True}
+    x = torch.randn(8, 8, device=DEVICE)
+    for name, function, given in (
+        ("of an input that requires a gradient", inner, x.clone().requires_grad_()),
+        ("after requires_grad_() inside", forces, x),
+    ):
+        try:
+            with config.patch(trace_autograd_ops=True):
+                made = torch.compile(function, fullgraph=True, backend="aot_eager")(given)
+            found[name] = bool(torch.allclose(made, function(given), atol=1e-5))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[:300]
+    return found
+
+
+def compiled_adamw_records() -> dict[str, Any]:
+    """Twenty recorded steps of a compiled forward, its backward and AdamW, against eager."""
+    results = []
+    for recorded in (False, True):
+        model, x = model_and_data()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=torch.tensor(1e-2, device=DEVICE), fused=True, capturable=True
+        )
+        loss_of = torch.compile(lambda m, x: m(x).square().mean()) if recorded else None
+
+        def step(model=model, x=x, optimizer=optimizer, loss_of=loss_of) -> torch.Tensor:
+            for parameter in model.parameters():
+                parameter.grad = None
+            loss = model(x).square().mean() if loss_of is None else loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = step
+        if recorded:
+            recorder = CudaGraphRecorder(DEVICE)
+            recorder.warm(step, 3)  # three real steps; eager makes as many below
+            saved = SavedTraining(model, optimizer)
+            recording = recorder.record(step)
+            saved.restore()
+
+            def run(recording=recording) -> torch.Tensor:
+                recording.replay()
+                return recording.result.clone()
+        else:
+            for _ in range(3):
+                step()
+        losses = [float(run()) for _ in range(20)]
+        results.append((losses, [p.detach().clone() for p in model.parameters()]))
+    (eager, expected), (replayed, found) = results
+    worst = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    return {
+        "records": True,
+        "largest_loss_difference": max(abs(a - b) for a, b in zip(eager, replayed, strict=True)),
+        "largest_parameter_difference": worst,
+        "agrees": worst < TOLERANCE,
+        "last_losses": [eager[-1], replayed[-1]],
+    }
+
+
+class Uncompiled(CudaGraphRecorder):
+    """Records eager work, so that what is seen is the pool's and not Inductor's."""
+
+    compiles = False
+
+
+def pool_bytes() -> dict[str, Any]:
+    """Bytes that six shapes of one MLP's training step reserve in a shared pool, in either order,
+    beside the largest alone and all in pools of their own; and what is left after teardown."""
+    rows = [256 * k for k in (1, 2, 4, 8, 16, 32)]
+
+    def reserve(order: list[int], recorders: int = 1) -> tuple[int, int]:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        model, _ = model_and_data(512)
+        inputs = {n: torch.randn(n, 512, device=DEVICE) for n in order}
+        made = [Uncompiled(DEVICE) for _ in range(recorders)]
+        kept: list[Any] = []
+        for place, n in enumerate(order):
+
+            def step(n=n) -> torch.Tensor:
+                for parameter in model.parameters():
+                    parameter.grad = None
+                loss = model(inputs[n]).square().mean()
+                loss.backward()
+                return loss.detach()
+
+            recorder = made[place % recorders]
+            recorder.warm(step, 3)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            if place == 0:
+                base = torch.cuda.memory_reserved()
+            kept.append(recorder.record(step))
+            # As the runner keeps them: each recording goes on writing its own.
+            kept.append([parameter.grad for parameter in model.parameters()])
+        torch.cuda.empty_cache()
+        taken = torch.cuda.memory_reserved() - base
+        for parameter in model.parameters():
+            parameter.grad = None
+        kept.clear()
+        for recorder in made:
+            recorder.close()
+        torch.cuda.empty_cache()
+        return taken, torch.cuda.memory_reserved() - base
+
+    alone, _ = reserve(rows[-1:])
+    found = {
+        "largest_alone_bytes": alone,
+        "largest_first": reserve(rows[::-1]),
+        "smallest_first": reserve(rows),
+        "a_pool_each": reserve(rows, len(rows)),
+    }
+    first, last, each = (found[name] for name in ("largest_first", "smallest_first", "a_pool_each"))
+    return found | {
+        "meaning": "pairs are (bytes reserved by the recordings, bytes left after teardown)",
+        "largest_first_over_alone": first[0] / max(1, alone),
+        "smallest_first_over_alone": last[0] / max(1, alone),
+        "a_pool_each_over_alone": each[0] / max(1, alone),
+    }
+
+
+def silent_skip() -> dict[str, Any]:
+    """``reduce-overhead`` over a function with an input on the CPU: does torch record, warn, or
+    skip in silence; and do the two counts of this library see it."""
+    import warnings
+
+    found = {}
+    weight = torch.randn(64, 64, device=DEVICE)
+    cases = {
+        "nothing in the way": (lambda x, s: (x @ weight).relu() * 2, torch.zeros(())),
+        "an input on the CPU": (lambda x, s: (x @ weight).relu() * s, torch.tensor(2.0)),
+        "an input that is changed": (lambda x, s: x.add_(1) @ weight, torch.zeros(())),
+    }
+    for name, (function, scale) in cases.items():
+        torch.compiler.reset()
+        recorded, skipped = recorded_graphs(DEVICE), skipped_recordings()
+        compiled = torch.compile(function, mode="reduce-overhead")
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                torch.compiler.cudagraph_mark_step_begin()
+                compiled(torch.randn(32, 64, device=DEVICE), scale)
+        recorded, skipped = recorded_graphs(DEVICE) - recorded, skipped_recordings() - skipped
+        found[name] = {
+            "graphs_recorded": recorded,
+            "skips_counted": skipped,
+            "warnings": [
+                str(w.message)[:200] for w in heard if w.category is not DeprecationWarning
+            ],
+            "silent_skip": recorded == 0 and skipped == 0,
+        }
+    return found
+
+
+def resetting_one() -> dict[str, Any]:
+    """Three recordings in one pool; one is reset, memory is used, the others are replayed."""
+    model, _ = model_and_data()
+    inputs = [torch.randn(64 * (k + 1), 128, device=DEVICE) for k in range(3)]
+    recorder = Uncompiled(DEVICE)
+
+    def forward(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            with torch.no_grad():
+                return model(x)
+
+        return run
+
+    recordings = []
+    for x in reversed(inputs):
+        recorder.warm(forward(x), 3)
+        recordings.append(recorder.record(forward(x)))
+    expected = [forward(x)().clone() for x in reversed(inputs)]
+    recorder._graphs[0].reset()
+    torch.cuda.empty_cache()
+    filler = [torch.full((1 << 20,), float("nan"), device=DEVICE) for _ in range(64)]
+    equal = []
+    for recording, wanted in list(zip(recordings, expected, strict=True))[1:]:
+        recording.replay()
+        torch.cuda.synchronize()
+        equal.append(bool(torch.allclose(recording.result, wanted, atol=1e-5)))
+    del filler
+    return {"others_replay_right": equal, "harmed": not all(equal)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--deadline", type=float, default=1e9)
+    options = parser.parse_args()
+    answer(
+        {
+            "compiled AdamW records": only_on_cuda(compiled_adamw_records),
+            "pool": only_on_cuda(pool_bytes),
+            "silent skip": only_on_cuda(silent_skip),
+            "trace_autograd_ops": trace_autograd_ops,
+            # Last: it leaves the process's CUDA state in doubt where the answer is yes.
+            "resetting one of several": only_on_cuda(resetting_one),
+        },
+        options.json,
+        options.deadline,
+    )
+
+
+if __name__ == "__main__":
+    main()
