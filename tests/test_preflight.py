@@ -15,6 +15,7 @@ from parity import BATCH, CAPACITY, STORE, unknown_counts
 from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
+from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
 from staticgraph.cli import main
@@ -300,3 +301,48 @@ def test_the_command_says_what_it_cannot_import(capsys):
     data = str(Path(__file__).parent.parent / "examples" / "data" / "MUTAG.npz")
     assert main(["check", "--model", "nowhere_at_all:Net", "--data", data]) == 2
     assert "there is no module 'nowhere_at_all' here" in capsys.readouterr().err
+
+
+def test_a_gradient_that_padding_breaks_is_told():
+    """Forward is fine: a padding graph has no nodes, and the norm of nothing no derivative."""
+
+    class Norms(Net):
+        def forward(self, x, edge_index, batch):
+            block, _ = to_dense_batch(self.head(x), batch)  # zeros for a padding graph
+            length = block.square().sum((1, 2)).sqrt()
+            return super().forward(x, edge_index, batch) * length[:, None]
+
+    (obstacle,) = preflight(Norms().double(), PLAN, STORE).obstacles
+    assert obstacle.kind == "padding breaks a gradient"
+    assert "is not finite" in obstacle.line
+
+
+def test_a_model_that_writes_on_its_batch_is_checked_on_the_batch_as_it_came():
+    class Writes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(C, C)
+
+        def forward(self, data):
+            data.x = self.lin(data.x)
+            return global_mean_pool(data.x, data.batch)
+
+    report = preflight(Writes().double(), PLAN, STORE)
+    assert report.ok
+    assert report.parity < 1e-9
+
+
+def test_a_width_that_only_a_compiled_step_has_is_told():
+    """Read backwards, a padded sequence begins in its padding: the width of the block counts."""
+
+    class Backwards(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = torch.nn.LSTM(C, C, batch_first=True, bidirectional=True)
+
+        def forward(self, x, batch):
+            h, mask = to_dense_batch(x, batch)
+            return (self.lstm(h)[0] * mask[..., None]).sum(1)
+
+    (obstacle,) = preflight(Backwards().double(), PLAN, STORE).obstacles
+    assert obstacle.kind == "differs from plain PyG"

@@ -62,6 +62,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "what stands in padding rows changes the result of real ones",
         "reduce over nodes with a pool and the batch vector, or mask with batch.node_mask",
     ),
+    "padding breaks a gradient": (
+        "a padding graph has no nodes, and features of zero no length: to divide by the number, or "
+        "to take a root or a norm, has no finite derivative there",
+        "give it one: count.clamp(min=1) before a division, (x.square().sum(-1) + eps).sqrt()",
+    ),
     "differs from plain PyG": (
         "on the same graphs without padding the model gives something else",
         "look for a number of nodes, edges or graphs that it takes from a shape",

@@ -27,6 +27,12 @@ from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
+from staticgraph.running.comparison import (
+    TOLERANCE,
+    compare_with_plain,
+    relative_difference,
+    tensors_in,
+)
 from staticgraph.running.example_batch import batch_of, poisoned
 from staticgraph.running.failures import defined_at, raised, untraceable
 from staticgraph.running.obstacles import Obstacle
@@ -35,9 +41,6 @@ from staticgraph.running.tracing import trace_step
 from staticgraph.running.watching import Watch
 from staticgraph.sizes import Capacity
 from staticgraph.store import GraphStore
-
-# Of the largest value: what float32 loses over a deep network, a tenth of what garbage does.
-TOLERANCE = 1e-3
 
 
 def preflight(
@@ -132,7 +135,7 @@ class _Preflight:
             context.enter(unknown)
             try:
                 with watch.running():
-                    self._forward(model, unknown)
+                    self._forward(model, unknown.replace())
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
                 self._obstacles.append(raised(error, stack[-1] if stack else ""))
@@ -164,7 +167,7 @@ class _Preflight:
 
         def compute(batch: StaticBatch) -> Any:
             context.enter(batch)
-            out = self._forward(model, batch)
+            out = self._forward(model, batch.replace())
             context.leave()
             return out
 
@@ -227,48 +230,24 @@ class _Preflight:
         with calls, torch.no_grad():
             context.enter(batch)
             try:
-                self._forward(model, batch)
+                self._forward(model, batch.replace())
             finally:
                 context.leave()
         return seen
 
     def _compared(self) -> tuple[float | None, str]:
-        """The output beside plain PyG's on the same graphs without padding."""
+        """Outputs and gradients beside plain PyG's on the same graphs without padding."""
         from torch_geometric.data import Batch
 
-        plain = copy.deepcopy(self._stock)
         graphs: list[Any] = list(self._batch.to_data_list())
         data: Any = Batch.from_data_list(graphs)
-        unpadded: Any = _AsBatch(data.to(self._batch.device))
-        before = torch.get_rng_state()
-        try:
-            with torch.no_grad():
-                expected = self._forward(plain, unpadded)
-        except Exception as error:
-            return None, f"plain PyG raised {type(error).__name__}: {error}"
-        random = not torch.equal(before, torch.get_rng_state())
-        if random:  # dropout draws another pattern over other shapes
-            plain = copy.deepcopy(self._stock).eval()
-            with torch.no_grad():
-                expected = self._forward(plain, unpadded)
-        model, context, calls = self._copy()
-        if random:
-            model.eval()
-        with calls, torch.no_grad():
-            context.enter(self._batch)
-            try:
-                found = self._forward(model, self._batch)
-                pairs = list(zip(_tensors(expected), _tensors(found), strict=True))
-                worst = max((_difference(a, b, context) for a, b in pairs), default=0.0)
-            finally:
-                context.leave()
-        if not worst <= TOLERANCE and not self._obstacles:
+        unpadded = _AsBatch(data.to(self._batch.device))
+        found = compare_with_plain(self._stock, self._forward, self._batch, unpadded)
+        if found.what is not None and not self._obstacles:
+            kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
             where = defined_at(type(self._stock))
-            line = f"off by {worst:.1e} of the largest value"
-            self._obstacles.append(
-                Obstacle(type(self._stock).__name__, where, line, "differs from plain PyG")
-            )
-        return worst, "evaluation mode, since it draws random numbers" if random else "same mode"
+            self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
+        return found.worst, found.note
 
     def _attention(self) -> tuple[AttentionRow, ...]:
         """The paths of attention in a compiled step in the example's bucket."""
@@ -342,20 +321,10 @@ def _is_layer(module: torch.nn.Module) -> bool:
     return kind in table or kind in table.values() or kind.__module__.startswith("torch_geometric.")
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
-
-
 def _real(value: Any, context: BatchContext) -> list[Tensor]:
     """The real rows of each tensor whose rows are known."""
     found = []
-    for tensor in _tensors(value):
+    for tensor in tensors_in(value):
         rows = context.find_rows(tensor.shape[0]) if tensor.dim() else None
         if rows is None or not tensor.is_floating_point():
             continue
@@ -367,21 +336,4 @@ def _real(value: Any, context: BatchContext) -> list[Tensor]:
 def _same(left: list[Tensor], right: list[Tensor]) -> bool:
     if [t.shape for t in left] != [t.shape for t in right]:
         return False
-    return all(_relative(a, b) <= TOLERANCE for a, b in zip(left, right, strict=True))
-
-
-def _difference(expected: Tensor, found: Tensor, context: BatchContext) -> float:
-    """Relative to the largest; infinite where the real rows are not as many."""
-    rows = context.find_rows(found.shape[0]) if found.dim() else None
-    real = found if rows is None else found[rows.mask]
-    return _relative(expected, real) if expected.shape == real.shape else float("inf")
-
-
-def _relative(expected: Tensor, found: Tensor) -> float:
-    if not expected.numel():
-        return 0.0
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(expected, found) else float("inf")
-    scale = max(float(expected.abs().max()), 1e-6)
-    off = float((expected - found).abs().max()) / scale
-    return off if off == off else float("inf")
+    return all(relative_difference(a, b) <= TOLERANCE for a, b in zip(left, right, strict=True))
