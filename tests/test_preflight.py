@@ -308,8 +308,8 @@ def test_a_gradient_that_padding_breaks_is_told():
 
     class Norms(Net):
         def forward(self, x, edge_index, batch):
-            block, _ = to_dense_batch(self.head(x), batch)  # zeros for a padding graph
-            length = block.square().sum((1, 2)).sqrt()
+            block, _ = to_dense_batch(x, batch)  # zeros for a padding graph
+            length = self.conv.lin(block).square().sum((1, 2)).sqrt()
             return super().forward(x, edge_index, batch) * length[:, None]
 
     (obstacle,) = preflight(Norms().double(), PLAN, STORE).obstacles
