@@ -372,7 +372,8 @@ def test_a_batch_that_fits_no_rung_runs_in_halves_and_alone(graph, tmp_path):
     trainer.loader.ladder = HopLadder((HopCapacity((12, 12), (6,)),))
     result = trainer.train_epoch()
     statistics = trainer.loader.ladder.statistics
-    assert statistics.splits and statistics.eager
+    assert statistics.splits
+    assert statistics.eager
     assert result.edges == graph.num_edges
     trainer.close()
 

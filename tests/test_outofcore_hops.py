@@ -185,6 +185,27 @@ def test_full_fan_out_equals_the_whole_graph(kind):
         torch.testing.assert_close(conv(x, edges), model.layers[0].whole(x, edges))
 
 
+def test_gcn_over_a_part_is_the_mean_of_what_is_resident_with_degrees_of_the_whole():
+    """By loops: sqrt((1 + d_i) / (1 + d_j)) x_j, over the resident closed neighbourhood."""
+    rows, resident = 30, 18
+    ends = simple_edges(rows, 140, 4)
+    whole = np.bincount(ends[1], minlength=rows)
+    inside = ends[:, (ends < resident).all(axis=0)]
+    neighbours = Neighbours.of(*inside, resident)
+    degrees = neighbours.degrees()
+    assert (degrees < whole[:resident]).any()
+    sampler = DenseSampler(neighbours, [int(degrees.max())])
+    sample = sampler.sample(np.arange(resident), 0)
+    batch = HopBatch(roomy(sample), 0).fill(sample, degrees, whole[:resident])
+    layer = SampledGCN(4, 3).double()
+    x = torch.randn(resident, 4, dtype=torch.float64)
+    found = layer(x[batch.rows], batch, 1)[:resident]
+    for i in range(resident):
+        closed = [i, *inside[0, inside[1] == i].tolist()]
+        parts = [np.sqrt((1 + whole[i]) / (1 + whole[j])) * layer.lin(x[j]) for j in closed]
+        torch.testing.assert_close(found[i], sum(parts) / len(parts) + layer.bias)
+
+
 def test_parameters_pass_to_pyg_and_back():
     for ours, theirs in [
         (SampledSAGE(4, 6), SAGEConv(4, 6)),

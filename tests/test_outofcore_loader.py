@@ -23,8 +23,8 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.hops import HopCapacity
 from staticgraph.outofcore.hop_runner import HopRunner
+from staticgraph.outofcore.hops import HopCapacity
 from staticgraph.outofcore.resident import ResidentGraphs
 
 N, TRAIN = 90, np.arange(5, 35)
@@ -65,6 +65,11 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
         original = graph.node_ids[resident.node_of[here]]
         assert sorted(set(resident.node_of[here] // graph.partition_size)) == list(state.partitions)
         np.testing.assert_array_equal(resident.features[here], features[original])
+        # Degrees are of the whole graph, whatever is resident.
+        both = {"in": edges[1:], "out": edges[:1], "both": edges}[direction]
+        degrees = np.bincount(both.ravel(), minlength=N)
+        np.testing.assert_array_equal(resident.whole_degrees[here], degrees[original])
+        assert (resident.whole_degrees[~here] == 0).all()
         inside = np.isin(edges, original).all(axis=0)
         ways = {"in": [(0, 1)], "out": [(1, 0)], "both": [(0, 1), (1, 0)]}[direction]
         for (near, far), pointers, indices in zip(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -217,3 +218,62 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout)
+
+
+# ---------------------------------------------------------------------- beside the page cache
+
+
+def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, monkeypatch):
+    from staticgraph.outofcore.embeddings import EmbeddingFile
+
+    edges, features = generated(40, 300), np.arange(80, dtype=np.float32).reshape(40, 2)
+    partition(edges, 40, 4, tmp_path / "g", features=features)
+    calls = []
+    advise, sync = os.posix_fadvise, os.fdatasync
+
+    def advised(descriptor, start, length, advice):
+        assert advice == os.POSIX_FADV_DONTNEED
+        calls.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, start, length))
+        advise(descriptor, start, length, advice)
+
+    def synced(descriptor):
+        calls.append("durable")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "posix_fadvise", advised)
+    monkeypatch.setattr(os, "fdatasync", synced)
+    cached = PartitionedGraph(tmp_path / "g")
+    expected = cached.read_buckets(all_buckets(4))
+    assert not calls
+    graph = PartitionedGraph(tmp_path / "g", cached=False)
+    np.testing.assert_array_equal(graph.read_buckets(all_buckets(4)), expected)
+    into = np.empty((10, 2), np.float32)
+    graph.read_features(2, into)
+    np.testing.assert_array_equal(into, features[graph.node_ids[20:30]])
+    assert calls == [("edges.bin", 0, expected.nbytes), ("features.bin", 160, 80)]
+
+    def initial(k: int) -> np.ndarray:
+        return np.full((3, 2), k, np.float32)
+
+    file = EmbeddingFile.create(tmp_path / "e", 2, 3, 2, initial, cached=False)
+    calls.clear()
+    values, sums = np.ones((2, 3, 2), np.float32)
+    file.write(1, values, sums)
+    # The second place of partition 1 is the fourth record of 48 bytes.
+    assert calls == ["durable", ("embeddings.bin", 144, 48)]
+    file.close()
+
+
+# ---------------------------------------------------------------------- degrees
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 30), e=st.integers(0, 90), p=st.integers(1, 4), seed=st.integers(0, 99))
+def test_degrees_are_counted_over_the_whole_graph(tmp_path_factory, n, e, p, seed):
+    edges = generated(n, e, seed, 2)
+    p = -(-n // -(-n // p))
+    graph = partition(edges, n, p, tmp_path_factory.mktemp("g") / "g", seed=seed)
+    out, into = (np.bincount(row, minlength=n) for row in edges[:2])
+    expected = {"in": into, "out": out, "both": into + out}
+    for direction, degrees in expected.items():
+        np.testing.assert_array_equal(graph.degrees(direction), degrees[graph.node_ids])

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.outofcore.external_sort import write_all
 from staticgraph.outofcore.reading import BlockFile
 
 DATA = "embeddings.bin"
@@ -39,6 +38,7 @@ class EmbeddingFile:
 
     Args:
         folder: the folder that :meth:`create` made.
+        cached: leave what is read and written in the page cache.
 
     Attributes:
         epoch: committed epochs.
@@ -49,7 +49,7 @@ class EmbeddingFile:
         StoreCorrupt: the commit or the data is not what was written.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
         self.folder = Path(folder)
         if not (self.folder / COMMIT).exists():
             raise FileNotFoundError(
@@ -66,7 +66,7 @@ class EmbeddingFile:
         self.extras: dict[str, NDArray[Any]] = commit
         self._place = self._committed.copy()
         self._committed_crc = self._crc.copy()
-        self._file = BlockFile(self.folder / DATA, writable=True)
+        self._file = BlockFile(self.folder / DATA, writable=True, cached=cached)
         expected = 2 * self.num_partitions * self.record_bytes
         if (found := (self.folder / DATA).stat().st_size) != expected:
             raise StoreCorrupt(
@@ -83,6 +83,8 @@ class EmbeddingFile:
         dimension: int,
         initial: Callable[[int], FloatArray],
         extras: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        cached: bool = True,
     ) -> EmbeddingFile:
         """Writes the first values, commits them as epoch 0 and opens.
 
@@ -93,6 +95,7 @@ class EmbeddingFile:
             dimension: D.
             initial: gives a partition's values ``[partition_size, D]``.
             extras: kept with every commit.
+            cached: leave what is read and written in the page cache.
         """
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
@@ -111,7 +114,7 @@ class EmbeddingFile:
         shape = np.array([num_partitions, partition_size, dimension])
         place = np.zeros(num_partitions, np.uint8)
         _write_commit(root, 0, shape, place, crc, extras or {})
-        return cls(root)
+        return cls(root, cached=cached)
 
     @property
     def record_bytes(self) -> int:
@@ -143,8 +146,7 @@ class EmbeddingFile:
         """Writes a partition beside what is committed of it."""
         self._place[partition] = 1 - self._committed[partition]
         offset = self._offset(partition)
-        write_all(self._file.descriptor, values, offset)
-        write_all(self._file.descriptor, sums, offset + self.record_bytes // 2)
+        self._file.write(offset, [values, sums])
         self._crc[partition] = _checksum(values, sums)
 
     def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:

@@ -40,7 +40,7 @@ def open_for(
     text = f"{config} {graph.num_nodes} {graph.num_edges}" + (f" {more}" if more else "")
     identity = np.frombuffer(text.encode(), np.uint8)
     try:
-        file = EmbeddingFile(folder)
+        file = EmbeddingFile(folder, cached=graph.cached)
     except FileNotFoundError:
         shape = (graph.partition_size, config.dimension)
 
@@ -50,7 +50,7 @@ def open_for(
 
         return EmbeddingFile.create(
             folder, graph.num_partitions, graph.partition_size, config.dimension, initial,
-            {"identity": identity, **extras},
+            {"identity": identity, **extras}, cached=graph.cached,
         )  # fmt: skip
     if not np.array_equal(file.extras["identity"], identity):
         raise ValueError(

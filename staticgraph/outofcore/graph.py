@@ -28,14 +28,15 @@ class PartitionedGraph:
     Args:
         folder: the folder.
         verify: read everything once and compare checksums.
+        cached: leave what is read in the page cache; so for the embeddings of its trainers.
 
     Raises:
         FileNotFoundError: no partitioned graph is there.
         StoreCorrupt: a file is missing, cut or changed; the message names file and offset.
     """
 
-    def __init__(self, folder: str | Path, *, verify: bool = False) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
+        self.folder, self.cached = Path(folder), cached
         self.manifest = Manifest.load(self.folder, verify)
         m = self.manifest
         self.num_nodes = m.num_nodes
@@ -52,10 +53,10 @@ class PartitionedGraph:
                 f"{self.folder / 'offsets.npy'} has {len(self.offsets)} entries and ends at "
                 f"{self.offsets[-1]}; the manifest says {m.num_partitions}^2 + 1 and {m.num_edges}"
             )
-        self.edge_file = BlockFile(self.folder / "edges.bin")
+        self.edge_file = BlockFile(self.folder / "edges.bin", cached=cached)
         self.feature_file = None
         if m.features is not None:
-            self.feature_file = BlockFile(self.folder / "features.bin")
+            self.feature_file = BlockFile(self.folder / "features.bin", cached=cached)
         self._degrees: dict[Direction, NDArray[np.int32]] = {}
 
     @property

@@ -1,0 +1,160 @@
+"""Test accuracy of node classification: PyG in memory, and the same from disk against c.
+
+All ways have the same initial parameters seed by seed, the same optimizer, epochs, evaluation on
+full neighbourhoods at the same epochs, and the same choice among them: the best validation, the
+later one of equals. So runs of one seed are pairs; the test of their differences is Student's,
+paired. What differs by nature is the order of the random numbers of dropout, and from disk which
+part of a neighbourhood is resident in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import ttest_rel
+from torch import nn
+
+from staticgraph.outofcore import (
+    Dispersed,
+    InMemory,
+    NodeCache,
+    NodeTrainer,
+    SampledGNN,
+    SampledLoader,
+    data,
+    partition,
+)
+
+
+class Case(NamedTuple):
+    """What is trained on a graph; an epoch in memory is one step on all training nodes."""
+
+    model: str
+    fanouts: list[int]
+    hidden: int
+    epochs: int
+
+
+# Fan-outs of the citation graphs are above their largest degrees, 168 and 99.
+CASES = {
+    "cora": Case("gcn", [168, 168], 64, 60),
+    "citeseer": Case("gcn", [99, 99], 64, 60),
+    "cornell5": Case("sage", [10, 10], 32, 48),
+}
+PARTITIONS = 16
+BUFFERS = (4, 8, 12)
+EVERY = 5
+
+
+def nodes(args: argparse.Namespace) -> dict[str, Any]:
+    """Ten seeds of every way, and how far each is from PyG."""
+    rows = []
+    for name in args.graph or CASES:
+        graph, case = data.open_nodes(name), CASES[name]
+        ways: dict[str, Any] = {"pyg": None, "memory": (1, InMemory())}
+        for policy in (NodeCache, Dispersed):
+            if not args.policy or policy.__name__ in args.policy:
+                ways |= {f"{policy.__name__}({c})": (PARTITIONS, policy(c)) for c in BUFFERS}
+        pyg: list[float] = []
+        for way, parts in ways.items():
+            started, found = time.perf_counter(), []
+            for seed in range(args.seeds):
+                torch.manual_seed(seed)
+                if parts is None:
+                    found.append(pyg_accuracy(graph, case))
+                else:
+                    found.append(our_accuracy(graph, case, *parts, seed))
+            pyg = pyg or found
+            rows.append(
+                {"graph": name, "model": case.model, "way": way,
+                 "mean": round(float(np.mean(found)), 4),
+                 "deviation": round(float(np.std(found, ddof=1)), 4),
+                 **compared(found, pyg),
+                 "accuracy": [round(a, 4) for a in found],
+                 "seconds": round(time.perf_counter() - started, 1)}
+            )  # fmt: skip
+            print(rows[-1], file=sys.stderr, flush=True)
+    return {"partitions": PARTITIONS, "seeds": args.seeds, "rows": rows}
+
+
+def compared(found: list[float], pyg: list[float]) -> dict[str, float]:
+    """The mean difference of pairs, its standard error and Student's p."""
+    difference = np.subtract(found, pyg)
+    if not difference.any():
+        return {"difference": 0.0, "error": 0.0, "p": 1.0}
+    return {
+        "difference": round(float(difference.mean()), 4),
+        "error": round(float(difference.std(ddof=1) / np.sqrt(len(difference))), 4),
+        "p": round(float(ttest_rel(found, pyg).pvalue), 3),
+    }
+
+
+def made(graph: data.NodeData, case: Case) -> SampledGNN:
+    classes = int(graph.labels.max()) + 1
+    return SampledGNN(case.model, graph.features.shape[1], case.hidden, classes, 2, 0.5)
+
+
+def chosen(
+    epochs: int, train: Callable[[], Any], score: Callable[[Any], float], graph: Any
+) -> float:
+    """Test accuracy at the best validation, of equals the later."""
+    best = (-1.0, 0.0)
+    for epoch in range(1, epochs + 1):
+        train()
+        if epoch % EVERY == 0:
+            valid = score(graph.valid)
+            if valid >= best[0]:
+                best = (valid, score(graph.test))
+    return best[1]
+
+
+def pyg_accuracy(graph: data.NodeData, case: Case) -> float:
+    """The same layers, PyG's, in full batch."""
+    model = made(graph, case)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, weight_decay=5e-4)
+    x, y = torch.from_numpy(graph.features), torch.from_numpy(graph.labels)
+    edges = torch.from_numpy(graph.edges)
+
+    def train() -> None:
+        model.train()
+        loss = nn.functional.cross_entropy(model.whole(x, edges)[graph.train], y[graph.train])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def score(which: Any) -> float:
+        model.eval()
+        with torch.no_grad():
+            return float((model.whole(x, edges).argmax(1) == y)[which].float().mean())
+
+    return chosen(case.epochs, train, score, graph)
+
+
+def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: int) -> float:
+    """From ``p`` partitions by ``policy``; one state's training nodes are one batch."""
+    model = made(graph, case)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = partition(
+            graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,
+            seed=seed, training_nodes=graph.train if isinstance(policy, NodeCache) else None,
+        )  # fmt: skip
+        loader = SampledLoader(
+            parts, policy, case.fanouts, len(graph.train), seeds=graph.train, labels=graph.labels,
+            seed=seed,
+        )  # fmt: skip
+        trainer = NodeTrainer(model, loader)
+
+        def score(which: Any) -> float:
+            return trainer.evaluate_whole(which, graph.labels)
+
+        accuracy = chosen(case.epochs, trainer.train_epoch, score, graph)
+        loader.close()
+    return accuracy
