@@ -111,6 +111,16 @@ def test_the_report_adds_up(uninterrupted):
     json.loads((uninterrupted / "report.json").read_text(), parse_constant=pytest.fail)
 
 
+def test_graphs_on_the_device_change_no_result(uninterrupted, config, tmp_path):
+    there = replace(config, store="device")
+    report = train.train(there, tmp_path / "run", progress=False)
+    assert_same_run(tmp_path / "run", uninterrupted)
+    assert "on the device" in report.data["place"]
+    assert "on the host" in TrainReport.load(uninterrupted).data["place"]
+    with pytest.raises(ValueError, match="choose of auto, host, device"):
+        replace(config, store="disk")
+
+
 @pytest.mark.parametrize(
     ("data", "model", "task", "metric"),
     [("hiv", "gine", "binary", "ROC-AUC"), ("MUTAG", "gin", "classes", "accuracy")],

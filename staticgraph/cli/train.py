@@ -69,6 +69,11 @@ def register(commands: Any) -> None:
         choices=("auto", "on", "off"),
         help="fused kernels where measured to gain: gine on a CPU (default: auto)",
     )
+    machine.add_argument(
+        "--store",
+        choices=("auto", "host", "device"),
+        help="where the graphs are: auto is on CUDA if they fit a quarter of it (default: auto)",
+    )
     machine.add_argument("--workers", type=int, help="threads that fill batches (default: 0)")
     files = parser.add_argument_group("files")
     files.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder (default: {OUT})")

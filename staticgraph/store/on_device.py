@@ -186,9 +186,7 @@ def encoded(
     Raises:
         ValueError: the store has axes or index fields of its own.
     """
-    odd = [axis.name for axis in store.schema.axes]
-    odd += [field.name for field in store.schema if field.is_index]
-    if odd:
+    if odd := _odd(store):
         raise ValueError(
             f"{store.name} has rows or indices of its own ({', '.join(odd)}); a device collates "
             "nodes, edges and graphs of one kind: leave it on the host, "
@@ -202,6 +200,16 @@ def encoded(
         structure["transpose"] = _narrow(store.transpose)
     columns = {field.name: _column(field, store.columns[field.name]) for field in store.schema}
     return structure, columns
+
+
+def is_simple(store: GraphStore) -> bool:
+    """Whether a store has no axes or index fields of its own, so that a device can collate it."""
+    return not _odd(store)
+
+
+def _odd(store: GraphStore) -> list[str]:
+    axes = [axis.name for axis in store.schema.axes]
+    return axes + [field.name for field in store.schema if field.is_index]
 
 
 def _width(field: Field) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Settings that another sitting of the same run may change.
-FREE = frozenset({"epochs", "device", "workers", "compile_mode", "allow_cpu", "checkpoint_every"})
+FREE = frozenset(
+    {"epochs", "device", "store", "workers", "compile_mode", "allow_cpu", "checkpoint_every"}
+)
 KERNELS = ("auto", "on", "off")
+STORES = ("auto", "host", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class TrainConfig:
             to gain, which is for GINE on a CPU.
         compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
-        workers: threads that fill batches ahead.
+        store: ``host``; ``device``, where the graphs are moved once and only ids cross; or
+            ``auto``: on CUDA where they take at most a part of its memory. Changes no result.
+        workers: threads that fill batches ahead, where the store is on the host.
         checkpoint_every: steps between checkpoints within an epoch; each epoch's end has one.
     """
 
@@ -46,6 +51,7 @@ class TrainConfig:
     compile_mode: str = "auto"
     allow_cpu: bool = False
     device: str = "auto"
+    store: str = "auto"
     workers: int = 0
     checkpoint_every: int = 100
 
@@ -55,5 +61,7 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels={self.kernels!r}; choose of {', '.join(KERNELS)}")
+        if self.store not in STORES:
+            raise ValueError(f"store={self.store!r}; choose of {', '.join(STORES)}")
         if not self.lr > 0:
             raise ValueError(f"lr={self.lr} must be above 0")

@@ -20,8 +20,11 @@ from tqdm import tqdm
 from staticgraph import datasets, models
 from staticgraph.buckets import BucketPlan, plan_buckets
 from staticgraph.loader import StaticLoader
+from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.nn import convert
 from staticgraph.runner import StaticGraphRunner
+from staticgraph.store import GraphStore
+from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 KERNELS_GAIN = frozenset({"gine"})
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
 READ_EVERY = 20
+# Of a GPU's free memory, what a data set may take unasked: the steps, whose need is not known
+# before they are compiled, keep the larger part. molhiv takes some 25 MB, so it decides rarely.
+SHARE_FOR_DATA = 0.25
 
 
 class Training:
@@ -73,6 +79,7 @@ class Training:
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
         )
+        self.source = self._source()
         train_ids = self.store.splits["train"]
         self.plan = (
             BucketPlan.from_dict(state["plan"])
@@ -103,7 +110,7 @@ class Training:
         self._say(self._opening(resumed_at))
         if self.state is not None:
             self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
-        self.runner.warmup(self.store, progress=self.progress)
+        self.runner.warmup(self.source, progress=self.progress)
         events = SummaryWriter(str(self.folder), purge_step=resumed_at)
         with events, Interrupt() as interrupt:
             while self.loader.epoch < self.config.epochs:
@@ -191,9 +198,19 @@ class Training:
             return None, None
         return evaluate(self.runner, self._loader(split), self.task)
 
+    def _source(self) -> GraphStore | DeviceStore:
+        """Where batches are made of: the store, moved to the device if so chosen."""
+        wanted = self.config.store
+        if wanted == "auto" and self.device.type == "cuda" and is_simple(self.store):
+            fitting = fits(self.store, self.device, SHARE_FOR_DATA, self.kernels)
+            wanted = "device" if fitting else "host"
+        if wanted != "device":
+            return self.store
+        return self.store.to(self.device, pointers=self.kernels)
+
     def _loader(self, split: str) -> StaticLoader:
         return StaticLoader(
-            self.store,
+            self.source,
             self.plan,
             indices=self.store.splits[split],
             exact=split == "train",
@@ -238,6 +255,7 @@ class Training:
             data={
                 "name": self.store.name,
                 "graphs": len(self.store),
+                "place": self._place(),
                 "splits": {name: len(ids) for name, ids in self.store.splits.items()},
             },
             task=self.task.name,
@@ -262,9 +280,14 @@ class Training:
         return (
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
             f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
-            f"mode {mode.name} ({mode.reason}) on {self.device}, "
+            f"mode {mode.name} ({mode.reason}) on {self.device}, graphs {self._place()}, "
             f"kernels {'on' if self.kernels else 'off'}"
         )
+
+    def _place(self) -> str:
+        if isinstance(self.source, DeviceStore):
+            return f"on the device ({human_bytes(self.source.nbytes)})"
+        return "on the host"
 
     def _say(self, text: str) -> None:
         if self.progress:
