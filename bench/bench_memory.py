@@ -1,4 +1,5 @@
-"""Memory predicted over fake tensors beside what torch's profiler saw the CPU allocate.
+"""Memory predicted over fake tensors beside what was allocated: what torch's profiler saw on the
+CPU, or the caching allocator's high-water mark with ``--device cuda``.
 
     python -m bench.bench_memory [--model gps ...] [--json FILE]     every way of training
     python -m pytest bench/bench_memory.py --benchmark-enable        seconds of one fake point
@@ -24,6 +25,7 @@ from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.probe import probe_capacities
 from staticgraph.memory.readers import (
     AllocatorReader,
+    CudaAllocator,
     FakeTensorReader,
     ProfilerAllocator,
     Subject,
@@ -48,18 +50,23 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-def subject_of(store: sg.GraphStore, name: str, hidden: int, layers: int, **way: Any) -> Subject:
+def subject_of(
+    store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
+) -> Subject:
     """A model of the zoo and how it is trained."""
     torch.manual_seed(0)
-    model = models.build(name, store, hidden=hidden, layers=layers)
+    model = models.build(name, store, hidden=hidden, layers=layers).to(device)
     optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
     return Subject(
         model, store.schema, lambda out, batch: (out - batch.y).square(), optimizer, **way
     )
 
 
-def compare(store: sg.GraphStore, name: str, hidden: int, layers: int, **way: Any) -> dict:
+def compare(
+    store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
+) -> dict:
     """One row: prediction and measurement at the held-out capacity."""
+    on_cuda = device == "cuda"
     subject = subject_of(store, name, hidden, layers, **way)
     begin = time.perf_counter()
     memory = sg.probe(
@@ -69,15 +76,19 @@ def compare(store: sg.GraphStore, name: str, hidden: int, layers: int, **way: An
         optimizer=subject.optimizer,
         autocast=subject.autocast,
         accumulate=subject.accumulate,
+        reader="fake-cuda" if on_cuda else "fake",
     )
     seconds = time.perf_counter() - begin
     assert memory.checked is not None
     capacity = memory.checked.capacity
-    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+    allocator = CudaAllocator(torch.device(device)) if on_cuda else ProfilerAllocator()
+    measures = subject_of(store, name, hidden, layers, device, **way) if on_cuda else subject
+    with AllocatorReader(allocator).open(measures) as read:
         measured = read(capacity)
     predicted = memory.fit.predict(capacity)
     return {
         "model": name,
+        "device": device,
         "optimizer": way["optimizer"],
         "autocast": str(way.get("autocast", "")).removeprefix("torch."),
         "accumulate": way.get("accumulate", 1),
@@ -103,6 +114,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -110,7 +122,7 @@ def main() -> None:
     rows = []
     for name in args.model:
         for way in WAYS:
-            rows.append(compare(store, name, args.hidden, args.layers, **way))
+            rows.append(compare(store, name, args.hidden, args.layers, args.device, **way))
             print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
     headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
     print(

@@ -1,0 +1,147 @@
+"""Five epochs of training on HIV's molecules, the same steps run in each mode.
+
+    python -m bench.bench_curves --modes eager reduce-overhead cuda-graph --seeds 0 1 2 --json FILE
+
+Every mode starts from the same weights and sees the same batches in the same order, so that the
+loss curves must lie over one another; per epoch: mean loss, seconds with loading, graphs a second,
+and ROC-AUC on the validation split. Seeds change weights and order. The mode named first is the
+reference. Name more modes or seeds than there is time for: none begins after the deadline, and the
+file holds what was finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchmetrics.functional.classification import binary_auroc
+
+import staticgraph as sg
+from bench.parts import answer
+from bench.steps import HIV, Shape, bce
+from staticgraph.models import build
+
+
+def train(
+    shape: Shape, mode: str, seed: int, epochs: int, batch_size: int, graphs: int, device: str
+) -> dict[str, Any]:
+    """One run from the beginning."""
+    store = sg.datasets.open(HIV)
+    mode, kernels = mode.removesuffix("+kernels"), mode.endswith("+kernels")
+    torch.manual_seed(seed)
+    model = build(shape.name, store, hidden=shape.hidden, layers=shape.layers).to(device)
+    sg.convert(model, kernels=kernels)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    ids = store.splits["train"][:graphs]
+    plan = sg.plan_buckets(store, batch_size=batch_size)
+    options = {"device": device, "pointers": kernels}
+    loader = sg.StaticLoader(store, plan, indices=ids, shuffle=True, seed=seed, **options)
+    held = store.splits["val"][:graphs]
+    validation = sg.StaticLoader(store, plan, indices=held, exact=False, **options)
+    runner = sg.StaticGraphRunner(model, plan, mode, loss=bce, optimizer=optimizer, allow_cpu=True)
+    started = time.perf_counter()
+    runner.warmup(store, progress=False)
+    found: dict[str, Any] = {
+        "warmup_s": time.perf_counter() - started,
+        "choices": [str(choice) for choice in runner.report().choices],
+        "losses": [],
+        "epoch_loss": [],
+        "epoch_s": [],
+        "graphs_per_second": [],
+        "validation_auc": [],
+    }
+    for _ in range(epochs):
+        begun, losses, seen = time.perf_counter(), [], 0
+        for batch in loader:
+            seen += batch.real.graphs
+            losses.append(runner.step(batch))
+        values = torch.stack(losses).tolist()  # waits for the device, so the epoch is whole
+        seconds = time.perf_counter() - begun
+        found["losses"] += values
+        found["epoch_loss"].append(float(np.mean(values)))
+        found["epoch_s"].append(seconds)
+        found["graphs_per_second"].append(seen / seconds)
+        found["validation_auc"].append(auc(runner, validation))
+    return found
+
+
+def auc(runner: sg.StaticGraphRunner, loader: sg.StaticLoader) -> float:
+    """ROC-AUC over a split."""
+    scores, targets = [], []
+    for batch in loader:
+        out = runner.eval_step(batch).out
+        mask = batch.graph_mask
+        scores.append(out[mask].flatten().float().cpu())
+        targets.append(batch.y[mask].flatten().long().cpu())
+    return float(binary_auroc(torch.cat(scores), torch.cat(targets)))
+
+
+def compare(runs: dict[str, Any], modes: list[str]) -> dict[str, Any]:
+    """Each run beside that of the first mode with the same model and seed."""
+    found = {}
+    for name, run in runs.items():
+        if not isinstance(run, dict) or "epoch_loss" not in run:
+            continue
+        model, mode, seed = name.rsplit(" ", 2)
+        first = runs.get(f"{model} {modes[0]} {seed}", {})
+        if mode != modes[0] and "epoch_loss" in first:
+            ours, theirs = np.array(run["losses"]), np.array(first["losses"])
+            found[name] = {
+                "largest_step_difference": float(np.abs(ours - theirs).max()),
+                "last_epoch_loss_difference": run["epoch_loss"][-1] - first["epoch_loss"][-1],
+                "times_as_fast": first["epoch_s"][-1] / run["epoch_s"][-1],
+                "last_auc": [first["validation_auc"][-1], run["validation_auc"][-1]],
+            }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=["gine:5x300"])
+    parser.add_argument("--modes", nargs="+", default=["eager", "cuda-graph", "reduce-overhead"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--graphs", type=int, default=10**9, help="molecules of each split")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--deadline", type=float, default=1e9)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    runs: dict[str, Any] = {}
+
+    def part(text: str, mode: str, seed: int):
+        def run() -> dict[str, Any]:
+            torch.compiler.reset()
+            return train(
+                Shape.parse(text),
+                mode,
+                seed,
+                options.epochs,
+                options.batch_size,
+                options.graphs,
+                options.device,
+            )
+
+        return run
+
+    # All modes of a seed before the next seed: what is compared must not be cut apart.
+    for text in options.models:
+        for seed in options.seeds:
+            for mode in options.modes:
+                runs[f"{text} {mode} {seed}"] = part(text, mode, seed)
+    answers = answer(runs, options.json, options.deadline)
+    answers["compared"] = compare(answers, options.modes)
+    if options.json:
+        import json
+
+        options.json.write_text(json.dumps(answers, indent=1) + "\n")
+    for name, row in answers["compared"].items():
+        print(name, row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Memory of several recorded buckets: one pool, largest bucket first or last, and after teardown.
+
+    python -m bench.bench_pool [--json FILE]          needs CUDA; on a CPU it only rehearses
+
+Six buckets of 32 to 1,024 molecules, a whole training step each, recorded without Inductor so that
+only recording is seen. What the recordings reserve is compared with the largest bucket's alone; the
+aim is at most 1.1 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import staticgraph as sg
+from bench.parts import answer
+from bench.steps import HIV, bce
+from staticgraph.models import build
+from staticgraph.running.recorder import CudaGraphRecorder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Uncompiled(CudaGraphRecorder):
+    """Records eager work."""
+
+    compiles = False
+
+
+def reserved() -> int:
+    if DEVICE.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def recorded_bytes(
+    store: sg.GraphStore, capacities: list[Any], order: list[int], hidden: int, layers: int
+) -> dict[str, int]:
+    """Bytes reserved for recording the buckets in an order, and what is left after teardown."""
+    torch.manual_seed(0)
+    model = build("gine", store, hidden=hidden, layers=layers).to(DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True, capturable=True)
+    on_cuda = DEVICE.type == "cuda"
+    runner = sg.StaticGraphRunner(
+        model,
+        capacities,
+        "cuda-graph" if on_cuda else "eager",
+        loss=bce,
+        optimizer=optimizer,
+        recorder=Uncompiled if on_cuda else None,
+    )
+    steps = runner._steps
+    smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)
+    runner.eager_step(smallest)  # optimizer state and libraries' workspaces exist from here on
+    optimizer.zero_grad(set_to_none=True)
+    base = reserved()
+    for bucket in order:
+        steps.prepare(steps.mode.name, bucket, "step", store.schema)
+    taken = reserved() - base
+    runner.close()
+    return {"reserved_bytes": taken, "left_after_teardown_bytes": reserved() - base}
+
+
+def pool(hidden: int, layers: int, graphs: tuple[int, ...]) -> dict[str, Any]:
+    store = sg.datasets.open(HIV)
+    capacities = [sg.plan_buckets(store, batch_size=count).capacities[-1] for count in graphs]
+    every = list(range(len(capacities)))
+    largest = recorded_bytes(store, capacities, every[-1:], hidden, layers)
+    first = recorded_bytes(store, capacities, every[::-1], hidden, layers)
+    last = recorded_bytes(store, capacities, every, hidden, layers)
+    alone = max(1, largest["reserved_bytes"])
+    return {
+        "buckets": [str(capacity) for capacity in capacities],
+        "largest_alone": largest,
+        "largest_first": first,
+        "smallest_first": last,
+        "largest_first_over_alone": first["reserved_bytes"] / alone,
+        "smallest_first_over_alone": last["reserved_bytes"] / alone,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--hidden", type=int, default=300)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--graphs", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = answer(
+        {"six buckets": lambda: pool(options.hidden, options.layers, tuple(options.graphs))},
+        options.json,
+        1e9,
+    )
+    if "error" in found["six buckets"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
