@@ -55,3 +55,50 @@ def assert_same_bits(found, expected) -> None:
 
 def bits(value: Tensor) -> np.ndarray:
     return value.contiguous().view(-1).numpy().view(np.uint8)
+
+
+def odd_graphs() -> sg.GraphStore:
+    """Every dtype, NaN with a payload, -0.0, one-hot rows, masks, no edge here and there."""
+    rng = np.random.default_rng(0)
+    nodes, edges = np.array([3, 0, 1, 40, 300, 2]), np.array([4, 0, 0, 90, 700, 1])
+    n, e, g = nodes.sum(), edges.sum(), len(nodes)
+    special = rng.normal(size=n).astype(np.float32)
+    special[:3] = np.array([0x7FC00123, 0x80000000, 0xFF800000], np.uint32).view(np.float32)
+    each = np.repeat(nodes, edges)
+    fields = {
+        "x": ("node", rng.integers(0, 2, (n, 11)).astype(np.float32)),
+        "special": ("node", special),
+        "mask": ("node", rng.random(n) < 0.5),
+        "masks": ("node", rng.random((n, 3)) < 0.5),
+        "half": ("node", rng.normal(size=(n, 2)).astype(np.float16)),
+        "small": ("edge", rng.integers(-100, 100, (e, 2)).astype(np.int16)),
+        "unsigned": ("edge", rng.integers(0, 60_000, e).astype(np.uint16)),
+        "large": ("edge", rng.integers(0, 40_000, e)),
+        "huge": ("edge", rng.integers(0, 2**32, e).astype(np.uint32)),
+        "nothing": ("edge", np.zeros((e, 0))),
+        "y": ("graph", rng.normal(size=(g, 2))),
+        "cell": ("graph", rng.normal(size=(3 * g, 3))),
+        "flags": ("graph", rng.integers(0, 2, (2 * g, 3))),
+        "largest": ("graph", np.full(g, 2**64 - 1, np.uint64)),
+    }
+    return sg.GraphStore.from_arrays(
+        nodes,
+        edges,
+        rng.integers(0, each),
+        rng.integers(0, each),
+        fields,
+        rows={"cell": 3, "flags": 2},
+    )
+
+
+def with_positions(spread: float) -> sg.GraphStore:
+    rng = np.random.default_rng(1)
+    nodes, edges = rng.integers(1, 9, 30), rng.integers(0, 20, 30)
+    each = np.repeat(nodes, edges)
+    return sg.GraphStore.from_arrays(
+        nodes,
+        edges,
+        rng.integers(0, each),
+        rng.integers(0, each),
+        {"pos": ("node", np.floor(rng.random((nodes.sum(), 3)) * spread).astype(np.float32))},
+    )
