@@ -225,7 +225,8 @@ def _capacity(
 ) -> Capacity:
     """Usable limits of each component -> the physical rows that hold them."""
     nodes, edges, *more = limits.tolist()
-    extra = [(name, rows + 1) for name, rows in zip(components[2:], more, strict=True)]
+    # At least two, since a leading size of 1 is what everything that is broadcast has.
+    extra = [(name, max(2, rows + 1)) for name, rows in zip(components[2:], more, strict=True)]
     return Capacity.distinct(max(nodes, largest) + 1, edges, graphs, largest, extra)
 
 

@@ -46,7 +46,7 @@ def pieces(batch: StaticBatch, field: Field) -> list[Tensor]:
 
 
 def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, Tensor]) -> Tensor:
-    flat = piece.reshape(len(piece), -1).clone()
+    flat = piece.reshape(-1, field.width).clone()
     for place, level in counted(field):
         flat[:, place] -= int(before[level][graph])
     return flat.view(piece.shape)

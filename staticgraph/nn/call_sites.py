@@ -27,7 +27,15 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils import scatter
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
-from staticgraph.nn import dense_batch, dropout_edges, refused, relations, self_loops
+from staticgraph.nn import (
+    dense_batch,
+    dense_pools,
+    dropout_edges,
+    refused,
+    relations,
+    self_loops,
+    semantic,
+)
 from staticgraph.nn.context import BatchContext
 
 Site = tuple[Any, str, Any, Any]  # where, name, stock, static
@@ -82,8 +90,10 @@ def static_functions(context: BatchContext) -> Table:
         **_pools_of_everything(context),
         **self_loops.static_functions(context),
         **dense_batch.static_functions(context),
+        **dense_pools.static_functions(context),
         **dropout_edges.static_functions(context),
         **relations.static_functions(context),
+        **semantic.static_functions(context),
         **refused.static_functions(),
     }
 

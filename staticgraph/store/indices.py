@@ -51,7 +51,7 @@ def check_indices(
     for field in schema:
         if not field.counts:
             continue
-        column = columns[field.name].reshape(len(columns[field.name]), -1)
+        column = columns[field.name].reshape(-1, field.width)
         if column.dtype.kind not in "iu":
             raise BadGraph(
                 f"{field.name!r} is {column.dtype} and counts {' and '.join(set(field.counts))}: "
@@ -91,7 +91,7 @@ def renumbered(
         places = [place for place, of in counted(field) if of == level]
         if places:
             owner = graph_of_row(field, offsets, graphs)
-            flat = column.reshape(len(column), -1).copy()
+            flat = column.reshape(-1, field.width).copy()
             for place in places:
                 at = flat[:, place].astype(np.int64) + first[owner]
                 flat[:, place] = rank[at] - first[owner]
@@ -124,7 +124,7 @@ def with_first_numbers(values: Array, field: Field, level: str, origin: Array) -
     places = [place for place, of in counted(field) if of == level]
     if not places:
         return values
-    flat = values.reshape(len(values), -1).copy()
+    flat = values.reshape(-1, field.width).copy()
     for place in places:
         flat[:, place] = origin[flat[:, place]]
     return flat.reshape(values.shape)

@@ -1,0 +1,248 @@
+"""Law 2 over types: stock heterogeneous models over padding equal plain PyG without it.
+
+The models are PyG's own (``to_hetero``, ``HeteroConv``, HGT, HAN), unedited. Each runs on the same
+molecules unpadded and in static batches, whose padding carries garbage of scale 1,000 in every row
+of every type; outputs, loss, all gradients and all buffers are compared in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hetero_graphs import by_destination, from_molecule
+from parity import Result, differences
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import (
+    BatchNorm,
+    GATConv,
+    GCNConv,
+    HANConv,
+    HeteroConv,
+    HeteroDictLinear,
+    HGTConv,
+    Linear,
+    SAGEConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+    to_hetero,
+)
+
+import staticgraph as sg
+from staticgraph.nn import context_of
+from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.running.losses import masked_mean
+from staticgraph.running.tracing import trace_step
+
+WIDTH = 8
+CHOSEN = 24
+
+
+@pytest.fixture(scope="module")
+def molecules(esol, hiv):
+    single = [int(i) for i in (esol.sizes[:, 1] == 0).nonzero()[0][:1]]
+    joined = [
+        i for i in range(60) if from_molecule(hiv[i])["ring", "beside", "ring"].edge_index.numel()
+    ]
+    made = [from_molecule(esol[i], torch.float64) for i in (*range(CHOSEN), *single)]
+    made += [from_molecule(hiv[i], torch.float64) for i in joined[:2]]
+    for graph in made:
+        graph.y = graph.y[:, :1]
+    assert any(not graph["ring"].num_nodes for graph in made)
+    assert any(not graph["bond"].num_nodes for graph in made)
+    assert any(graph["ring", "beside", "ring"].edge_index.numel() for graph in made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def store(molecules):
+    return sg.GraphStore.from_pyg(molecules)
+
+
+@pytest.fixture(scope="module")
+def batches(store):
+    """An exact batch and a packed one."""
+    exact = sg.plan_buckets(store, batch_size=8)
+    packed = sg.plan_buckets(store, graphs=20)
+    return [next(iter(sg.StaticLoader(store, plan))).clone() for plan in (exact, packed)]
+
+
+class Encoder(nn.Module):
+    """What ``to_hetero`` takes: a plain model of convolutions, norms and activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv((-1, -1), WIDTH)
+        self.norm = BatchNorm(WIDTH)
+        self.second = SAGEConv((-1, -1), WIDTH, aggr="max")
+
+    def forward(self, x, edge_index):
+        x = self.norm(self.first(x, edge_index)).relu()
+        return self.second(x, edge_index)
+
+
+class Pooled(nn.Module):
+    """Any encoder of dictionaries, and a value a molecule from pools of all types."""
+
+    def __init__(self, encoder: nn.Module, types: list[str]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.types = types
+        self.head = nn.Linear(3 * WIDTH, 1)
+
+    def forward(self, data):
+        h = self.encoder(data.x_dict, data.edge_index_dict)
+        pools = (global_add_pool, global_mean_pool, global_max_pool)
+        pooled = [
+            pool(h[kind], data[kind].batch, data.num_graphs)
+            for pool, kind in zip(pools, self.types, strict=True)
+        ]
+        return self.head(torch.cat(pooled, 1))
+
+
+class Layered(nn.Module):
+    """Written by hand: HeteroConv with another convolution a relation, and a norm a type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = HeteroDictLinear({"atom": 9, "bond": 3, "ring": 1}, WIDTH)
+
+        def relation(own: type, **options) -> nn.Module:
+            return own((WIDTH, WIDTH), WIDTH, **options)
+
+        self.conv = HeteroConv(
+            {
+                ("atom", "bonded", "atom"): GCNConv(WIDTH, WIDTH),
+                ("atom", "ends", "bond"): relation(SAGEConv),
+                ("bond", "joins", "atom"): relation(GATConv, add_self_loops=False),
+                ("atom", "within", "ring"): relation(SAGEConv, aggr="max"),
+                ("ring", "has", "atom"): relation(SAGEConv, aggr="std"),
+                ("ring", "beside", "ring"): relation(GATConv, add_self_loops=False),
+            },
+            aggr="mean",
+        )
+        self.norms = nn.ModuleDict({kind: nn.BatchNorm1d(WIDTH) for kind in self.embed.lins})
+
+    def forward(self, x_dict, edge_index_dict):
+        h = self.embed(x_dict)
+        h = self.conv(h, edge_index_dict)
+        return {kind: self.norms[kind](value).relu() for kind, value in h.items()}
+
+
+class Attention(nn.Module):
+    """HGT or HAN between two linear layers."""
+
+    def __init__(self, conv: type, metadata) -> None:
+        super().__init__()
+        self.conv = conv({"atom": 9, "bond": 3, "ring": 1}, WIDTH, metadata=metadata, heads=2)
+        self.last = HeteroDictLinear(dict.fromkeys(metadata[0], WIDTH), WIDTH)
+
+    def forward(self, x_dict, edge_index_dict):
+        h = self.conv(x_dict, edge_index_dict)
+        return self.last(h)
+
+
+class ByConcatenation(nn.Module):
+    """All types in one tensor, as RGCN has them: a norm over the nodes of all types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.ModuleDict({"atom": Linear(9, WIDTH), "bond": Linear(3, WIDTH)})
+        self.embed["ring"] = Linear(1, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x_dict, edge_index_dict):
+        parts = {kind: self.embed[kind](x) for kind, x in x_dict.items()}
+        h = self.norm(torch.cat(list(parts.values())))
+        return dict(zip(parts, h.split([len(part) for part in parts.values()]), strict=True))
+
+
+def encoders(metadata):
+    return {
+        "to_hetero": lambda: to_hetero(Encoder(), metadata),
+        "HeteroConv": Layered,
+        "HGT": lambda: Attention(HGTConv, metadata),
+        "HAN": lambda: Attention(HANConv, metadata),
+        "concatenated": ByConcatenation,
+    }
+
+
+def model_of(name: str, batch) -> nn.Module:
+    torch.manual_seed(0)
+    types = ["atom", "bond", "ring"]
+    model = Pooled(encoders(batch.metadata())[name](), types).double()
+    with torch.no_grad():
+        model(Batch.from_data_list([by_destination(g) for g in batch.to_data_list()]))
+    return model
+
+
+def loss(out: Tensor, batch) -> Tensor:
+    return (out - batch.y).square()
+
+
+def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
+    """Garbage in every padding row of every field of values."""
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for field in batch.layout.schema:
+        if field.is_index:
+            continue
+        value, mask = batch[field.name], batch[f"{field.level}_mask"]
+        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
+        tensors[field.name] = torch.where(mask[:, None], value, garbage)
+    return batch.replace(**tensors)
+
+
+def plain(model: nn.Module, batch) -> Result:
+    model = copy.deepcopy(model)
+    data = Batch.from_data_list(batch.to_data_list())
+    out = model(data)
+    mean = loss(out, data).mean()
+    mean.backward()
+    return Result(model, out, mean)
+
+
+def static(model: nn.Module, batch, trace: bool = False):
+    model = copy.deepcopy(model)
+    context = context_of(model)
+    found = None
+
+    def compute(given):
+        context.enter(given)
+        out = model(given)
+        mean = masked_mean(loss(out, given), given)
+        context.leave()
+        return out, mean
+
+    with StaticCalls(model, context):
+        try:
+            if trace:
+                found = trace_step(compute, batch)
+                assert found.static, (found.error, found.obstacles)
+                out, mean = found.result
+            else:
+                out, mean = compute(batch)
+            mean.backward()
+        finally:
+            context.leave()
+    return Result(model, out[: batch.real_counts.graphs], mean)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["exact", "packed"])
+@pytest.mark.parametrize("name", list(encoders(([], []))))
+def test_padding_of_every_type_is_inert(batches, name, which):
+    batch = batches[which]
+    model = model_of(name, batch)
+    expected = plain(model, batch)
+    for scale in (1.0, 1000.0):
+        assert differences(expected, static(model, poisoned(batch, scale))) == []
+
+
+@pytest.mark.parametrize("name", list(encoders(([], []))))
+def test_one_graph_without_unbacked_symbols(batches, name):
+    batch = batches[0]
+    model = model_of(name, batch)
+    assert differences(plain(model, batch), static(model, poisoned(batch, 1000.0), True)) == []
