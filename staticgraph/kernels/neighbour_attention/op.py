@@ -129,10 +129,13 @@ def _(grad, x, out, share, own_share, pair, *_):
 def _setup(ctx, inputs, output):
     *tensors, ctx.heads, ctx.slope, ctx.loops, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for the shares, which have no derivative
     ctx.save_for_backward(*output, *tensors)
 
 
 def _derivative(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 13
     out, share, own_share, x, pair, edge, own, *rest = ctx.saved_tensors
     dx, dpair, dedge, down = _backward(
         grad.contiguous(),

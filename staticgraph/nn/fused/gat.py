@@ -120,7 +120,8 @@ class FusedGATConv(_Attending, GATConv):
 
     def _pair(self, rows: Tensor) -> Tensor:
         """``[H, N, 2]``: each node's part of a score, as a source and as a destination."""
-        weight = torch.stack([self.att_src[0], self.att_dst[0]], -1)
+        shape = (self.heads, self.out_channels, 1)  # a view: indexing has a backward of two kernels
+        weight = torch.cat([self.att_src.view(*shape), self.att_dst.view(*shape)], -1)
         dtype = torch.promote_types(rows.dtype, weight.dtype)
         rows = rows.view(-1, self.heads, self.out_channels).transpose(0, 1)
         return torch.bmm(rows.to(dtype), weight.to(dtype))
@@ -178,7 +179,13 @@ class FusedGATv2Conv(_Attending, GATv2Conv):
             batch.transpose,
         )
         score, loop = pair_score(
-            left, right, self.att[0], *where, edge=edge, own=own, slope=self.negative_slope
+            left,
+            right,
+            self.att.view(self.heads, -1),
+            *where,
+            edge=edge,
+            own=own,
+            slope=self.negative_slope,
         )
         out = neighbour_attention(
             left,
