@@ -1,6 +1,7 @@
 """Training end to end, loading included: this library beside plain PyG.
 
     python -m bench.bench_training --model gine --rounds 5 [--json FILE]
+    python -m bench.bench_training --device cuda --hidden 300 --layers 5 --modes cuda-graph auto
 
 Both train the same model from the same weights over the same batches in the same order (PyG's
 DataLoader gets the ids of each batch), with the same fused Adam, so that the losses must agree; the
@@ -40,7 +41,10 @@ def bce(out: torch.Tensor, batch) -> torch.Tensor:
 class Training:
     """One model, one order of batches, and the ways to train it."""
 
-    def __init__(self, name: str, graphs: int, batch_size: int, hidden: int, layers: int) -> None:
+    def __init__(
+        self, name: str, graphs: int, batch_size: int, hidden: int, layers: int, device: str
+    ) -> None:
+        self.device = device
         self.store = sg.datasets.open(HIV)
         self.ids = self.store.splits["train"][:graphs]
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
@@ -52,16 +56,21 @@ class Training:
 
     def _loader(self, pointers: bool = False) -> sg.StaticLoader:
         return sg.StaticLoader(
-            self.store, self.plan, indices=self.ids, shuffle=True, pointers=pointers
+            self.store,
+            self.plan,
+            indices=self.ids,
+            shuffle=True,
+            pointers=pointers,
+            device=self.device,
         )
 
     def static(self, label: str, kernels: bool, **options) -> Callable[[], None]:
         """This library; with ``kernels`` as ``staticgraph train`` runs it on a CPU."""
-        model = sg.convert(copy.deepcopy(self.model), kernels=kernels)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
+        optimizer = self._adam(model)
         runner = sg.StaticGraphRunner(model, self.plan, loss=bce, optimizer=optimizer, **options)
         loader = self._loader(kernels)
-        runner.warmup()
+        runner.warmup(self.store, progress=False)
 
         def epoch() -> None:
             loader.set_epoch(0)
@@ -70,21 +79,27 @@ class Training:
 
         return epoch
 
+    def _adam(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        on_cuda = self.device == "cuda"
+        return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=on_cuda)
+
     def pyg(self, label: str, workers: int) -> Callable[[], None]:
         """PyG at its fairest: sizes passed, fused Adam, workers kept alive."""
-        model = copy.deepcopy(self.model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        model = copy.deepcopy(self.model).to(self.device)
+        optimizer = self._adam(model)
         graphs = [self.data.get(i) for i in range(len(self.store))]
         loader = DataLoader(
             graphs,
             batch_sampler=self.order,
             num_workers=workers,
             persistent_workers=workers > 0,
+            pin_memory=self.device == "cuda",
         )
 
         def epoch() -> None:
             losses = []
             for batch in loader:
+                batch = batch.to(self.device, non_blocking=True)
                 optimizer.zero_grad(set_to_none=True)
                 args = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
                 loss = bce(model(*args, batch.num_graphs), batch).mean()
@@ -104,17 +119,27 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--graphs", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--modes", nargs="+", default=["auto"], help="of the runner")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
     parser.add_argument("--json")
     options = parser.parse_args()
     training = Training(
-        options.model, options.graphs, options.batch_size, options.hidden, options.layers
+        options.model,
+        options.graphs,
+        options.batch_size,
+        options.hidden,
+        options.layers,
+        options.device,
     )
     contenders = {
         f"PyG, {workers} workers": training.pyg(f"PyG, {workers} workers", workers)
-        for workers in (0, 1, 2)
+        for workers in options.workers
     }
-    for label, kernels in (("static batches", False), ("static, kernels", True)):
-        contenders[label] = training.static(label, kernels)
+    for mode in options.modes:
+        suffix = "" if mode == "auto" else f", {mode}"
+        for label, kernels in (("static batches", False), ("static, kernels", True)):
+            contenders[label + suffix] = training.static(label + suffix, kernels, mode=mode)
     timings = interleave(contenders, options.rounds)
     best = min(
         (name for name in timings if name.startswith("PyG")), key=lambda n: timings[n].median
@@ -140,15 +165,17 @@ def main() -> None:
     print(
         f"{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
         f"{options.batch_size}, {len(training.ids)} molecules an epoch, "
-        f"{device_name(torch.device('cpu'))}, {versions()}"
+        f"{device_name(torch.device(options.device))}, {versions()}"
     )
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
+    if options.json:
+        with open(options.json, "w") as file:
+            document = {"options": vars(options), "versions": versions()}
+            document["device"] = device_name(torch.device(options.device))
+            json.dump(document | results, file, indent=1)
     losses = [result["loss"] for result in results.values()]
     if max(losses) - min(losses) > LOSS_TOLERANCE:
         sys.exit(f"the losses differ: {losses}")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"options": vars(options), "versions": versions()} | results, file, indent=1)
 
 
 if __name__ == "__main__":
