@@ -10,22 +10,25 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.schema import Field
 
 TARGET = "y"
 
 
 def without_missing(batch: StaticBatch) -> StaticBatch:
     """The batch with zeros for NaN targets, so that their loss is finite and its gradient too."""
-    if not _may_miss(batch):
+    missing = [field.name for field in batch.layout.schema if _is_target(field) and field.has_nan]
+    if not missing:
         return batch
-    return batch.replace(**{TARGET: torch.nan_to_num(batch[TARGET], nan=0.0)})
+    return batch.replace(**{name: torch.nan_to_num(batch[name], nan=0.0) for name in missing})
 
 
 def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
     """The mean of a loss over the real rows of a batch.
 
     Args:
-        values: ``[G, ...]``, ``[N, ...]`` or ``[E, ...]``: one value a row, or several. Where
+        values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value a row, or
+            several. Where
             targets may be missing it has the target's shape, and missing entries are left out.
         batch: with its targets as they came, NaN included.
 
@@ -42,8 +45,8 @@ def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
             "such as F.mse_loss(out, batch.y, reduction='none')"
         )
     mask = batch.mask_of(values).view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
-    if _may_miss(batch):
-        target = batch[TARGET]
+    target = _missing_target(batch, values)
+    if target is not None:
         if target.numel() != values.numel():
             raise ValueError(
                 f"some targets are missing (NaN), so the loss must have the shape of y, "
@@ -54,6 +57,15 @@ def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
     return torch.where(mask, values, 0).sum() / count
 
 
-def _may_miss(batch: StaticBatch) -> bool:
+def _is_target(field: Field) -> bool:
+    """``y``, or the ``y`` of a type."""
+    return field.name.rpartition(".")[2] == TARGET
+
+
+def _missing_target(batch: StaticBatch, values: Tensor) -> Tensor | None:
+    """The target that goes with a loss, where some of it is missing: that of the type whose rows
+    these are, if it has one, or the batch's own."""
     schema = batch.layout.schema
-    return TARGET in schema and schema[TARGET].has_nan
+    typed = f"{batch.level_of(values)}.{TARGET}"
+    name = typed if typed in schema else TARGET
+    return batch[name] if name in schema and schema[name].has_nan else None
