@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,8 @@ from parity import differences, plain_step, poisoned, static_step, unknown_count
 from test_nn_size_classes import Attending, batch_of, batches
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
-from torch_geometric.nn import GPSConv, global_add_pool
+from torch_geometric.data import Batch
+from torch_geometric.nn import GPSConv, aggr, global_add_pool
 
 import staticgraph as sg
 from staticgraph.attention_blocks import PATHS, WORTH_IT, Setting, attention_path
@@ -21,7 +23,8 @@ from staticgraph.nn import attention_paths, document_mask
 from staticgraph.nn.document_mask import DocumentLayout
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
-BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60))
+RANKS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
+BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, ranks=RANKS))
 # Tiles of 128 that graphs lie across, a graph larger than a tile, and tiles of padding alone.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
@@ -64,6 +67,55 @@ def test_a_further_key_for_each_graph_equals_plain_pyg(path, option, monkeypatch
     sg.convert(model, attention=path)
     found, _ = static_step(model, forward, unknown_counts(BATCH))
     assert differences(expected, found, 1e-12) == []
+
+
+POOLS = {
+    "set transformer": lambda: aggr.SetTransformerAggregation(8, 2, 1, 1, heads=2),
+    "multiset": lambda: aggr.GraphMultisetTransformer(8, k=3, heads=2),
+}
+
+
+class Pooling(nn.Module):
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.pool = pool
+        self.head = nn.LazyLinear(2)
+
+    def forward(self, data):
+        return self.head(self.pool(data.x, data.batch))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
+@pytest.mark.parametrize("path", ["dense", "size-classed", "flex"])
+def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeypatch):
+    """The graphs come back in their order, from blocks by size."""
+    torch.manual_seed(0)
+    model = Pooling(POOLS[pool]()).double()
+    model(Batch.from_data_list(BATCH.to_data_list()))
+    monkeypatch.setattr("parity.BATCH", BATCH)
+    expected = plain_step(model, forward, BATCH)
+    sg.convert(model, attention=path)
+    padded = poisoned(BATCH, 1000.0)
+    if known:
+        found, _ = static_step(model, forward, padded)
+    else:
+        found, trace = static_step(model, forward, unknown_counts(padded), trace=True)
+        assert trace.static, (trace.error, trace.obstacles)
+    assert differences(expected, found, 1e-12) == []
+
+
+def test_a_pool_in_blocks_takes_fewer_places():
+    """Rows that its first projection computes: those of the blocks and no more."""
+    model = sg.convert(Pooling(aggr.GraphMultisetTransformer(8, k=3)), attention="size-classed")
+    rows = []
+    model.pool.pma1.lin.register_forward_hook(lambda _, given, __: rows.append(given[0].shape))
+    batch = unknown_counts(batch_of(SIZES, BATCH.capacity, np.float32))
+    with sg.nn.context_of(model).bind(batch):
+        model(batch)
+    blocks = attention_path(batch.capacity, "size-classed").blocks
+    assert [tuple(shape[:2]) for shape in rows] == [(b.graphs, b.width) for b in blocks]
+    assert [block.width for block in blocks] == [60, 30, 9, 5]
 
 
 @pytest.mark.parametrize("path", ["flex", "varlen"])

@@ -106,7 +106,9 @@ def test_every_path_gives_the_same(known, monkeypatch):
     """Outputs and gradients of each path against plain PyG in float64."""
     torch.manual_seed(0)
     model = Attending().double()
-    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60))
+    ranks = ((0, 60), (1, 30), (3, 9), (6, 5))
+    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, ranks=ranks))
+    assert len(attention_path(batch.capacity, "size-classed").blocks) == 4
     monkeypatch.setattr("parity.BATCH", batch)
     expected = plain_step(model, lambda m, d: m(d), batch)
     batch = batch if known else unknown_counts(batch)

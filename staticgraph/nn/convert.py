@@ -31,12 +31,14 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.aggr import (
     EquilibriumAggregation,
+    GraphMultisetTransformer,
     GRUAggregation,
     LCMAggregation,
     LSTMAggregation,
     MedianAggregation,
     PatchTransformerAggregation,
     QuantileAggregation,
+    SetTransformerAggregation,
 )
 from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 
@@ -79,6 +81,10 @@ from staticgraph.nn.relations import (
     StaticMFConv,
     StaticRGATConv,
 )
+from staticgraph.nn.set_attention import (
+    StaticGraphMultisetTransformer,
+    StaticSetTransformerAggregation,
+)
 
 # Stock layer -> its static form. Only the exact class is exchanged: a subclass may do anything.
 STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
@@ -107,6 +113,8 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     LCMAggregation: StaticLCMAggregation,
     PatchTransformerAggregation: StaticPatchTransformerAggregation,
     EquilibriumAggregation: StaticEquilibriumAggregation,
+    SetTransformerAggregation: StaticSetTransformerAggregation,
+    GraphMultisetTransformer: StaticGraphMultisetTransformer,
     ChebConv: StaticChebConv,
     ClusterGCNConv: StaticClusterGCNConv,
     FiLMConv: StaticFiLMConv,

@@ -26,6 +26,8 @@ class ClassedLayout(NamedTuple):
         blocks: their shapes.
         node_of_place: ``[P]`` int64, the node at each place; ``N`` where there is none.
         place_of_node: ``[N]`` int64, the place of each node; ``P`` for padding nodes.
+        graph_of_rank: ``[G]`` int64, the graphs by falling size; rows of the blocks follow it.
+        rank_of_graph: ``[G]`` int64, the way back.
         attendable: for each block ``[graphs, width]`` bool: real nodes, and the first place of a
             graph that has none, so that no softmax is over nothing.
     """
@@ -33,6 +35,8 @@ class ClassedLayout(NamedTuple):
     blocks: tuple[Block, ...]
     node_of_place: Tensor
     place_of_node: Tensor
+    graph_of_rank: Tensor
+    rank_of_graph: Tensor
     attendable: tuple[Tensor, ...]
 
     @classmethod
@@ -60,7 +64,8 @@ class ClassedLayout(NamedTuple):
         within = torch.arange(batch.num_nodes, device=order.device) - starts[owner]
         place = torch.where(batch.node_mask, base_of_graph[owner] + within, offset)
         node_of_place = torch.cat([each.view(-1) for each in nodes])
-        return cls(blocks, node_of_place, place, tuple(attendable))
+        rank_of_graph = torch.empty_like(rank).index_copy(0, order, rank)
+        return cls(blocks, node_of_place, place, order, rank_of_graph, tuple(attendable))
 
     def to_blocks(self, rows: Tensor) -> list[Tensor]:
         """``[N, ...]`` -> one ``[graphs, width, ...]`` a block, zeros where there is no node."""
@@ -75,6 +80,13 @@ class ClassedLayout(NamedTuple):
         """One ``[graphs, width, ...]`` a block -> ``[N, ...]``, zeros on padding nodes."""
         flat = torch.cat([block.flatten(0, 1) for block in blocks])
         return Regather.apply(flat, self.place_of_node, self.node_of_place)
+
+    def to_graphs(self, blocks: list[Tensor]) -> Tensor:
+        """One ``[graphs, ...]`` a block -> ``[G, ...]``, zeros where a block has no row."""
+        flat = torch.cat(blocks)
+        rows = len(flat)
+        index = torch.where(self.rank_of_graph < rows, self.rank_of_graph, rows)
+        return Regather.apply(flat, index, self.graph_of_rank[:rows])
 
 
 def _clipped(blocks: tuple[Block, ...], batch: StaticBatch) -> tuple[Block, ...]:

@@ -12,6 +12,11 @@ from staticgraph.attention_blocks import AttentionPath, attention_path
 from staticgraph.nn.attention_paths import setting_of
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.set_attention import (
+    StaticGraphMultisetTransformer,
+    StaticSetTransformerAggregation,
+    pooling_path,
+)
 from staticgraph.sizes import Capacity
 
 
@@ -72,12 +77,15 @@ def attention_choices(
     """
     found: dict[tuple[int, AttentionPath], list[str]] = {}
     for name, context, attn in _layers(model):
-        own = attn.out_proj.weight.dtype if dtype is None else dtype
-        setting = setting_of(attn, device.type, own, training, compiled)
-        if setting.forbids(context.attention):
-            setting = setting._replace(dropout=0.0)  # then it can only have been evaluated
         for bucket, capacity in enumerate(capacities, first_bucket):
-            path = attention_path(capacity, context.attention, setting)
+            if attn is None:
+                path = pooling_path(capacity, context.attention)
+            else:
+                own = attn.out_proj.weight.dtype if dtype is None else dtype
+                setting = setting_of(attn, device.type, own, training, compiled)
+                if setting.forbids(context.attention):
+                    setting = setting._replace(dropout=0.0)  # then it was only evaluated
+                path = attention_path(capacity, context.attention, setting)
             found.setdefault((bucket, path), []).append(name)
     return tuple(
         AttentionRow(
@@ -96,9 +104,12 @@ def attention_choices(
 
 def _layers(
     model: torch.nn.Module,
-) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention]]:
+) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention | None]]:
+    """Layers with a choice of paths; a pool by seed vectors has None for its attention."""
     for name, module in model.named_modules():
-        if isinstance(module, StaticGPSConv) and isinstance(
+        if isinstance(module, StaticSetTransformerAggregation | StaticGraphMultisetTransformer):
+            yield name, module._staticgraph, None
+        elif isinstance(module, StaticGPSConv) and isinstance(
             module.attn, torch.nn.MultiheadAttention
         ):
             yield name, module._staticgraph, module.attn
