@@ -11,6 +11,7 @@ from torch_geometric.nn import (
     BatchNorm,
     ChebConv,
     ClusterGCNConv,
+    DMoNPooling,
     FiLMConv,
     GPSConv,
     GraphNorm,
@@ -58,6 +59,7 @@ from staticgraph.nn.attention import (
 )
 from staticgraph.nn.batch_norm import MaskedBatchNorm1d, MaskedPygBatchNorm, MaskedSyncBatchNorm
 from staticgraph.nn.context import BatchContext
+from staticgraph.nn.dense_pools import StaticDMoNPooling
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
 from staticgraph.nn.norms import (
@@ -122,6 +124,7 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     HypergraphConv: StaticHypergraphConv,
     MFConv: StaticMFConv,
     RGATConv: StaticRGATConv,
+    DMoNPooling: StaticDMoNPooling,
     MaskLabel: StaticMaskLabel,
     LabelPropagation: StaticLabelPropagation,
 }

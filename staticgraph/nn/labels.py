@@ -34,7 +34,7 @@ class StaticLabelPropagation(LabelPropagation):
 
     _staticgraph: BatchContext
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - no sparse tensors here
         self,
         y: Tensor,
         edge_index: Tensor,
