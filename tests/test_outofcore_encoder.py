@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tape import TapeRecorder
 from test_outofcore_hops import edge_list, reference
 from test_outofcore_loader import counting
 from torch_geometric.nn import SAGEConv
 
+from staticgraph.errors import NotStatic
 from staticgraph.outofcore import (
     Beta,
     Comet,
@@ -320,12 +322,36 @@ def test_a_rung_compiles_once_and_gives_what_eager_gives(graph, tmp_path):
     eager.close()
 
 
+def test_recorded_steps_equal_eager_ones_and_a_rung_records_once(graph, tmp_path):
+    tape = TapeRecorder(torch.device("cpu"))
+    recorded, eager = (made(graph, Comet(4, 3), tmp_path / name, "gat", (3, 2)) for name in "ab")
+    recorded.runner = HopRunner(recorded.model, "cuda-graph", recorder=tape)
+    for _ in range(3):
+        # The same operations on the same numbers.
+        assert recorded.train_epoch().loss == eager.train_epoch().loss
+    replays = recorded.runner.recorded.replays
+    assert tape.recorded == len(replays) <= len(recorded.loader.ladder.rungs)
+    statistics = recorded.loader.ladder.statistics
+    assert sum(replays.values()) == sum(statistics.batches)
+    for now, then in zip(everything(recorded), everything(eager), strict=True):
+        np.testing.assert_array_equal(now, then)
+    # A parameter that was exchanged is not trained on behind the caller's back.
+    recorded.encoder.layers[0].lin.weight.data = recorded.encoder.layers[0].lin.weight.data.clone()
+    with pytest.raises(NotStatic, match="stands at another address"):
+        recorded.train_epoch()
+    recorded.close()
+    assert tape.closed
+    eager.close()
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_path):
+@pytest.mark.parametrize("mode", ["cuda-graph", "reduce-overhead"])
+def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_path, mode):
     torch.manual_seed(0)
     encoder = SampledGNN("sage", 4, 8, 6, 1).cuda()
-    on_gpu = EncodedLinkTrainer(graph, Comet(4, 3), SMALL, encoder, [3], tmp_path / "gpu")
+    policy = Comet(4, 3)
+    on_gpu = EncodedLinkTrainer(graph, policy, SMALL, encoder, [3], tmp_path / "gpu", mode=mode)
     on_cpu = made(graph, Comet(4, 3), tmp_path / "cpu")
     for _ in range(3):
         # float32 in another order over an epoch of Adagrad.
@@ -333,6 +359,9 @@ def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_pa
     counts = [f.counts for f in on_gpu.runner.compiled.values()]
     assert counts
     assert all(count.compiles == 1 and not count.skipped for count in counts)
+    if mode == "cuda-graph":
+        replays = on_gpu.runner.recorded.replays
+        assert sum(replays.values()) == sum(on_gpu.loader.ladder.statistics.batches)
     on_gpu.close()
     on_cpu.close()
 
@@ -363,7 +392,7 @@ def test_what_cannot_work_is_refused(graph, tmp_path):
     made(graph, InMemory(), tmp_path).close()
     with pytest.raises(ValueError, match="go on with the same, or choose another folder"):
         made(graph, InMemory(), tmp_path, fanouts=(4,))
-    with pytest.raises(ValueError, match="records whole steps"):
+    with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):
         HopRunner(SampledGNN("sage", 4, 8, 6, 1), "cuda-graph")
 
 

@@ -11,7 +11,10 @@ PACKAGE = Path(__file__).parents[1] / "staticgraph"
 ROOM = PACKAGE / "outofcore"
 PURE = ("bias", "node_policy", "policy", "schedule", "tuning")
 # What the room may use of the rest of the library.
-SHARED = ("errors", "report", "table", "running.compiled", "running.modes")
+SHARED = (
+    "errors", "report", "table",
+    "running.compiled", "running.modes", "running.recorder", "running.training_state",
+)  # fmt: skip
 
 
 def imported(path: Path) -> set[str]:

@@ -166,6 +166,7 @@ class EncodedLinkTrainer:
     def close(self) -> None:
         """Ends the threads and closes the file."""
         self.loader.close()
+        self.runner.close()
         self.file.close()
 
     def rows(self, partition: int) -> Tensor:
@@ -217,18 +218,14 @@ class EncodedLinkTrainer:
         negatives = ends.negatives.view(2, config.chunks, config.negatives)
         more = [ends.source, ends.destination, ends.relation, negatives, ends.mask.float()]
         inputs = self.runner.on_device(hops, x, more)
-        inputs[0].requires_grad_()
-        self.optimizer.zero_grad()
-        loss = self.runner.run(hops, inputs)
-        loss.backward()
+        loss, _, by_x = self.runner.step(hops, inputs, lambda loss: loss, wants_x=True)
         self.optimizer.step()
-        assert inputs[0].grad is not None
         # Real rows are distinct; those of the padding have a gradient of zero and are left alone.
-        gradient = inputs[0].grad.cpu()[hops.mask].numpy()
+        gradient = by_x.cpu()[hops.mask].numpy()
         rows = hops.rows[hops.mask].numpy()
         rate = np.float32(config.rate)
         adagrad_rows(self.buffer.values, self.buffer.sums, rows, gradient, rate)
-        return loss.detach()
+        return loss
 
     # ------------------------------------------------------------------ what is committed
 

@@ -70,13 +70,12 @@ class NodeTrainer:
         loss_sum, right = torch.zeros(2, dtype=torch.float64, device=self.runner.device)
         seeds = batches = 0
         for batch in self.loader:
-            out, y = self._out(batch.hops)
-            loss = nn.functional.cross_entropy(out, y, ignore_index=-1)
-            self.optimizer.zero_grad()
-            loss.backward()
+            x, y = self._inputs(batch.hops)
+            inputs = self.runner.on_device(batch.hops, x)
+            loss, out = self.runner.step(batch.hops, inputs, _loss, [y])
             self.optimizer.step()
             n = len(batch.seeds)
-            loss_sum += loss.detach() * n
+            loss_sum += loss * n
             right += (out.argmax(1) == y).sum()
             seeds, batches = seeds + n, batches + 1
         return NodeEpoch(
@@ -96,7 +95,8 @@ class NodeTrainer:
         right = seeds = 0
         with torch.no_grad():
             for batch in loader:
-                out, y = self._out(batch.hops)
+                _, y = self._inputs(batch.hops)
+                out = self.runner(batch.hops)
                 right += int((out.argmax(1) == y).sum())
                 seeds += len(batch.seeds)
         return right / max(1, seeds)
@@ -130,7 +130,13 @@ class NodeTrainer:
         y = torch.from_numpy(np.asarray(labels, np.int64)[np.asarray(nodes)])
         return float((out.argmax(1) == y).float().mean())
 
-    def _out(self, hops: HopBatch) -> tuple[Tensor, Tensor]:
+    def _inputs(self, hops: HopBatch) -> tuple[Tensor, Tensor]:
+        if hops.x is None:
+            raise ValueError("the batch has no features: pass features= to outofcore.partition")
         if hops.y is None:
             raise ValueError("the loader has no labels: pass labels= to SampledLoader")
-        return self.runner(hops), hops.y.to(self.runner.device, non_blocking=True)
+        return hops.x.float(), hops.y.to(self.runner.device, non_blocking=True)
+
+
+def _loss(out: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(out, y, ignore_index=-1)
