@@ -2,9 +2,12 @@
 
     python -m pytest bench/bench_loader.py --benchmark-enable     each by itself
     python -m bench.bench_loader [--rounds N] [--json FILE]       interleaved, with ratios
+    python -m bench.bench_loader --device cuda                    batches wanted on the device
 
 No model runs. One thread fills, unless workers are named. Every contender walks over the same
-training molecules in batches of 128, shuffled.
+training molecules in batches of 128, shuffled. "Store on the device" makes every batch from its
+ids; on a CPU that rehearses the way with torch's own operations and says nothing of a GPU, where
+collation is two launches, timed by themselves between two device events a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +25,8 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from bench.interleave import interleave
 from staticgraph.collate import fill
+from staticgraph.kernels.collate import LAUNCHES, Arguments, collate_reference
+from staticgraph.kernels.count import OperationCounter
 from staticgraph.slots import Slot
 from staticgraph.table import table
 
@@ -31,11 +37,15 @@ HIV = "examples/data/hiv.npz"
 class Loading:
     """The contenders over the training molecules of HIV."""
 
-    def __init__(self, graphs_for_pyg: int = 4096) -> None:
+    def __init__(self, graphs_for_pyg: int = 4096, device: str = "cpu") -> None:
+        self.device = torch.device(device)
         self.store = sg.datasets.open(HIV)
         self.ids = self.store.splits["train"]
         self.plan = sg.plan_buckets(self.store, batch_size=BATCH_SIZE)
-        self.loader = sg.StaticLoader(self.store, self.plan, indices=self.ids, shuffle=True)
+        options: dict[str, Any] = {"indices": self.ids, "shuffle": True, "device": self.device}
+        self.loader = sg.StaticLoader(self.store, self.plan, **options)
+        self.moved = self.store.to(self.device)
+        self.ids_loader = sg.StaticLoader(self.moved, self.plan, **options)
         batches = self.loader.batcher.epoch(0)
         self.filled = [(batch.bucket, batch.ids) for batch in batches]
         self.slot = Slot(self.loader.layouts, torch.device("cpu"), pinned=False)
@@ -53,7 +63,49 @@ class Loading:
         self.loader.set_epoch(0)
         for _ in self.loader:
             pass
+        self._synchronize()
         return len(self.ids)
+
+    def from_ids(self) -> int:
+        """The same batches from a store on the device, every one made."""
+        self.ids_loader.set_epoch(0)
+        for batch in self.ids_loader:
+            assert batch.graph_ids is not None  # the first look at an array makes all of them
+        self._synchronize()
+        return len(self.ids)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def on_device_s(self) -> list[float]:
+        """Seconds between device events around the collation of each batch (CUDA alone)."""
+        self.ids_loader.set_epoch(0)
+        pairs = []
+        for batch in self.ids_loader:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            assert batch.graph_ids is not None
+            end.record()
+            pairs.append((start, end))
+        self._synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+    def crossing(self) -> dict[str, int]:
+        """What a full batch costs the bus either way, and what is launched for it."""
+        layout = self.loader.layouts[self.filled[0][0]]
+        tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
+        ids = torch.full((layout.capacity.graphs,), -1, dtype=torch.int32, device=self.device)
+        with OperationCounter() as counter:
+            collate_reference(ids, *Arguments.of(self.moved, layout, tensors))
+        return {
+            "bytes a batch, filled on the host": layout.nbytes,
+            "bytes a batch, ids alone": ids.nbytes,
+            "bytes of the data set on the device": self.moved.nbytes,
+            "bytes of it on the host": self.store.nbytes,
+            "operations of the reference a batch": counter.operations.total(),
+            "launches of the Triton kernels a batch": LAUNCHES,
+        }
 
     def pyg(self, workers: int) -> Callable[[], int]:
         """PyG's DataLoader over Data objects in memory."""
@@ -91,6 +143,10 @@ def test_static_loader(benchmark, loading):
     rate(benchmark, loading.static)
 
 
+def test_store_on_the_device(benchmark, loading):
+    rate(benchmark, loading.from_ids)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pyg_loader(benchmark, loading, workers):
     rate(benchmark, loading.pyg(workers))
@@ -99,15 +155,17 @@ def test_pyg_loader(benchmark, loading, workers):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    loading = Loading()
+    loading = Loading(device=arguments.device)
     contenders = {
         "PyG DataLoader, 0 workers": loading.pyg(0),
         "PyG DataLoader, 1 worker": loading.pyg(1),
         "PyG DataLoader, 2 workers": loading.pyg(2),
         "StaticLoader": loading.static,
+        "StaticLoader, store on the device": loading.from_ids,
         "collate alone": loading.collate,
     }
     graphs = {name: run() for name, run in contenders.items()}
@@ -119,6 +177,12 @@ def main() -> None:
         results[name] = {"graphs_per_second": middle, "p10": low, "p90": high}
         rows.append((name, f"{middle:,.0f}", f"{low:,.0f}", f"{high:,.0f}"))
     print(table(("loader", "graphs/s", "p10", "p90"), rows))
+    results["crossing"] = crossing = loading.crossing()
+    print(table(("", "count"), [(name, f"{count:,}") for name, count in crossing.items()]))
+    if loading.device.type == "cuda":
+        low, middle, high = np.percentile(loading.on_device_s(), [10, 50, 90])
+        results["collation, device seconds"] = {"median": middle, "p10": low, "p90": high}
+        print(f"collation on the device: {1e6 * middle:.1f} us ({1e6 * low:.1f}-{1e6 * high:.1f})")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(results, file, indent=1)

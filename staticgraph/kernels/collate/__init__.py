@@ -1,7 +1,7 @@
 """A batch from the ids of its graphs, where the data set is on the device."""
 
-from staticgraph.kernels.collate.arguments import Arguments
+from staticgraph.kernels.collate.arguments import LAUNCHES, Arguments
 from staticgraph.kernels.collate.op import collate
 from staticgraph.kernels.collate.reference import collate_reference
 
-__all__ = ["Arguments", "collate", "collate_reference"]
+__all__ = ["LAUNCHES", "Arguments", "collate", "collate_reference"]

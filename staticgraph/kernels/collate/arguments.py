@@ -24,6 +24,8 @@ OUTPUTS = (
     "edge_mask",
     "graph_mask",
 )
+# Of the Triton kernels, a batch.
+LAUNCHES = 2
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from staticgraph.kernels.collate.rows import copy_fields, owner_of
 
-LAUNCHES = 2
 ROWS = 64
 # Columns that a program copies at once; wider rows take several turns.
 COLUMNS = 64
