@@ -36,7 +36,7 @@ class _Block:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         mask = mask.view(*x.shape[:2], 1)
         # The widest real graph: what PyG's block would be wide.
-        self.width = torch.where(padding, False, mask).sum(1).max()
+        self.width = torch.where(padding, False, mask).sum(1).max().clamp(min=1)
         self.mask = torch.where(padding, first[:, None], mask).to(x.dtype)
         self.x = torch.where(padding, 0, x) * self.mask
         self.adj = torch.where(padding, (first[:, None] & first).to(adj), adj)
@@ -107,9 +107,11 @@ class StaticDMoNPooling(DMoNPooling):
         expected = by_cluster.square().sum(1) / 2 / edges
         spectral = -(_trace(out_adj) - expected) / 2 / edges
         sizes = torch.linalg.vector_norm(s.sum(1), dim=1)
-        balance = sizes / block.mask.sum((1, 2)) * s.size(2) ** 0.5 - 1
-        losses = (block.mean(v) for v in (spectral, _orthogonality(s), balance))
-        return (s, F.selu(out), _normalised(out_adj), *losses)  # pyright: ignore
+        # PyG divides sizes [B] by nodes [B, 1]: the mean is over all pairs of graphs.
+        shares = block.mean(sizes) * block.mean(1 / block.mask.sum((1, 2)))
+        balance = shares * s.size(2) ** 0.5 - 1
+        losses = block.mean(spectral), block.mean(_orthogonality(s)), balance
+        return s, F.selu(out), _normalised(out_adj), *losses
 
 
 def _padded(context: BatchContext, x: Tensor) -> Tensor | None:

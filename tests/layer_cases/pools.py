@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from layer_cases.case import C, Case, mlp
 
@@ -36,6 +37,33 @@ class Hierarchy(nn.Module):
             total = total + torch.cat(readout, 1)
         x = self.last(x, edge_index)
         return total + torch.cat([pyg.global_add_pool(x, batch)] * 2, 1)
+
+
+class DenseHierarchy(nn.Module):
+    """A dense pool, a convolution of its clusters, the same pool again, and the losses of both."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.scores = nn.ModuleList([nn.Linear(C, 4), nn.Linear(C, 2)])
+        self.dmon = nn.ModuleList([pyg.DMoNPooling(C, 4), pyg.DMoNPooling(C, 2)])
+        self.conv = pyg.DenseGraphConv(C, C)
+
+    def forward(self, x: Tensor, d: Any) -> Tensor:
+        h, mask = to_dense_batch(x, d.batch)
+        adj = to_dense_adj(d.edge_index, d.batch, d.edge_weight.to(x.dtype))
+        adj = adj + adj.transpose(1, 2) + 0.1 * (mask[:, :, None] & mask[:, None])
+        losses: list[Tensor] = []
+        for level in (0, 1):
+            given = mask if level == 0 else None
+            if self.kind == "dmon":
+                _, h, adj, *more = self.dmon[level](h, adj, given)
+            else:
+                pool = pyg.dense_diff_pool if self.kind == "diff" else pyg.dense_mincut_pool
+                h, adj, *more = pool(h, adj, self.scores[level](h), given)
+            losses += more
+            h = self.conv(h, adj).tanh()
+        return torch.cat([h.mean(1), torch.stack(losses).expand(len(h), -1)], 1)
 
 
 def pools() -> list[Case]:
@@ -69,6 +97,14 @@ def pools() -> list[Case]:
     made += [
         Case(n, "pools", lambda p=p, o=o: Hierarchy(p, **o), pooled, "graph")
         for n, (p, o) in hierarchies.items()
+    ]
+    made += [
+        Case(name, "pools", lambda k=k: DenseHierarchy(k), lambda m, x, d: m(x, d), "graph")
+        for name, k in (
+            ("dense_diff_pool", "diff"),
+            ("dense_mincut_pool", "mincut"),
+            ("DMoNPooling", "dmon"),
+        )
     ]
     made.append(
         Case(
