@@ -1,0 +1,93 @@
+"""Every layer of the support table, recorded and replayed beside eager.
+
+    python -m bench.bench_layers --json FILE        needs CUDA; on a CPU a tape rehearses it
+
+Each stands in the small model of ``tests/layer_cases``; its training step is recorded without
+Inductor (the table's *one graph* says what compiles), then loss, gradients and outputs of a replay
+over data that were not recorded are compared with eager, and each input field must move the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from layer_cases import CASES, Case  # noqa: E402
+from parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
+from tape import TapeRecorder  # noqa: E402
+from test_nn_layers import call, model_of  # noqa: E402
+
+import staticgraph as sg  # noqa: E402
+from bench.parts import answer  # noqa: E402
+from staticgraph.running.recorder import CudaGraphRecorder  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Float64 sums reordered by atomics; layers that PyG computes in float32 bring their own.
+TOLERANCE = 1e-8
+
+
+class Uncompiled(CudaGraphRecorder):
+    """Records eager work."""
+
+    compiles = False
+
+
+def recorded(case: Case) -> dict[str, Any]:
+    """Whether a case records, and how far its replay is from eager."""
+    if case.eager_only:
+        return {"recorded": f"refused: {case.eager_only}"}
+    model = model_of(case).to(DEVICE)
+    runner = sg.StaticGraphRunner(
+        model,
+        [sg.Capacity(*CAPACITY)],
+        "cuda-graph",
+        scope="forward_backward",
+        loss=loss,
+        forward=call,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder,
+    )
+    try:
+        runner.warmup(STORE, progress=False)
+        found = runner.verify(BATCH.to(DEVICE))
+    except Exception as error:
+        return {"recorded": "no", "error": f"{type(error).__name__}: {error}"[:300]}
+    finally:
+        runner.close()
+    largest = max(found.errors.values())
+    right = bool(found.moved) and largest <= max(TOLERANCE, case.tolerance)
+    return {"recorded": "yes" if right else "differs", "difference": largest, "moved": found.moved}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--deadline", type=float, default=1e9)
+    parser.add_argument(
+        "--count", type=int, default=len(CASES), help="of the cases, from the first"
+    )
+    options = parser.parse_args()
+
+    def every() -> dict[str, Any]:
+        until, rows = time.monotonic() + options.deadline, {}
+        for case in CASES[: options.count]:
+            if time.monotonic() > until:
+                rows[case.name] = {"recorded": "not measured"}
+            else:
+                rows[case.name] = recorded(case)
+        answers = [row["recorded"] for row in rows.values()]
+        return {"yes": answers.count("yes"), "of": len(answers), "layers": rows}
+
+    answer({"layers": every}, options.json, 1e9)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""What a GPU run found, as Markdown; what it did not find is "not measured"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+NOT_MEASURED = "not measured"
+Results = Mapping[str, Any]
+
+
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; "not measured" where there is no row."""
+    if not rows:
+        return NOT_MEASURED
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: Any, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def machine(results: Results) -> str:
+    found = results.get("machine", {})
+    if not found or found.get("gpu", "none") == "none":
+        return f"{NOT_MEASURED}: no GPU"
+    return f"{found['gpu']}; {found['versions']}; {found['date']}; `bash bench/gpu.sh OUTDIR`"
+
+
+def step_rows(results: Results) -> list[dict[str, Any]]:
+    return [
+        row
+        for part in ("steps", "steps-more")
+        for row in results.get(part, {}).get("rows", ())
+        if "step_ms" in row
+    ]
+
+
+def steps(results: Results) -> str:
+    """Every contender of every row."""
+    headers = (
+        "model",
+        "batch",
+        "precision",
+        "mode",
+        "step ms (p10 to p90)",
+        "graphs/s",
+        "times PyG",
+        "times the floor (modelled)",
+        "kernels",
+        "efficiency",
+        "peak MiB",
+        "held MiB",
+        "compiles",
+        "warm-up s",
+        "loss after the same steps",
+    )
+    cells = []
+    for row in step_rows(results):
+        chosen = f" ({row['chosen']})" if row.get("chosen") else ""
+        agrees = "agrees" if row["loss_agrees"] else "**departs**"
+        cells.append(
+            (
+                row["model"],
+                str(row["batch_size"]),
+                row["precision"],
+                row["mode"] + chosen,
+                f"{row['step_ms']:.2f} ({row['p10_ms']:.2f} to {row['p90_ms']:.2f})",
+                f"{row['graphs_per_second']:,.0f}",
+                number(row["ratio_to_first"]["median"]),
+                number(row["times_floor"], ".1f"),
+                number(row["kernels"], "d"),
+                number(row["node_efficiency"], ".1%"),
+                f"{row['peak_bytes'] / 2**20:,.0f}",
+                f"{row['held_bytes'] / 2**20:,.0f}",
+                str(row["compiles"]),
+                f"{row['warmup_s']:.1f}",
+                f"{row['loss']:.4f} {agrees}",
+            )
+        )
+    return markdown(headers, cells)
+
+
+def summary(results: Results) -> str:
+    """One row a model, batch and precision: PyG, the best peer, and the best of ours."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in step_rows(results):
+        key = (row["model"], row["batch_size"], row["precision"])
+        groups.setdefault(key, []).append(row)
+    cells = []
+    for (model, batch, precision), rows in groups.items():
+        peers = [r for r in rows if r["mode"].startswith(("pyg", "pad-to-max"))]
+        ours = [r for r in rows if r not in peers and r["loss_agrees"]]
+        plain = [r for r in peers if r["mode"] == "pyg"]
+        if not (plain and ours):
+            continue
+        peer, best = (min(some, key=lambda r: r["step_ms"]) for some in (peers, ours))
+        cells.append(
+            (
+                f"{model}, batch {batch}, {precision}",
+                f"{plain[0]['step_ms']:.2f} ms",
+                f"{peer['step_ms']:.2f} ms ({peer['mode']})",
+                f"{best['step_ms']:.2f} ms ({best['mode']})",
+                f"{plain[0]['step_ms'] / best['step_ms']:.2f}",
+                f"{peer['step_ms'] / best['step_ms']:.2f}",
+            )
+        )
+    headers = ("a training step", "PyG eager", "best peer", "here", "times PyG", "times best peer")
+    return markdown(headers, cells)
+
+
+def training(results: Results) -> str:
+    """Epochs with loading."""
+    cells = [
+        (
+            name,
+            f"{row['graphs_per_second']:,.0f}",
+            f"{row['ratio_to_best_pyg']['median']:.2f}",
+            f"{row['loss']:.5f}",
+        )
+        for name, row in results.get("training", {}).items()
+        if isinstance(row, Mapping) and "graphs_per_second" in row
+    ]
+    return markdown(("end to end", "graphs/s", "times the best PyG", "last loss"), cells)
+
+
+def curves(results: Results) -> str:
+    cells = []
+    for name, run in results.get("curves", {}).items():
+        if isinstance(run, Mapping) and run.get("epoch_s"):
+            cells.append(
+                (
+                    name,
+                    " ".join(f"{loss:.4f}" for loss in run["epoch_loss"]),
+                    f"{run['validation_auc'][-1]:.4f}",
+                    f"{min(run['epoch_s']):.2f}",
+                    f"{max(run['graphs_per_second']):,.0f}",
+                    f"{run['warmup_s']:.1f}",
+                )
+            )
+    headers = ("model, mode, seed", "loss of each epoch", "validation AUC", "s an epoch, best")
+    return markdown((*headers, "graphs/s, best", "warm-up s"), cells)
+
+
+def pool(results: Results) -> str:
+    found = results.get("pool", {}).get("six buckets", {})
+    if not found.get("largest_alone", {}).get("reserved_bytes"):
+        return NOT_MEASURED
+    cells = []
+    for name in ("largest_alone", "largest_first", "smallest_first"):
+        row = found[name]
+        share = row["reserved_bytes"] / found["largest_alone"]["reserved_bytes"]
+        cells.append(
+            (
+                name.replace("_", " "),
+                f"{row['reserved_bytes'] / 2**20:,.0f}",
+                f"{share:.2f}",
+                f"{row['left_after_teardown_bytes'] / 2**20:,.0f}",
+            )
+        )
+    return markdown(("recorded", "MiB", "times the largest alone", "MiB after teardown"), cells)
+
+
+def memory(results: Results) -> str:
+    cells = [
+        (
+            f"{row['model']}, {row['optimizer']} {row['autocast']}".strip(),
+            f"{row['predicted_bytes'] / 2**20:,.1f}",
+            f"{row['measured_bytes'] / 2**20:,.1f}",
+            f"{row['error']:+.1%}",
+        )
+        for row in results.get("memory", {}).get("rows", ())
+        if row.get("device") == "cuda"
+    ]
+    return markdown(("a step of", "predicted MiB", "measured MiB", "error"), cells)
+
+
+def settled(results: Results) -> str:
+    cells = []
+    for name, found in results.get("settle", {}).items():
+        if not isinstance(found, Mapping) or name == "versions":
+            continue
+        told = "; ".join(f"{key}: {value}" for key, value in found.items() if key != "seconds")
+        cells.append((name, told.replace("|", "/").replace("\n", " ")[:600]))
+    return markdown(("question", "answer"), cells)
+
+
+def layers(results: Results) -> str:
+    found = results.get("layers", {}).get("layers", {})
+    if "yes" not in found or results["layers"].get("device", "cpu").startswith("cpu"):
+        return NOT_MEASURED
+    return f"{found['yes']} of {found['of']} layers record and replay as eager computes."
+
+
+RENDERED: dict[str, Callable[[Results], str]] = {
+    "machine": machine,
+    "summary": summary,
+    "steps": steps,
+    "training": training,
+    "curves": curves,
+    "pool": pool,
+    "memory": memory,
+    "settled": settled,
+    "layers": layers,
+}

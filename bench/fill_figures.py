@@ -1,0 +1,77 @@
+"""Puts the figures of a GPU run into the documents, between markers; writes nothing by hand.
+
+    python -m bench.fill_figures OUTDIR/results.json README.md docs/recording.md docs/support.md
+
+Between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` stands what :mod:`bench.figures` makes of the
+results under that name; what was not measured says so. In a table of layers with a column
+``recorded``, each layer's cell is filled, too. A run without a GPU changes no figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from bench.figures import NOT_MEASURED, RENDERED
+
+MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
+
+
+def filled(text: str, results: dict[str, Any]) -> str:
+    """A document with its marked blocks and its layers' cells as the results have them.
+
+    Raises:
+        KeyError: a marker names no figure.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        name = found[2]
+        if name not in RENDERED:
+            raise KeyError(f"gpu:{name} is no figure; there are {', '.join(RENDERED)}")
+        return f"{found[1]}{RENDERED[name](results)}\n{found[3]}"
+
+    return with_layers(MARKED.sub(block, text), results)
+
+
+def with_layers(text: str, results: dict[str, Any]) -> str:
+    """The cells of a column ``recorded``, row by row."""
+    part = results.get("layers", {})
+    if part.get("device", "cpu").startswith("cpu"):
+        return text
+    known = part.get("layers", {}).get("layers", {})
+    lines, place = [], None
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if "recorded" in cells and cells[0] == "layer":
+            place = cells.index("recorded")
+        elif not line.startswith("|"):
+            place = None
+        elif place is not None and cells[0] in known and len(cells) > place:
+            cells[place] = known[cells[0]].get("recorded", NOT_MEASURED)
+            line = "| " + " | ".join(cells) + " |"
+        lines.append(line)
+    return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("documents", type=Path, nargs="+")
+    options = parser.parse_args()
+    results = json.loads(options.results.read_text())
+    gpu = results.get("machine", {}).get("gpu", "none")
+    if gpu == "none":
+        parser.error(f"{options.results} is of a machine without a GPU: nothing to fill in")
+    for document in options.documents:
+        before = document.read_text()
+        after = filled(before, results)
+        document.write_text(after)
+        marks = len(MARKED.findall(before))
+        print(f"{document}: {marks} marked, {'changed' if after != before else 'unchanged'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The files of a GPU run as one: ``results.json`` with everything, ``tables.txt`` to read.
+
+    python -m bench.join_results PARTS_DIR OUTDIR
+
+Results of an earlier call of the suite in the same folder are kept where this one has none, so that
+parts may be run one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.figures import RENDERED
+
+
+def join(parts: Path, out: Path) -> dict[str, Any]:
+    """Reads what there is; a part that was cut off in mid-file is named and left out."""
+    target = out / "results.json"
+    found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    machine = parts / "machine.txt"
+    if machine.exists():
+        lines = (line.partition(": ") for line in machine.read_text().splitlines())
+        found["machine"] = {key: value for key, _, value in lines if value}
+    for file in sorted(parts.glob("*.json")):
+        try:
+            found[file.stem] = json.loads(file.read_text())
+        except ValueError as error:
+            found[file.stem] = {"error": f"cut off: {error}"}
+    target.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def main() -> None:
+    parts, out = map(Path, sys.argv[1:3])
+    found = join(parts, out)
+    blocks = [f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()]
+    (out / "tables.txt").write_text("\n".join(blocks))
+    print("\n".join(blocks))
+
+
+if __name__ == "__main__":
+    main()
