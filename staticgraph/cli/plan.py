@@ -77,6 +77,11 @@ def register(subparsers: Any) -> None:
     more.add_argument("--max-graphs", type=int, metavar="G", help="most graphs in a pack")
     more.add_argument("--buckets", type=int, metavar="K", help="capacities; by cost if not given")
     more.add_argument(
+        "--attention",
+        choices=("auto", "size-classed"),
+        help="the model attends within graphs: with --batch-size, narrow its blocks by the data",
+    )
+    more.add_argument(
         "--cost",
         type=float,
         nargs=4,
@@ -256,6 +261,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
         num_buckets=args.buckets,
         graphs=args.graphs or 128,
         cost=price,
+        attention=args.attention,
         **_memory(args, source),
     )
     report = PlanReport.of(plan, histogram, price, time.perf_counter() - begin)

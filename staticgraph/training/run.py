@@ -84,7 +84,12 @@ class Training:
         self.plan = (
             BucketPlan.from_dict(state["plan"])
             if state
-            else plan_buckets(self.store, config.batch_size, indices=train_ids)
+            else plan_buckets(
+                self.store,
+                config.batch_size,
+                indices=train_ids,
+                attention="auto" if config.model == "gps" else None,
+            )
         )
         self.loader = self._loader("train")
         self.runner = StaticGraphRunner(
