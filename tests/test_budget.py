@@ -111,6 +111,20 @@ def test_the_message_has_breakdown_floor_and_remedies_that_work():
     assert graphs == scaled(BUCKETS[1], share).graph_limit
 
 
+def test_a_data_set_on_the_device_is_a_line_of_the_breakdown():
+    """It raises the floor by its bytes, and the remedies reckon with it."""
+    memory, data = model(), 123_456
+    floor = breakdown_of(memory, BUCKETS).total_bytes + data
+    assert MemoryBudget(floor).with_data_set(data).check(memory, BUCKETS).lines["data set"] == data
+    tight = MemoryBudget(floor - 1).with_data_set(data)
+    with pytest.raises(BudgetExceeded, match=rf"data set +{human_bytes(data)}") as caught:
+        tight.check(memory, BUCKETS)
+    assert caught.value.floor_bytes == floor
+    nodes = int(re.search(r"at most ([\d,]+) nodes", str(caught.value))[1].replace(",", ""))
+    assert tight.fits(memory, [scaled(BUCKETS[1], nodes / BUCKETS[1].nodes)])
+    assert MemoryBudget(9).with_data_set(3).with_data_set(4).data_set_bytes == 7
+
+
 def test_where_no_bucket_fits_the_message_says_so():
     with pytest.raises(BudgetExceeded, match="smaller model: even a bucket of one graph"):
         MemoryBudget(10_000).check(model(), BUCKETS)
