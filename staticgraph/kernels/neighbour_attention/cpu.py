@@ -147,12 +147,8 @@ def backward(
                     dpair[h, i, 1] += value
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = src[e]
-            if loops and j == i:
-                for h in range(heads):
-                    dedge[e, h] = zero
-                continue
             for h in range(heads):
-                part = share[e, h]
+                part = share[e, h]  # zero of an edge that is a loop, and all that follows
                 for c in range(width):
                     dx[j, h, c] += part * grad[i, h, c]
                 value = part * _towards(grad[i, h], x[j, h], out[i, h], zero)
