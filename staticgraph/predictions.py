@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ class Predictions:
     """Collects one output a graph of a store.
 
     Raises (from :meth:`add`):
-        TypeError: an output that is not one tensor.
+        TypeError: an output that is neither a tensor nor a dict of them, one a type.
         ValueError: rows that are neither graphs, nodes nor edges.
     """
 
@@ -24,13 +25,19 @@ class Predictions:
         self._store = store
         self._pieces: list[Tensor | None] = [None] * len(store)
         self._level: Level | None = None
+        self._parts: dict[Any, Predictions] = {}
 
     def add(self, batch: StaticBatch, out: object) -> None:
         """Takes the output of one batch, over its physical rows."""
+        if isinstance(out, dict) and out:
+            for key, value in out.items():
+                self._parts.setdefault(key, Predictions(self._store)).add(batch, value)
+            return
         if not isinstance(out, Tensor):
             raise TypeError(
-                f"predict() unpads one tensor, the model returned a {type(out).__name__}: wrap "
-                "the model with forward=lambda model, batch: ..., or unpad with batch.unpad(...)"
+                "predict() unpads one tensor, or a dict of them, the model returned a "
+                f"{type(out).__name__}: wrap the model with forward=lambda model, batch: ..., or "
+                "unpad with batch.unpad(...)"
             )
         self._level = batch.level_of(out)
         ids = batch.graph_ids[: batch.real.graphs if batch.real else None].tolist()
@@ -39,22 +46,25 @@ class Predictions:
 
     def _edges_as_given(self, graph: int, piece: Tensor) -> Tensor:
         """Undoes the store's sorting of edges by destination."""
-        if self._level != "edge" or not len(self._store.edge_origin):
+        edges = {"edge": self._store.edge_origin, **self._store.origins}
+        found = edges.get(self._level or "")
+        if found is None or not len(found):
             return piece
-        first, last = self._store.edge_offsets[graph : graph + 2]
-        origin = torch.from_numpy(self._store.edge_origin[first:last].astype("int64"))
+        first, last = self._store.offsets_of(self._level or "")[graph : graph + 2]
+        origin = torch.from_numpy(found[first:last].astype("int64"))
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
-    def in_order(self) -> Tensor | list[Tensor]:
-        """``[n, ...]`` for an output a graph, else a list of ``n`` tensors."""
+    def in_order(self) -> Any:
+        """``[n, ...]`` for an output a graph, else a list of ``n`` tensors; a dict of such where
+        the model returns a dict."""
+        if self._parts:
+            return {key: part.in_order() for key, part in self._parts.items()}
         pieces = [piece for piece in self._pieces if piece is not None]
         assert len(pieces) == len(self._store)
         return torch.stack(pieces) if self._level == "graph" else pieces
 
 
-def predictions_of(
-    store: GraphStore, outputs: Iterable[tuple[StaticBatch, object]]
-) -> Tensor | list[Tensor]:
+def predictions_of(store: GraphStore, outputs: Iterable[tuple[StaticBatch, object]]) -> Any:
     """The outputs of batches of a store, graph by graph in its order; see :class:`Predictions`."""
     predictions = Predictions(store)
     for batch, out in outputs:

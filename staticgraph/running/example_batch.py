@@ -14,6 +14,7 @@ from staticgraph.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import GraphStore
+from staticgraph.store.columns import IndexRule
 
 # Large beside any feature, and its square is far from overflow in float32.
 GARBAGE = 1000.0
@@ -37,21 +38,26 @@ def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> Stat
 
 def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
     """The first graphs of a store that together leave some padding of every kind."""
-    ids, nodes, edges = [], 0, 0
+    limits = np.array(capacity.size_limits)
+    ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
-    for graph, (n, e) in enumerate(store.sizes[:4096].tolist()):
+    for graph, size in enumerate(store.sizes[:4096]):
         if len(ids) + 2 >= capacity.graphs:
             break
-        fits = nodes + n < capacity.node_limit and edges + e < capacity.edge_limit
-        if fits and n <= capacity.max_graph_nodes and capacity.ranks_hold([*taken, n]):
+        after = total + size
+        fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()
+        nodes = int(size[0])
+        if fits and nodes <= capacity.max_graph_nodes and capacity.ranks_hold([*taken, nodes]):
             ids.append(graph)
-            taken.append(n)
-            nodes, edges = nodes + n, edges + e
+            taken.append(nodes)
+            total = after
     return ids
 
 
 def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
-    """A few rings with normal numbers, one of a single node."""
+    """A few rings with normal numbers, one of a single node; of types and other rows a few each."""
+    if schema.axes:
+        return _made_up_rows(schema, capacity)
     random = np.random.default_rng(0)
     sizes = [1, *random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5)]
     nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
@@ -69,11 +75,57 @@ def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
     return GraphStore.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
 
 
+# Graphs that are made up where rows have types.
+FEW = 3
+
+
+def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphStore:
+    """Graphs with some rows of every axis that the capacity has room for, indices at random."""
+    random = np.random.default_rng(0)
+    of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
+    for axis in schema.axes:
+        of_graph[axis.name] = min(FEW, (capacity.rows(axis.name) - 1) // FEW)
+    for field in schema:
+        if any(level and not of_graph[level] for level in field.counts):
+            of_graph[field.level] = 0
+    counts = {level: np.full(FEW, rows, np.int64) for level, rows in of_graph.items()}
+    fields, rules = {}, {}
+    for field in schema:
+        shape = (of_graph[field.level] * FEW * field.rows, *field.shape)
+        made = random.standard_normal(shape)
+        if field.counts:
+            levels = field.counts * (field.width if len(field.counts) == 1 else 1)
+            most = np.array([of_graph[level] if level else 1 for level in levels])
+            made = random.integers(0, np.maximum(1, most).reshape(field.shape), shape)
+        elif not field.dtype.startswith("float"):
+            made = np.zeros(shape)
+        fields[field.name] = (field.level, made.astype(field.dtype))
+        rules[field.name] = IndexRule(field.cat_dim, field.counts)
+    nodes, edges = counts["node"], counts["edge"]
+    ends = np.zeros(int(edges.sum()), np.int64)
+    if schema.hetero:
+        nodes = sum((counts[axis.name] for axis in schema.node_axes), nodes)
+        edges = sum((counts[axis.name] for axis in schema.edge_axes), edges)
+    return GraphStore.from_arrays(
+        nodes,
+        edges,
+        ends,
+        ends,
+        fields,
+        rows={field.name: field.rows for field in schema if field.level == "graph"},
+        axes={axis: counts[axis.name] for axis in schema.axes},
+        rules=rules,
+        name="made up",
+    )
+
+
 def poisoned(batch: StaticBatch) -> StaticBatch:
     """The batch with garbage in every padding row, for integers the values of real rows."""
     random = torch.Generator().manual_seed(0)
     tensors = {}
     for field in batch.layout.schema:
+        if field.is_index:  # its padding points at padding, and must
+            continue
         value = batch[field.name]
         mask = batch[f"{field.level}_mask"]
         if field.rows > 1:

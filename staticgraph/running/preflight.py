@@ -255,7 +255,7 @@ class _Preflight:
             return attention_choices(
                 self._copy()[0],
                 [self._batch.capacity],
-                device=self._batch.ptr.device,
+                device=self._batch.device,
                 dtype=None,
                 training=self._stock.training,
                 compiled=True,
@@ -304,7 +304,10 @@ class _AsBatch:
 
     def argument(self, name: str) -> Any:
         """What a model's parameter of this name gets; None if there is nothing for it."""
-        return getattr(self._data, name, None)
+        found = getattr(self._data, name, None)
+        if found is None and hasattr(self._data, "node_types"):  # x: one of each type
+            found = getattr(self._data, f"{name}_dict", None)
+        return found
 
 
 def _first_sentence(form: type) -> str:

@@ -36,9 +36,8 @@ def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -
     ):
         return Data(num_nodes=rows["node"], **values)
     data = RuledData(num_nodes=rows["node"], **values)
-    data.__dict__["_rules"] = {
-        field.name: (field.cat_dim, _increment(field, rows)) for field in schema
-    }
+    rules = {field.name: (field.cat_dim, _increment(field, rows)) for field in schema}
+    vars(data)["_rules"] = rules  # beside PyG's storage, not in it
     return data
 
 
