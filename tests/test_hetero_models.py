@@ -192,7 +192,8 @@ def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
             continue
         value, mask = batch[field.name], batch[f"{field.level}_mask"]
         garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
-        tensors[field.name] = torch.where(mask[:, None], value, garbage)
+        mask = mask.repeat_interleave(field.rows).view(-1, *(1,) * (value.dim() - 1))
+        tensors[field.name] = torch.where(mask, value, garbage)
     return batch.replace(**tensors)
 
 

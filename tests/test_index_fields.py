@@ -1,0 +1,325 @@
+"""User-defined index fields follow PyG's rules; the oracle is PyG's own ``Batch``.
+
+A batch of the store, padding left out, must hold what ``Batch.from_data_list`` holds of the same
+graphs, and its padding must point at nothing but padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parity import differences
+from test_hetero_models import plain, poisoned, static
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import scatter
+
+import staticgraph as sg
+from staticgraph.errors import BadGraph, PlanMismatch
+
+
+class Triplets(Data):
+    """Pairs of edges that share a node, as in DimeNet: values that count edges."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+class Pair(Data):
+    """Two graphs and what joins them: PyG's own example of a bipartite increment."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index_s":
+            return self.x_s.size(0)
+        if key == "edge_index_t":
+            return self.x_t.size(0)
+        if key == "assignment_index":
+            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+class Clusters(Data):
+    """Nodes put into clusters, of which there is no field but their number."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "cluster_index":
+            return torch.tensor([[self.num_nodes], [self.num_clusters]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return None if key == "cell" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def ints(rng, high: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.integers(0, max(1, high), shape))
+
+
+def base(rng, n: int) -> dict:
+    e = int(rng.integers(0, 3 * n))
+    return {
+        "x": torch.from_numpy(rng.standard_normal((n, 2))),
+        "edge_index": ints(rng, n, 2, e),
+        "edge_attr": torch.arange(e)[:, None].double(),
+        "y": torch.from_numpy(rng.standard_normal((1, 1))),
+    }
+
+
+def triplets(rng, n: int) -> Data:
+    values = base(rng, n)
+    e = values["edge_index"].size(1)
+    t = int(rng.integers(0, 2 * e + 1)) if e else 0
+    return Triplets(
+        **values,
+        triplets=ints(rng, e, 2, t),
+        angle=torch.from_numpy(rng.standard_normal(t)),
+        reverse_index=ints(rng, n, e),
+        root_index=int(rng.integers(0, n)),
+    )
+
+
+def pair(rng, n: int) -> Data:
+    s, t = n, int(rng.integers(1, 9))
+    m = int(rng.integers(0, 6))
+    return Pair(
+        x_s=torch.from_numpy(rng.standard_normal((s, 2))),
+        edge_index_s=ints(rng, s, 2, int(rng.integers(0, 9))),
+        x_t=torch.from_numpy(rng.standard_normal((t, 3))),
+        edge_index_t=ints(rng, t, 2, int(rng.integers(0, 9))),
+        assignment_index=torch.stack([ints(rng, s, m), ints(rng, t, m)]),
+        num_nodes=s,
+    )
+
+
+def clusters(rng, n: int) -> Data:
+    k = int(rng.integers(1, n + 1))
+    f = int(rng.integers(0, 5))
+    return Clusters(
+        **base(rng, n),
+        num_clusters=k,
+        cluster_index=torch.stack([torch.arange(n), ints(rng, k, n)]),
+        face=ints(rng, n, 3, f),
+        cell=torch.from_numpy(rng.standard_normal((3, 3))),
+        num_nodes=n,
+    )
+
+
+KINDS = {"triplets": triplets, "pair": pair, "clusters": clusters}
+
+
+def made(kind: str, seed: int, count: int = 12) -> list[Data]:
+    rng = np.random.default_rng(seed)
+    return [KINDS[kind](rng, int(rng.integers(1, 9))) for _ in range(count)]
+
+
+def sorted_edges(data: Data) -> Data:
+    """Edges by destination, stable, and what counts them renumbered: the store's order."""
+    if "edge_attr" not in data:
+        return data
+    data = data.clone()
+    order = torch.from_numpy(np.argsort(data.edge_index[1].numpy(), kind="stable"))
+    rank = torch.argsort(order)
+    data.edge_index, data.edge_attr = data.edge_index[:, order], data.edge_attr[order]
+    if "reverse_index" in data:
+        data.reverse_index = data.reverse_index[order]
+        data.triplets = rank[data.triplets]
+    return data
+
+
+def real(batch: sg.StaticBatch, field) -> torch.Tensor:
+    mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+    return batch[field.name].movedim(field.cat_dim or 0, 0)[mask].movedim(0, field.cat_dim or 0)
+
+
+def assert_as_pyg(batch: sg.StaticBatch, graphs: list[Data]) -> None:
+    ids = batch.graph_ids[batch.graph_mask].tolist()
+    expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+    for field in batch.layout.schema:
+        assert torch.equal(real(batch, field), expected[field.name]), field.name
+
+
+def assert_points_at_padding(batch: sg.StaticBatch) -> None:
+    for field in batch.layout.schema:
+        if not field.counts:
+            continue
+        mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+        rows = batch[field.name].movedim(field.cat_dim or 0, 0).reshape(len(mask), -1)[~mask]
+        levels = field.counts * (field.width if len(field.counts) == 1 else 1)
+        for place, level in enumerate(levels):
+            if level:
+                assert not batch[f"{level}_mask"][rows[:, place]].any(), (field.name, level)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_batch_holds_what_pyg_batches(kind, seed):
+    graphs = made(kind, seed)
+    store = sg.GraphStore.from_pyg(graphs)
+    for number, graph in enumerate(graphs):
+        assert store[number].num_nodes == graph.num_nodes
+        for name, value in graph.to_dict().items():
+            if name == "num_nodes":
+                continue
+            found = store[number][name]
+            assert torch.equal(torch.as_tensor(found), torch.as_tensor(value).view_as(found)), name
+    for plan in (sg.plan_buckets(store, batch_size=4), sg.plan_buckets(store, graphs=5)):
+        seen = []
+        for batch in sg.StaticLoader(store, plan, shuffle=True):
+            assert_as_pyg(batch, graphs)
+            assert_points_at_padding(batch)
+            seen += batch.graph_ids[batch.graph_mask].tolist()
+            again = Batch.from_data_list(batch.to_data_list())
+            ids = batch.graph_ids[batch.graph_mask].tolist()
+            expected = Batch.from_data_list([sorted_edges(graphs[i]) for i in ids])
+            for field in store.schema:
+                assert torch.equal(again[field.name], expected[field.name]), field.name
+        assert sorted(seen) == list(range(len(graphs)))
+
+
+def test_what_counts_what_is_read_off_the_data():
+    schema = sg.GraphStore.from_pyg(made("triplets", 0)).schema
+    assert schema["triplets"].counts == ("edge",)
+    assert schema["angle"].level == schema["triplets"].level == "triplets"
+    assert (schema["reverse_index"].level, schema["reverse_index"].counts) == ("edge", ("node",))
+    assert (schema["root_index"].level, schema["root_index"].counts) == ("graph", ("node",))
+    schema = sg.GraphStore.from_pyg(made("pair", 0)).schema
+    assert schema["assignment_index"].counts == ("node", "x_t")
+    assert schema["x_t"].level == "x_t"
+    schema = sg.GraphStore.from_pyg(made("clusters", 0)).schema
+    assert schema["cluster_index"].counts == ("node", "clusters")
+    assert schema["face"].physical(5) == (3, 5)
+    assert schema["cell"].cat_dim is None
+
+
+def test_follow_batch_names_are_there():
+    graphs = made("pair", 1)
+    store = sg.GraphStore.from_pyg(graphs)
+    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=4))))
+    ids = batch.graph_ids[batch.graph_mask].tolist()
+    expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_t"])
+    mask = batch.x_t_mask
+    assert torch.equal(batch.x_t_batch[mask], expected.x_t_batch)
+    assert torch.equal(batch.x_t_ptr[: len(ids) + 1], expected.x_t_ptr)
+
+
+class Angular(torch.nn.Module):
+    """Messages along triplets: from edge to edge, with an angle, then to nodes and graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = torch.nn.Linear(5, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.last = torch.nn.Linear(8, 1)
+
+    def forward(self, data):
+        src, dst = data.edge_index
+        h = self.edge(torch.cat([data.x[src], data.x[dst], data.edge_attr], 1)).tanh()
+        one, other = data.triplets
+        h = h + scatter(h[one] * data.angle[:, None].cos(), other, 0, h.size(0))
+        return self.last(scatter(self.norm(h), data.batch[dst], 0, data.num_graphs))
+
+
+def test_a_model_over_triplets_equals_plain_pyg():
+    graphs = made("triplets", 3, 20)
+    store = sg.GraphStore.from_pyg(graphs)
+    batch = next(iter(sg.StaticLoader(store, sg.plan_buckets(store, batch_size=8))))
+    torch.manual_seed(0)
+    model = Angular().double()
+    expected = plain(model, batch)
+    for trace in (False, True):
+        assert differences(expected, static(model, poisoned(batch, 1000.0), trace)) == []
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_a_plan_keeps_its_components(tmp_path):
+    store = sg.GraphStore.from_pyg(made("triplets", 2))
+    plan = sg.plan_buckets(store, batch_size=4)
+    assert [name for name, _ in plan.capacities[0].extra] == ["triplets"]
+    assert plan.capacities[0].edge_reserve == 1
+    plan.save(tmp_path / "plan.json")
+    assert sg.BucketPlan.load(tmp_path / "plan.json") == plan
+    store.save(tmp_path / "store")
+    loaded = sg.GraphStore.load(tmp_path / "store")
+    assert loaded.schema == store.schema
+    for name, array in store.arrays().items():
+        assert np.array_equal(array, loaded.arrays()[name]), name
+    next(iter(sg.StaticLoader(loaded, plan)))
+
+
+def test_a_plan_of_before_still_loads(esol):
+    values = sg.plan_buckets(esol, batch_size=32).to_dict()
+    assert set(values["capacities"][0]) == {"nodes", "edges", "graphs", "max_graph_nodes"}
+    for field in values["schema"]["fields"]:
+        del field["cat_dim"], field["counts"]  # as written before there were index fields
+    assert sg.BucketPlan.from_dict(values).schema == esol.schema
+
+
+def test_a_capacity_without_the_rows_is_refused():
+    store = sg.GraphStore.from_pyg(made("triplets", 2))
+    with pytest.raises(PlanMismatch, match="the data counts triplets but the capacity"):
+        sg.StaticLoader(store, [(100, 300, 5)])
+    short = sg.Capacity(100, 300, 5, extra=(("triplets", 400),))
+    with pytest.raises(PlanMismatch, match="keeps no edge for its padding to point at"):
+        sg.StaticLoader(store, [short])
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def odd(key: str, inc, value=None, cat_dim=0) -> Data:
+    class Odd(Data):
+        def __inc__(self, name, *args, **kwargs):
+            return inc if name == key else super().__inc__(name, *args, **kwargs)
+
+        def __cat_dim__(self, name, *args, **kwargs):
+            return cat_dim if name == key else super().__cat_dim__(name, *args, **kwargs)
+
+    value = torch.zeros(2, dtype=torch.int64) if value is None else value
+    return Odd(x=torch.ones(3, 1), edge_index=torch.zeros(2, 1, dtype=torch.int64), **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (odd("part", -1), "graph 0 gives -1 as __inc__ of 'part'; whole numbers from 0 on"),
+        (odd("part", 0.5), "gives 0.5 as __inc__ of 'part'"),
+        (odd("part", torch.tensor([1, 2])), "must be the same along dimension 0, over which"),
+        (odd("part", 3, torch.ones(2)), "would add 3 to 'part', which is torch.float32"),
+        (odd("part", 3, torch.full((2,), 3)), "graph 0 has 3 in 'part', which counts 'node', of"),
+        (odd("part", 0, cat_dim=(0, 1)), r"gives \(0, 1\) as __cat_dim__ of 'part', whose shape"),
+    ],
+)
+def test_rules_that_cannot_be_followed_are_named(graph, message):
+    with pytest.raises(BadGraph, match=message):
+        sg.GraphStore.from_pyg([graph])
+
+
+def test_new_graphs_must_count_as_the_plan_does():
+    graphs = made("clusters", 5)
+    schema = sg.GraphStore.from_pyg(graphs, exclude=["cell"]).schema
+    others = sg.GraphStore.from_pyg(made("clusters", 6), schema=schema, exclude=["cell"])
+    assert others.schema.axes == schema.axes
+
+
+def test_new_graphs_that_count_otherwise_are_refused():
+    class Uncounted(Triplets):
+        def __inc__(self, key, value, *args, **kwargs):
+            return Data.__inc__(self, key, value, *args, **kwargs)
+
+    graphs = made("triplets", 5)
+    schema = sg.GraphStore.from_pyg(graphs).schema
+    others = [Uncounted(**graph.to_dict()) for graph in graphs]
+    with pytest.raises(
+        BadGraph, match=r"adds 0 to 'triplets' \(__inc__\), where the plan was made"
+    ):
+        sg.GraphStore.from_pyg(others, schema=schema)
+    others = [Data(**graph.to_dict()) for graph in graphs]
+    with pytest.raises(BadGraph, match="gives 0 as __cat_dim__ of 'triplets'; the plan was made"):
+        sg.GraphStore.from_pyg(others, schema=schema)
