@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from bench.outofcore_disk import disk, disk_child
-from bench.outofcore_nodes import CASES, nodes
+from bench.outofcore_nodes import BUFFERS, CASES, nodes
 from bench.outofcore_sampling import hops, sample
 from bench.outofcore_sort import sort
 from staticgraph.report import versions
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="disk: use the page cache")
     parser.add_argument("--graph", nargs="*", choices=tuple(CASES), help="nodes: only these")
     parser.add_argument("--policy", nargs="*", choices=("NodeCache", "Dispersed"), help="nodes")
+    parser.add_argument("--buffers", nargs="*", type=int, default=BUFFERS, help="nodes")
     parser.add_argument("--seeds", type=int, default=10, help="nodes")
     parser.add_argument("--scratch", default=tempfile.gettempdir())
     parser.add_argument("--save", action="store_true", help="also write to bench/results")

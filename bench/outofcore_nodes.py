@@ -50,7 +50,7 @@ CASES = {
     "cornell5": Case("sage", [10, 10], 32, 48),
 }
 PARTITIONS = 16
-BUFFERS = (4, 8, 12)
+BUFFERS = [4, 8, 12]
 EVERY = 5
 
 
@@ -62,7 +62,7 @@ def nodes(args: argparse.Namespace) -> dict[str, Any]:
         ways: dict[str, Any] = {"pyg": None, "memory": (1, InMemory())}
         for policy in (NodeCache, Dispersed):
             if not args.policy or policy.__name__ in args.policy:
-                ways |= {f"{policy.__name__}({c})": (PARTITIONS, policy(c)) for c in BUFFERS}
+                ways |= {f"{policy.__name__}({c})": (PARTITIONS, policy(c)) for c in args.buffers}
         pyg: list[float] = []
         for way, parts in ways.items():
             started, found = time.perf_counter(), []
