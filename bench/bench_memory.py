@@ -123,6 +123,8 @@ def main() -> None:
     for name in args.model:
         for way in WAYS:
             rows.append(compare(store, name, args.hidden, args.layers, args.device, **way))
+            if args.json:  # after every row: a run that is cut off leaves what it has
+                write(args.json, args, rows)
             print(f"{name} {way}: {100 * rows[-1]['error']:+.3f}%", flush=True)
     headers = ("model", "training", "form", "predicted", "measured", "error", "update", "s a point")
     print(
@@ -149,11 +151,14 @@ def main() -> None:
             ],
         )
     )
-    if args.json:
-        setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions()}
-        with open(args.json, "w") as file:
-            json.dump({"setting": setting, "rows": rows}, file, indent=1)
-            file.write("\n")
+
+
+def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
+    """The rows as JSON."""
+    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions()}
+    with open(path, "w") as file:
+        json.dump({"setting": setting, "rows": rows}, file, indent=1)
+        file.write("\n")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,18 @@ def test_step(benchmark, model, mode):
     contender = Workload(Shape.parse(model), 128, "cpu", "fp32").contender(mode)
     turn = iter(range(10**9))
     benchmark.pedantic(lambda: contender.step(next(turn)), rounds=20)
+
+
+class CutOff(Exception):
+    """The time was up while a contender was made ready."""
+
+
+def cut_off(options: argparse.Namespace, *_: Any) -> None:
+    """On SIGTERM: no other contender, and those that are ready are measured."""
+    options.until = 0.0
+    if options.preparing:
+        options.preparing = False
+        raise CutOff("the time was up while it was made ready")
 
 
 def measure(contenders: list[Contender], rounds: int, device: str) -> dict[str, np.ndarray]:
@@ -63,21 +77,23 @@ def measure(contenders: list[Contender], rounds: int, device: str) -> dict[str, 
 
 
 def rows_of(
-    shape: Shape, batch_size: int, precision: str, options: argparse.Namespace, until: float
+    shape: Shape, batch_size: int, precision: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """All contenders of one model, batch size and precision."""
     workload = Workload(shape, batch_size, options.device, precision)
     head = {"model": str(shape), "batch_size": batch_size, "precision": precision}
     contenders, failed = [], []
     for mode in options.modes:
-        if contenders and time.perf_counter() > until:
+        if contenders and time.perf_counter() > options.until:
             failed.append({**head, "mode": mode, "error": "not begun before the deadline"})
             continue
+        options.preparing = True
         try:
             contenders.append(workload.contender(mode))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"[:300]
             failed.append({**head, "mode": mode, "error": text})
+        options.preparing = False
     graphs = compiled_graphs()
     times = measure(contenders, options.rounds, options.device)
     recompiles = compiled_graphs() - graphs
@@ -193,14 +209,17 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    until, rows, skipped = time.perf_counter() + options.deadline, [], []
+    options.until, options.preparing = time.perf_counter() + options.deadline, False
+    signal.signal(signal.SIGTERM, partial(cut_off, options))
+    rows: list[dict[str, Any]] = []
+    skipped: list[str] = []
     for precision in options.precision:
         for batch_size in options.batch_sizes:
             for text in options.models:
-                if time.perf_counter() > until:
+                if time.perf_counter() > options.until:
                     skipped.append(f"{text} at {batch_size} in {precision}")
                     continue
-                rows += rows_of(Shape.parse(text), batch_size, precision, options, until)
+                rows += rows_of(Shape.parse(text), batch_size, precision, options)
                 torch.compiler.reset()  # the next row is another model; its peers begin anew
                 result = {
                     "device": device_name(torch.device(options.device)),

@@ -30,8 +30,8 @@ def machine(results: Results) -> str:
 
 def step_rows(results: Results) -> list[dict[str, Any]]:
     return [
-        row
-        for part in ("steps", "steps-more")
+        {**row, "part": part}
+        for part in ("steps", "peers", "steps-more")
         for row in results.get(part, {}).get("rows", ())
         if "step_ms" in row
     ]
@@ -83,13 +83,14 @@ def steps(results: Results) -> str:
 
 
 def summary(results: Results) -> str:
-    """One row a model, batch and precision: PyG, the best peer, and the best of ours."""
+    """One row a model, batch and precision: PyG, the best peer, and the best of ours, of those that
+    took turns with one another."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in step_rows(results):
-        key = (row["model"], row["batch_size"], row["precision"])
+        key = (row["model"], row["batch_size"], row["precision"], row["part"])
         groups.setdefault(key, []).append(row)
     cells = []
-    for (model, batch, precision), rows in groups.items():
+    for (model, batch, precision, _), rows in groups.items():
         peers = [r for r in rows if r["mode"].startswith(("pyg", "pad-to-max"))]
         ours = [r for r in rows if r not in peers and r["loss_agrees"]]
         plain = [r for r in peers if r["mode"] == "pyg"]

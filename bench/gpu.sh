@@ -2,7 +2,7 @@
 # The whole GPU suite in one command of under nine minutes: bash bench/gpu.sh OUTDIR
 # Runs from the source tree, installs nothing. Parts run in the order of their importance, each with
 # a limit of its own; one that fails, or is cut off, leaves the others and what it had itself.
-#   PARTS="steps curves" bash bench/gpu.sh OUTDIR    some parts alone, with all the time
+#   PARTS="steps curves" bash bench/gpu.sh OUTDIR    some parts alone, which share all the time
 #   TINY=1 bash bench/gpu.sh OUTDIR                  rehearses every part on a CPU with small sizes
 # OUTDIR gets results.json, tables.txt and log.txt; bench/fill_figures.py puts them into documents.
 set -uo pipefail
@@ -16,26 +16,33 @@ budget=${BUDGET_S:-520}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 tiny=${TINY:-0}
-all="settle tests steps curves training pool memory steps-more layers loading"
+# Parts in their order, and the seconds each wants; all of them share the budget in proportion.
+order=(settle tests steps peers curves training pool memory steps-more layers loading)
+declare -A wants=([settle]=40 [tests]=110 [steps]=150 [peers]=90 [curves]=65 [training]=40 [pool]=20
+    [memory]=30 [steps-more]=50 [layers]=35 [loading]=15)
+total=0
+for name in "${order[@]}"; do
+    case " ${PARTS:-${order[*]}} " in *" $name "*) total=$((total + wants[$name])) ;; esac
+done
 status=0
 : >"$out/log.txt"
 
-# part NAME SECONDS COMMAND...: within its seconds and what is left of the budget.
+# part NAME COMMAND...: within its share and what is left of the budget.
 part() {
-    local name=$1 seconds=$2 left
-    shift 2
-    case " ${PARTS:-$all} " in *" $name "*) ;; *) return ;; esac
+    local name=$1 seconds left
+    shift
+    case " ${PARTS:-${order[*]}} " in *" $name "*) ;; *) return ;; esac
+    seconds=$((wants[$name] * budget / total))
     left=$((budget - SECONDS))
     if [ "$left" -lt 10 ]; then
         echo "== $name: not begun, the budget of $budget s is spent" | tee -a "$out/log.txt"
         return
     fi
-    [ -n "${PARTS:-}" ] && seconds=$budget
     [ "$seconds" -gt "$left" ] && seconds=$left
     echo "== $name (at $SECONDS s, up to $seconds s)" | tee -a "$out/log.txt"
-    # The part ends itself at its deadline and leaves a whole file; the timeout is for one that hangs.
-    DEADLINE=$((seconds > 40 ? seconds - 25 : seconds / 2)) \
-        timeout -k 5 "$seconds" bash -c "$*" 2>&1 | tee -a "$out/log.txt"
+    # What compiles may outlast the deadline after which nothing is begun; the timeout ends it.
+    DEADLINE=$((seconds * 6 / 10)) \
+        timeout -k 20 "$seconds" bash -c "$*" 2>&1 | tee -a "$out/log.txt"
     local ended=${PIPESTATUS[0]}
     [ "$ended" -eq 0 ] || { echo "== $name ended with $ended" | tee -a "$out/log.txt"; status=1; }
     "$python" -m bench.join_results "$scratch" "$out" 2>&1 | tee -a "$out/log.txt" >/dev/null
@@ -48,32 +55,34 @@ part() {
 } >"$scratch/machine.txt" || status=1
 
 if [ "$tiny" = 1 ]; then
-    py="timeout 120 $python -m"
+    py="$python -m"
     rows="--models gine:1x8 --batch-sizes 8 --rounds 3 --loss-steps 20"
-    part settle 60 "$py bench.settle --json $scratch/settle.json --deadline 40"
-    part tests 60 "$python -m pytest tests/test_gpu.py -m gpu -o addopts= -q -rs -p no:cacheprovider"
-    part steps 100 "$py bench.bench_runner $rows --modes pyg eager eager+kernels auto --json $scratch/steps.json"
-    part curves 60 "$py bench.bench_curves --models gine:1x8 --modes eager eager+kernels --epochs 2 --batch-size 32 --graphs 320 --json $scratch/curves.json"
-    part training 60 "$py bench.bench_training --hidden 8 --layers 1 --graphs 256 --rounds 2 --workers 0 --modes eager --json $scratch/training.json"
-    part pool 60 "$py bench.bench_pool --hidden 8 --layers 1 --graphs 8 16 --json $scratch/pool.json"
-    part memory 60 "$py bench.bench_memory --model gine --hidden 8 --layers 1 --json $scratch/memory.json"
-    part steps-more 60 "$py bench.bench_runner $rows --modes pyg eager --json $scratch/steps-more.json"
-    part layers 60 "$py bench.bench_layers --count 8 --json $scratch/layers.json"
-    part loading 60 "$py bench.bench_loader --rounds 1 --json $scratch/loading.json"
+    part settle "$py bench.settle --json $scratch/settle.json --deadline 40"
+    part tests "$python -m pytest tests/test_gpu.py -m gpu -o addopts= -q -rs -p no:cacheprovider"
+    part steps "$py bench.bench_runner $rows --modes pyg eager eager+kernels auto --json $scratch/steps.json"
+    part peers "$py bench.bench_runner $rows --modes pyg pad-to-max --json $scratch/peers.json --deadline 1"
+    part curves "$py bench.bench_curves --models gine:1x8 --modes eager eager+kernels --epochs 2 --batch-size 32 --graphs 320 --json $scratch/curves.json"
+    part training "$py bench.bench_training --hidden 8 --layers 1 --graphs 256 --rounds 2 --workers 0 --modes eager --json $scratch/training.json"
+    part pool "$py bench.bench_pool --hidden 8 --layers 1 --graphs 8 16 --json $scratch/pool.json"
+    part memory "$py bench.bench_memory --model gine --hidden 8 --layers 1 --json $scratch/memory.json"
+    part steps-more "$py bench.bench_runner $rows --modes pyg eager --json $scratch/steps-more.json"
+    part layers "$py bench.bench_layers --count 8 --json $scratch/layers.json"
+    part loading "$py bench.bench_loader --rounds 1 --json $scratch/loading.json"
 else
     py="$python -m"
     ours="cuda-graph cuda-graph+kernels"
     peers="pyg-dynamic pyg-reduce-overhead pad-to-max"
-    part settle 45 "$py bench.settle --json $scratch/settle.json --deadline \$DEADLINE"
-    part tests 110 "$python -m pytest tests -m gpu -o addopts= -q -rs -p no:cacheprovider --timeout 100"
-    part steps 130 "$py bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 256 --precision fp32 bf16 --modes pyg $ours $peers eager eager+kernels reduce-overhead auto --json $scratch/steps.json --deadline \$DEADLINE"
-    part curves 75 "$py bench.bench_curves --modes eager cuda-graph reduce-overhead --seeds 0 1 2 --json $scratch/curves.json --deadline \$DEADLINE"
-    part training 45 "$py bench.bench_training --device cuda --hidden 300 --layers 5 --modes cuda-graph --workers 0 8 --graphs 16384 --rounds 3 --json $scratch/training.json"
-    part pool 25 "$py bench.bench_pool --json $scratch/pool.json"
-    part memory 30 "$py bench.bench_memory --device cuda --model gine gps --json $scratch/memory.json"
-    part steps-more 60 "$py bench.bench_runner --models gps:10x384 gine:5x300 --batch-sizes 32 256 128 1024 --precision fp32 tf32 bf16 --modes pyg $ours auto --json $scratch/steps-more.json --deadline \$DEADLINE"
-    part layers 50 "$py bench.bench_layers --json $scratch/layers.json --deadline \$DEADLINE"
-    part loading 20 "$py bench.bench_loader --rounds 3 --json $scratch/loading.json"
+    part settle "$py bench.settle --json $scratch/settle.json --deadline \$DEADLINE"
+    part tests "$python -m pytest tests -m gpu -o addopts= -v -rs -p no:cacheprovider"
+    part steps "$py bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 256 --precision fp32 bf16 --modes pyg $ours --json $scratch/steps.json --deadline \$DEADLINE"
+    part peers "$py bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 --modes pyg cuda-graph+kernels $peers reduce-overhead eager eager+kernels auto --json $scratch/peers.json --deadline \$DEADLINE"
+    part curves "$py bench.bench_curves --modes eager cuda-graph reduce-overhead --seeds 0 1 2 --json $scratch/curves.json --deadline \$DEADLINE"
+    part training "$py bench.bench_training --device cuda --hidden 300 --layers 5 --modes cuda-graph --workers 0 8 --graphs 16384 --rounds 3 --json $scratch/training.json"
+    part pool "$py bench.bench_pool --json $scratch/pool.json"
+    part memory "$py bench.bench_memory --device cuda --model gine gps --json $scratch/memory.json"
+    part steps-more "$py bench.bench_runner --models gps:10x384 gine:5x300 --batch-sizes 32 256 128 1024 --precision fp32 tf32 bf16 --modes pyg $ours --json $scratch/steps-more.json --deadline \$DEADLINE"
+    part layers "$py bench.bench_layers --json $scratch/layers.json --deadline \$DEADLINE"
+    part loading "$py bench.bench_loader --rounds 3 --json $scratch/loading.json"
 fi
 "$python" -m bench.join_results "$scratch" "$out" | tee -a "$out/log.txt"
 exit $status

@@ -1,0 +1,138 @@
+"""Figures of a GPU run enter documents by a script, between markers, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench import fill_figures
+from bench.figures import NOT_MEASURED, RENDERED
+from bench.floor import FLOORS, floor_ms
+from bench.join_results import join
+
+
+def row(mode, ms, **more):
+    return {
+        "model": "gine 5x300",
+        "batch_size": 32,
+        "precision": "fp32",
+        "mode": mode,
+        "chosen": None,
+        "step_ms": ms,
+        "p10_ms": ms,
+        "p90_ms": ms,
+        "graphs_per_second": 32e3 / ms,
+        "ratio_to_first": {"median": 6 / ms},
+        "times_floor": ms / 0.5,
+        "kernels": 100,
+        "node_efficiency": 0.98,
+        "peak_bytes": 2**20,
+        "held_bytes": 0,
+        "compiles": 1,
+        "warmup_s": 1.0,
+        "loss": 0.1,
+        "loss_agrees": True,
+        **more,
+    }
+
+
+RESULTS = {
+    "machine": {"gpu": "NVIDIA H200, 570, 143771 MiB", "versions": "torch 2.11", "date": "2026"},
+    "steps": {
+        "rows": [
+            row("pyg", 6.0),
+            row("pad-to-max", 4.0, loss_agrees=False),
+            row("cuda-graph", 1.0),
+            row("cuda-graph+kernels", 0.5, loss_agrees=False),
+            {"model": "gine 5x300", "mode": "auto", "error": "not begun"},
+        ]
+    },
+    "layers": {
+        "device": "NVIDIA H200",
+        "layers": {"yes": 1, "of": 2, "layers": {"GCNConv": {"recorded": "yes"}}},
+    },
+}
+
+DOCUMENT = """Before.
+<!-- gpu:summary -->
+old
+<!-- /gpu -->
+Between, not measured.
+
+| layer | outputs | recorded | |
+|---|---|---|---|
+| GCNConv | 0e+00 | not measured | pass |
+| SAGEConv | 0e+00 | not measured | pass |
+
+<!-- gpu:pool -->
+<!-- /gpu -->
+"""
+
+
+def test_marked_blocks_and_cells_change_and_nothing_else():
+    """The fastest of ours is one whose loss agrees; what was not run stays not measured."""
+    filled = fill_figures.filled(DOCUMENT, RESULTS)
+    (told,) = [line for line in filled.splitlines() if line.startswith("| gine")]
+    assert told == (
+        "| gine 5x300, batch 32, fp32 | 6.00 ms | 4.00 ms (pad-to-max) | 1.00 ms (cuda-graph) | "
+        "6.00 | 4.00 |"
+    )
+    assert "| GCNConv | 0e+00 | yes | pass |" in filled
+    assert "| SAGEConv | 0e+00 | not measured | pass |" in filled
+    assert f"<!-- gpu:pool -->\n{NOT_MEASURED}\n<!-- /gpu -->" in filled
+    assert filled.startswith("Before.\n")
+    assert "Between, not measured." in filled
+    assert "old" not in filled
+    assert fill_figures.filled(filled, RESULTS) == filled
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_without_results_nothing_is_claimed(name):
+    text = RENDERED[name]({})
+    assert NOT_MEASURED in text
+    assert not any(character.isdigit() for character in text)
+
+
+def test_an_unknown_marker_is_an_error():
+    with pytest.raises(KeyError, match="gpu:speed is no figure"):
+        fill_figures.filled("<!-- gpu:speed -->\n<!-- /gpu -->", RESULTS)
+
+
+def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch):
+    results, document = tmp_path / "results.json", tmp_path / "page.md"
+    results.write_text(json.dumps({**RESULTS, "machine": {"gpu": "none"}}))
+    document.write_text(DOCUMENT)
+    monkeypatch.setattr(sys, "argv", ["fill_figures", str(results), str(document)])
+    with pytest.raises(SystemExit):
+        fill_figures.main()
+    assert document.read_text() == DOCUMENT
+
+
+def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    parts.mkdir()
+    out.mkdir()
+    (out / "results.json").write_text(json.dumps({"pool": 1, "steps": 2}))
+    (parts / "steps.json").write_text("3")
+    (parts / "memory.json").write_text('{"cut')
+    (parts / "machine.txt").write_text("date: 2026-11-20T21:00Z\ngpu: none\n")
+    found = join(parts, out)
+    assert found["pool"] == 1
+    assert found["steps"] == 3
+    assert found["memory"]["error"].startswith("cut off")
+    assert found["machine"] == {"date": "2026-11-20T21:00Z", "gpu": "none"}
+    assert json.loads((out / "results.json").read_text()) == found
+
+
+def test_a_floor_is_below_what_it_bounds():
+    """Bfloat16 below float32, fused below recorded, the roofline below all."""
+    for key, floor in FLOORS.items():
+        assert floor.roofline_bf16_ms < floor.fused_bf16_ms <= floor.fused_fp32_ms
+        assert floor.roofline_fp32_ms < floor.fused_fp32_ms < floor.recorded_ms
+        assert floor_ms(*key, "tf32") == floor.fused_fp32_ms
+    assert floor_ms("gcn", 1, 1, 1, "fp32") is None
