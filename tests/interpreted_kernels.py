@@ -84,12 +84,15 @@ def test_neighbour_sum(dtype, width, mean, transform, operand):
     eps = torch.tensor([0.5]) if mean else None
     grad = torch.randn(23, width).to(dtype)
     out = neighbour.forward(x, edge, code, src, row_ptr, eps, transform, mean)
+    # What the gradients start from, where the operands were handed on: added at the end.
+    into = [torch.randn_like(t) if mean and t is not None else None for t in (x, edge)]
     dx, dedge = neighbour.backward(
-        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, transform, mean
+        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, *into, transform, mean
     )
     expected, gradients = exact(
         neighbour_sum_reference, [x, edge], grad, code, src, dst, eps, transform, mean
     )
+    gradients = [g if i is None else g + i for g, i in zip(gradients, into, strict=False)]
     assert close(out, expected, 12)
     assert close(dx, gradients[0], 12)
     if edge is not None:
@@ -141,7 +144,9 @@ def test_batch_norm(dtype, relu, joined, rows, real):
     weight, bias, grad = torch.randn(20), torch.randn(20), torch.randn(rows, 20).to(dtype)
     count = torch.tensor(real)
     addend = torch.randn(rows, 20).to(dtype) if joined else None
-    out, mean, var, total = norm.forward(x, addend, residual, weight, bias, count, 1e-5, relu)
+    out, mean, var, total = norm.forward(
+        x, addend, residual, weight, bias, count, *(None,) * 4, 1e-5, relu
+    )
     if addend is not None:  # from here on the sum is what is normalised
         assert not real or close(total[:real], (x.double() + addend)[:real], 1)
         total[real:] = x[real:]
@@ -166,33 +171,39 @@ def test_batch_norm(dtype, relu, joined, rows, real):
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_head_blocks(parts):
-    """Copies alone, so exactly the reference's values, both ways."""
-    graphs, width, heads, size = 3, 4, 2, 5
-    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 12, 12])
-    node_of_place = torch.full((13,), 9)
+    """Copies alone, so exactly the reference's values, both ways; two blocks of different width."""
+    shapes, heads, size = [(2, 4), (1, 3)], 2, 5
+    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
+    node_of_place = torch.full((12,), 9)
     node_of_place[place_of_node] = torch.arange(9)
+    node_of_place = node_of_place[:-1].clone()
     rows = torch.randn(9, parts * heads * size)
-    blocks = head_blocks.to_blocks(rows, node_of_place[:-1], graphs, heads, parts)
-    padded = torch.cat([rows, torch.zeros(1, rows.size(1))])[node_of_place[:-1]]
-    for part, block in enumerate(blocks):
-        own = padded.view(graphs, width, parts, heads, size)[:, :, part].transpose(1, 2)
-        assert torch.equal(block, own)
-    back = head_blocks.to_rows(blocks, place_of_node)
+    graphs, widths = ([shape[i] for shape in shapes] for i in (0, 1))
+    blocks = head_blocks.to_blocks(rows, node_of_place, graphs, widths, heads, parts)
+    padded = torch.cat([rows, torch.zeros(1, rows.size(1))])[node_of_place]
+    for at, own in enumerate(padded.split([8, 3])):
+        for part in range(parts):
+            expected = own.view(*shapes[at], parts, heads, size)[:, :, part].transpose(1, 2)
+            assert torch.equal(blocks[at * parts + part], expected)
+    back = head_blocks.to_rows(blocks, place_of_node, parts)
     assert torch.equal(back[:7], rows[:7])
     assert not back[7:].any()
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics(momentum):
+    """They move in the norm's own launches; 70 columns make two programs of each chunk."""
     torch.manual_seed(0)
-    stock = torch.nn.BatchNorm1d(6, momentum=momentum)
+    stock = torch.nn.BatchNorm1d(70, momentum=momentum)
     ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    weight, bias = torch.ones(70), torch.zeros(70)
     for rows in (9, 30):
-        x = torch.randn(rows, 6)
-        stock(x)
-        count, mean, var = torch.tensor(rows), x.mean(0), x.var(0, unbiased=False)
-        norm.update_running(mean, var, count, *ours, momentum)
-        norm.update_running(mean, var, torch.tensor(0), *ours, momentum)  # padding alone
+        x = torch.randn(rows + 2, 70)
+        stock(x[:rows])
+        for count in (rows, 0):  # then a batch of padding alone
+            norm.forward(
+                x, None, None, weight, bias, torch.tensor(count), *ours, momentum, 1e-5, False
+            )
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert int(ours[2]) == 2

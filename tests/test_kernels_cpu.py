@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staticgraph.kernels import batch_norm, linear, neighbour_sum, segment_sum, table_sum
-from staticgraph.kernels.batch_norm import batch_norm_reference, update_running
+from staticgraph.kernels.batch_norm import Running, batch_norm_reference
 from staticgraph.kernels.head_blocks import (
-    nodes_of_block,
-    nodes_of_block_reference,
+    nodes_of_blocks,
+    nodes_of_blocks_reference,
     qkv_blocks,
     qkv_blocks_reference,
 )
@@ -191,39 +191,47 @@ def test_batch_norm_ignores_what_stands_in_the_padding():
 def test_running_statistics_are_torchs(momentum):
     stock = torch.nn.BatchNorm1d(5, momentum=momentum)
     ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    running = Running(*ours, momentum)
+    weight, bias = torch.ones(5), torch.zeros(5)
     for rows in (8, 20):
-        x = torch.randn(rows, 5)
-        stock(x)
-        mean, var = x.mean(0), x.var(0, unbiased=False)
-        update_running(mean, var, torch.tensor(rows), *ours, momentum)
-        update_running(mean, var, torch.tensor(0), *ours, momentum)  # a batch of padding alone
+        x = torch.randn(rows + 3, 5)
+        stock(x[:rows])
+        batch_norm(x, weight, bias, torch.tensor(rows), eps=1e-5, running=running)
+        alone = torch.tensor(0)  # a batch of padding alone
+        batch_norm(x, weight, bias, alone, eps=1e-5, running=running)
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert ours[2] == stock.num_batches_tracked
 
 
-def places(graphs: int = 3, width: int = 4, nodes: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    """Graphs of 4, 0 and 3 nodes, and two padding nodes."""
-    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, graphs * width, graphs * width])
-    node_of_place = torch.full((graphs * width + 1,), nodes)
-    node_of_place[place_of_node] = torch.arange(nodes)
-    node_of_place[-1] = nodes
+SHAPES = [(2, 4), (1, 3)]
+
+
+def places() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two blocks, of graphs of 4, 0 and 3 nodes, and two padding nodes."""
+    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
+    node_of_place = torch.full((12,), 9)
+    node_of_place[place_of_node] = torch.arange(9)
     return node_of_place[:-1].clone(), place_of_node
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_blocks(dtype):
     node_of_place, place_of_node = places()
+
+    def flat(blocks):
+        return torch.cat([part.flatten() for block in blocks for part in block])
+
     agree(
-        lambda rows: torch.stack(qkv_blocks(rows, node_of_place, place_of_node, 3, 2)),
-        lambda rows: torch.stack(qkv_blocks_reference(rows, node_of_place, 3, 2)),
+        lambda rows: flat(qkv_blocks(rows, node_of_place, place_of_node, SHAPES, 2)),
+        lambda rows: flat(qkv_blocks_reference(rows, node_of_place, SHAPES, 2)),
         [torch.randn(9, 30).to(dtype)],
         terms=1,
     )
     agree(
-        lambda block: nodes_of_block(block, place_of_node, node_of_place),
-        lambda block: nodes_of_block_reference(block, place_of_node),
-        [torch.randn(3, 2, 4, 5).to(dtype)],
+        lambda *blocks: nodes_of_blocks(blocks, place_of_node, node_of_place),
+        lambda *blocks: nodes_of_blocks_reference(blocks, place_of_node),
+        [torch.randn(2, 2, 4, 5).to(dtype), torch.randn(1, 2, 3, 5).to(dtype)],
         terms=1,
     )
 
@@ -244,27 +252,33 @@ def test_linear(relu, bias):
 
 
 ARGUMENTS = {
-    "qkv_blocks": lambda: (torch.randn(9, 30, requires_grad=True), *places(), 3, 2),
-    "nodes_of_block": lambda: (torch.randn(3, 2, 4, 5, requires_grad=True), *places()[::-1]),
+    "head_blocks": lambda: (torch.randn(9, 30), places()[0], [2, 1], [4, 3], 2, 3),
+    "head_rows": lambda: (
+        [torch.randn(2, 2, 4, 5), torch.randn(1, 2, 3, 5)],
+        *places()[::-1],
+        1,
+    ),
     "table_sum": lambda: (
         torch.randint(3, (9, 1)),
         torch.tensor([0, 3]),
-        torch.randn(3, 4, requires_grad=True),
+        torch.randn(3, 4),
     ),
-    "segment_sum": lambda: (torch.randn(9, 4, requires_grad=True), torch.tensor([0, 4, 9]), True),
+    "segment_sum": lambda: (torch.randn(9, 4), torch.tensor([0, 4, 9]), True),
     "batch_norm": lambda: (
-        torch.randn(9, 4, requires_grad=True),
-        torch.randn(9, 4, requires_grad=True),
-        torch.randn(9, 4, requires_grad=True),
-        torch.ones(4, requires_grad=True),
-        torch.zeros(4, requires_grad=True),
+        *torch.randn(3, 9, 4),
+        torch.ones(4),
+        torch.zeros(4),
         torch.tensor(7),
+        torch.zeros(4),
+        torch.ones(4),
+        torch.tensor(0),
+        0.1,
         1e-5,
         True,
     ),
     "neighbour_sum": lambda: (
-        torch.randn(2, 4, requires_grad=True),
-        torch.randn(3, 4, requires_grad=True),
+        torch.randn(2, 4),
+        torch.randn(3, 4),
         None,
         torch.tensor([1, 0, 1]),
         torch.tensor([0, 1, 1]),

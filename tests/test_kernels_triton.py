@@ -17,13 +17,14 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as heads  # noqa: E402
+from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
-INTS |= {"nodes", "places", "all_places", "heads", "size"}
+INTS |= {"nodes", "places", "own_places", "all_places", "first_place", "heads", "size"}
 LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
 LONGS |= {"node_of_place", "place_of_node"}
 POINTERS = {"row_ptr", "col_ptr", "transpose"}
@@ -80,7 +81,8 @@ def constants(kernel, **given) -> dict[str, object]:
 TL32 = triton.language.float32
 SHAPES = {"WIDE": TL32, "BLOCK": 64, "ROWS": 64, "ENTRIES": 64, "COLUMNS": 64}
 FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
-FLAGS |= {"RELU": True, "ADDED": True, "PARTS": 3}
+FLAGS |= {"RELU": True, "ADDED": True, "RUNNING": True, "PARTS": 3, "FIRST": True}
+FLAGS |= {"INTO": True, "INTO_X": True, "INTO_EDGE": True, "STACKED": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
 KERNELS = [
@@ -89,6 +91,8 @@ KERNELS = [
     table.forward_kernel,
     table.backward_kernel,
     table.codes_kernel,
+    table.join_kernel,
+    dense.masked_sums_kernel,
     segment.forward_kernel,
     segment.backward_kernel,
     heads.to_block_kernel,
@@ -97,7 +101,6 @@ KERNELS = [
     norm.apply_kernel,
     norm.gradient_sums_kernel,
     norm.apply_gradient_kernel,
-    norm.update_kernel,
 ]
 
 

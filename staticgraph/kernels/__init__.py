@@ -8,7 +8,7 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 
 from staticgraph.kernels.batch_norm import batch_norm
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
-from staticgraph.kernels.head_blocks import nodes_of_block, qkv_blocks
+from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.neighbour_max import neighbour_max
@@ -27,7 +27,7 @@ __all__ = [
     "neighbour_attention",
     "neighbour_max",
     "neighbour_sum",
-    "nodes_of_block",
+    "nodes_of_blocks",
     "pair_score",
     "qkv_blocks",
     "segment_max",

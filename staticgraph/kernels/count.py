@@ -4,7 +4,7 @@ A recorded step costs about the number of its kernels times two microseconds, an
 three times that and more, so this number is what fusion must lower. Operations are counted where
 torch dispatches them: views, allocations and reads of a number by the host are not operations (the
 last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
-but for the linear layer of the CPU, which counts as what torch would run on CUDA in its place.
+but for the linear layer, which counts as the products, ReLU and sum that it is on CUDA.
 
 Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
 a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
@@ -23,16 +23,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# The CPU's linear layer, as torch's on CUDA: one product forward; two products and a sum backward.
+# A linear layer is what its gpu.py gives the device: one product forward, and ReLU; backward two
+# products, and the bias's sum with ReLU's mask.
 LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
     "staticgraph::table_sum_backward": 1,
     "staticgraph::batch_norm": 1,
     "staticgraph::batch_norm_backward": 1,
+    "staticgraph::neighbour_max_backward": 1,
+    "staticgraph::pair_score_backward": 2,
 }
-# Edges that share a table: zeros for the offset, the product with the counts, its sum.
-SHARED_TABLE = 3
+# Edges that share a table: the product with the counts, and its sum.
+SHARED_TABLE = 2
 
 # Neither kernels nor waits: memory, numbers made tensors on the host, questions about types.
 NOTHING = frozenset(
@@ -118,14 +121,21 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
     """What an operator counts as."""
     if name not in LINEAR:
         return 1
-    with_relu = args[3] if name == "staticgraph::linear" else args[3] is not None
-    return LINEAR[name] + bool(with_relu)
+    return LINEAR[name] + (name == "staticgraph::linear" and args[3])
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
     """What one of our operators launches on CUDA beyond one kernel."""
     if name == "staticgraph::neighbour_sum_backward" and args[3] is not None:
         return SHARED_TABLE
+    if name == "staticgraph::neighbour_attention_backward":
+        return int(args[5] is not None)  # a node's part in the scores as a destination
+    if name == "staticgraph::linear_backward":
+        return int(args[3] is not None)  # ReLU's mask and the sum are partial sums, and their sum
+    if name == "staticgraph::head_blocks":
+        return len(args[2]) - 1  # one a block
+    if name == "staticgraph::head_rows":
+        return len(args[0]) // args[3] - 1
     return MORE_LAUNCHES.get(name, 0)
 
 

@@ -3,7 +3,7 @@
 Two launches each way. The first gives every chunk's mean and squared deviations (or gradient sums);
 each program of the second joins them all in the same order (Chan, Golub and LeVeque 1983; there are
 at most :data:`MAX_CHUNKS`), so no atomic addition is needed and no third launch, and writes its
-chunk of the result, ReLU and residual sum included.
+chunk of the result, ReLU and residual sum included; running statistics move in the same launches.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.kernels.launch import block, wide, wide_like
+from staticgraph.kernels.launch import wide, wide_like
 
 ROWS = 32
 COLUMNS = 64
@@ -32,9 +32,11 @@ def statistics_kernel(
     total,
     count,
     partial,
+    tracked,
     width,
     rows_a_chunk,
     ADDED: tl.constexpr,
+    RUNNING: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -42,6 +44,10 @@ def statistics_kernel(
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
+    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
+        # Here, not in the second launch: all of its programs read the number.
+        if (chunk == 0) & (tl.program_id(1) == 0) & (real > 0):
+            tl.store(tracked, tl.load(tracked) + 1)
     first = chunk.to(tl.int64) * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, real)
     mean = tl.zeros([COLUMNS], WIDE)
@@ -79,11 +85,17 @@ def apply_kernel(
     out,
     mean_out,
     var_out,
+    running_mean,
+    running_var,
+    tracked,
     eps,
+    momentum,
     rows,
     width,
     chunks,
     rows_a_chunk,
+    RUNNING: tl.constexpr,
+    CUMULATIVE: tl.constexpr,
     RELU: tl.constexpr,
     JOINED: tl.constexpr,
     WIDE: tl.constexpr,
@@ -110,6 +122,18 @@ def apply_kernel(
     if chunk == 0:
         tl.store(mean_out + f, mean, mask=inside)
         tl.store(var_out + f, var, mask=inside)
+        if RUNNING:  # noqa: SIM102
+            if real > 0:
+                share = momentum
+                if CUMULATIVE:
+                    share = 1.0 / tl.load(tracked).to(tl.float32)
+                unbias = real.to(WIDE) / tl.maximum(real - 1, 1).to(WIDE)
+                old = tl.load(running_mean + f, mask=inside).to(WIDE)
+                new = old + share * (mean - old)
+                tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
+                old = tl.load(running_var + f, mask=inside).to(WIDE)
+                new = old + share * (var * unbias - old)
+                tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
     scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
     shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
     first = chunk.to(tl.int64) * rows_a_chunk
@@ -229,37 +253,6 @@ def apply_gradient_kernel(
         tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
 
 
-@triton.jit
-def update_kernel(
-    mean,
-    var,
-    count,
-    running_mean,
-    running_var,
-    tracked,
-    momentum,
-    width,
-    CUMULATIVE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    f = tl.arange(0, BLOCK)
-    inside = f < width
-    real = tl.load(count)
-    if real > 0:
-        before = tl.load(tracked)
-        tl.store(tracked, before + 1)
-        factor = momentum
-        if CUMULATIVE:
-            factor = 1.0 / (before + 1).to(tl.float32)
-        unbias = real.to(tl.float32) / tl.maximum(real - 1, 1).to(tl.float32)
-        old = tl.load(running_mean + f, mask=inside)
-        new = old + factor * (tl.load(mean + f, mask=inside) - old)
-        tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
-        old = tl.load(running_var + f, mask=inside)
-        new = old + factor * (tl.load(var + f, mask=inside) * unbias - old)
-        tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
-
-
 def forward(
     x: Tensor,
     addend: Tensor | None,
@@ -267,6 +260,10 @@ def forward(
     weight: Tensor,
     bias: Tensor,
     count: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -282,9 +279,11 @@ def forward(
         total,
         count,
         partial,
+        count if tracked is None else tracked,
         width,
         rows_a_chunk,
         ADDED=addend is not None,
+        RUNNING=tracked is not None,
         **options,
     )
     apply_kernel[grid](
@@ -297,11 +296,17 @@ def forward(
         out,
         mean,
         var,
+        mean if running_mean is None else running_mean,
+        var if running_var is None else running_var,
+        count if tracked is None else tracked,
         eps,
+        0.0 if momentum is None else momentum,
         rows,
         width,
         chunks,
         rows_a_chunk,
+        RUNNING=tracked is not None,
+        CUMULATIVE=momentum is None,
         RELU=relu,
         JOINED=residual is not None,
         **options,
@@ -342,30 +347,6 @@ def backward(
         **options,
     )
     return dx, dweight, dbias
-
-
-def update_running(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float | None,
-) -> None:
-    """As the operator; one launch."""
-    update_kernel[(1,)](
-        mean,
-        var,
-        count,
-        running_mean,
-        running_var,
-        tracked,
-        0.0 if momentum is None else momentum,
-        len(mean),
-        CUMULATIVE=momentum is None,
-        BLOCK=block(len(mean)),
-    )
 
 
 def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:

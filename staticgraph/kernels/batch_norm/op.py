@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
+from staticgraph.kernels.register import operator
+from staticgraph.kernels.threads import threads_for
 
 
-@torch.library.custom_op("staticgraph::batch_norm", mutates_args=(), device_types="cpu")
-def _forward(
+class Running(NamedTuple):
+    """Running statistics, moved in place as torch's BatchNorm does: the unbiased variance, and the
+    cumulative average where ``momentum`` is None. A batch of padding alone changes nothing.
+
+    Attributes:
+        mean, var: ``[F]``.
+        tracked: 0-dim int64, batches so far.
+        momentum: share of the new batch.
+    """
+
+    mean: Tensor
+    var: Tensor
+    tracked: Tensor
+    momentum: float | None
+
+
+def _on_cpu(
     x: Tensor,
     addend: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     count: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total = x.new_empty(0) if addend is None else x + addend
-    wide = _wide(x if addend is None else total)
-    out, mean = torch.empty_like(wide), wide.new_empty(x.size(1))
+    total = x.new_empty(0) if addend is None else torch.empty_like(x)
+    if addend is not None and x.dtype not in (torch.float32, torch.float64):
+        torch.add(x, addend, out=total)  # rounded to its dtype before it is normalised
+        values, addend, sums = total.float(), None, x.new_empty(0, 0)
+    else:
+        values, sums = _wide(x), total.view(-1, x.size(1))
+    dtype, rows = values.dtype, int(count)
+    out, mean = torch.empty_like(values), values.new_empty(x.size(1))
     var = torch.empty_like(mean)
     cpu.forward(
-        wide.detach().numpy(),
-        None if residual is None else residual.detach().to(wide.dtype).numpy(),
-        weight.detach().to(wide.dtype).numpy(),
-        bias.detach().to(wide.dtype).numpy(),
-        int(count),
+        threads_for(x.numel()),
+        values.numpy(),
+        _optional(addend, values).numpy(),
+        _optional(residual, values).numpy(),
+        weight.to(dtype).numpy(),
+        bias.to(dtype).numpy(),
+        rows,
         eps,
         relu,
         out.numpy(),
         mean.numpy(),
         var.numpy(),
+        sums.to(dtype).numpy(),
     )
+    if running_mean is not None:
+        assert running_var is not None
+        assert tracked is not None
+        cpu.update_running(
+            mean.numpy(),
+            var.numpy(),
+            rows,
+            running_mean.numpy(),
+            running_var.numpy(),
+            tracked.view(1).numpy(),
+            -1.0 if momentum is None else momentum,
+        )
     return out.to(x.dtype), mean, var, total
 
 
-@torch.library.custom_op("staticgraph::batch_norm_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -53,12 +93,14 @@ def _backward(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = _wide(x)
+    dtype = wide.dtype
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
     cpu.backward(
-        grad.to(wide.dtype).contiguous().numpy(),
+        threads_for(x.numel()),
+        grad.to(dtype).contiguous().numpy(),
         wide.numpy(),
-        weight.detach().to(wide.dtype).numpy(),
-        bias.detach().to(wide.dtype).numpy(),
+        weight.to(dtype).numpy(),
+        bias.to(dtype).numpy(),
         mean.numpy(),
         var.numpy(),
         int(count),
@@ -71,53 +113,73 @@ def _backward(
     return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-@_forward.register_kernel("cuda")
-def _(x, addend, residual, weight, bias, count, eps, relu):
+def _on_cuda(*arguments):
     from staticgraph.kernels.batch_norm import gpu
 
-    return gpu.forward(x, addend, residual, weight, bias, count, eps, relu)
+    return gpu.forward(*arguments)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, x, weight, bias, mean, var, count, eps, relu):
+def _backward_on_cuda(*arguments):
     from staticgraph.kernels.batch_norm import gpu
 
-    return gpu.backward(grad, x, weight, bias, mean, var, count, eps, relu)
+    return gpu.backward(*arguments)
 
 
-@_forward.register_fake
-def _(x, addend, residual, weight, bias, count, eps, relu):
+def _fake(x, addend, *_):
     wide = torch.promote_types(x.dtype, torch.float32)
     mean = x.new_empty(x.size(1), dtype=wide)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
     return torch.empty_like(x), mean, torch.empty_like(mean), total
 
 
-@_backward.register_fake
-def _(grad, x, weight, bias, *_):
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+_forward = operator(
+    "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
+    "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
+    "float? momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_fake,
+)
+_backward = operator(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
+    "Tensor var, Tensor count, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=lambda grad, x, weight, bias, *_: (
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        torch.empty_like(bias),
+    ),
+)
 
 
-def _setup(ctx, inputs, output):
-    x, addend, residual, weight, bias, count, ctx.eps, ctx.relu = inputs
-    _, mean, var, total = output
-    ctx.addend = None if addend is None else addend.dtype
-    ctx.residual = None if residual is None else residual.dtype
-    ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
-    ctx.mark_non_differentiable(mean, var, total)
-    ctx.set_materialize_grads(False)
+class BatchNorm(torch.autograd.Function):
+    """The derivative; mean and variance have none."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, addend, residual, weight, bias, count, *running, eps, relu = inputs
+        out, mean, var, total = _forward(*inputs)
+        if running[0] is not None and not torch.compiler.is_compiling():
+            for moved in running[:3]:
+                torch.autograd.graph.increment_version(moved)
+        ctx.addend = None if addend is None else addend.dtype
+        ctx.residual = None if residual is None else residual.dtype
+        ctx.eps, ctx.relu = eps, relu
+        ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
+        ctx.mark_non_differentiable(mean, var)
+        ctx.set_materialize_grads(False)
+        return out, mean, var
 
-def _derivative(ctx, grad, *_):
-    if grad is None:
-        return (None,) * 8
-    dx, dweight, dbias = _backward(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
-    daddend = None if ctx.addend is None else dx.to(ctx.addend)
-    dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-    return dx, daddend, dresidual, dweight, dbias, None, None, None
-
-
-_forward.register_autograd(_derivative, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad = grads[0]
+        if grad is None:
+            return (None,) * 12
+        dx, dweight, dbias = _backward(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
+        daddend = None if ctx.addend is None else dx.to(ctx.addend)
+        dresidual = None if ctx.residual is None else grad.to(ctx.residual)
+        return dx, daddend, dresidual, dweight, dbias, *(None,) * 7
 
 
 def batch_norm(
@@ -130,6 +192,7 @@ def batch_norm(
     relu: bool = False,
     addend: Tensor | None = None,
     residual: Tensor | None = None,
+    running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
 
@@ -141,81 +204,28 @@ def batch_norm(
         relu: apply ReLU.
         addend: ``[R, F]``, added before; None adds nothing.
         residual: ``[R, F]``, added at the end; None adds nothing.
+        running: statistics to move along, in the same operator; None moves nothing.
 
     Returns:
         ``[R, F]``, zero (or the residual) on padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
-    out, mean, var, _ = _forward(
+    return BatchNorm.apply(
         x.contiguous(),
         None if addend is None else addend.to(x.dtype).contiguous(),
         None if residual is None else residual.contiguous(),
         weight,
         bias,
         count,
+        *((None,) * 4 if running is None else running),
         eps,
         relu,
     )
-    return out, mean, var
 
 
 def _wide(value: Tensor) -> Any:
     return value if value.dtype == torch.float64 else value.float()
 
 
-@torch.library.custom_op(
-    "staticgraph::update_running",
-    mutates_args=("running_mean", "running_var", "tracked"),
-    device_types="cpu",
-)
-def _update(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float | None,
-) -> None:
-    rows = int(count)
-    if not rows:
-        return
-    tracked.add_(1)
-    factor = 1 / int(tracked) if momentum is None else momentum
-    running_mean.lerp_(mean.to(running_mean.dtype), factor)
-    unbiased = var * (rows / max(rows - 1, 1))
-    running_var.lerp_(unbiased.to(running_var.dtype), factor)
-
-
-@_update.register_kernel("cuda")
-def _(mean, var, count, running_mean, running_var, tracked, momentum):
-    from staticgraph.kernels.batch_norm import gpu
-
-    gpu.update_running(mean, var, count, running_mean, running_var, tracked, momentum)
-
-
-@_update.register_fake
-def _(mean, var, count, running_mean, running_var, tracked, momentum):
-    return None
-
-
-def update_running(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float | None,
-) -> None:
-    """Moves running statistics as torch's BatchNorm does, in place: the unbiased variance, and the
-    cumulative average where ``momentum`` is None. A batch of padding alone changes nothing.
-
-    Args:
-        mean, var: ``[F]``, as :func:`batch_norm` gives them.
-        count: 0-dim int64, rows that they were taken over.
-        running_mean, running_var: ``[F]``.
-        tracked: 0-dim int64, batches so far.
-        momentum: share of the new batch.
-    """
-    _update(mean, var, count, running_mean, running_var, tracked, momentum)
+def _optional(value: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_empty(0, 0) if value is None else value.to(like.dtype)

@@ -54,18 +54,26 @@ def to_rows_kernel(
     third_block,
     place_of_node,
     values,
+    first_place,
     width,
     places,
+    own_places,
     all_places,
     heads,
     size,
     PARTS: tl.constexpr,
+    FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     node = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
-    place = tl.load(place_of_node + node)
-    here = (f < width) & (place + 0 * f < all_places)
+    anywhere = tl.load(place_of_node + node)
+    place = anywhere - first_place
+    own = (place >= 0) & (place < own_places)
+    here = (f < width) & (own + 0 * f > 0)
+    written = here
+    if FIRST:  # it also clears the nodes that have no place in any block
+        written = (f < width) & ((own | (anywhere >= all_places)) + 0 * f > 0)
     g = place // places
     m = place % places
     at = ((g * heads + f // size) * places + m) * size + f % size
@@ -76,56 +84,70 @@ def to_rows_kernel(
             value = tl.load(second_block + at, mask=here, other=0)
         else:
             value = tl.load(third_block + at, mask=here, other=0)
-        tl.store(values + (node * PARTS + part) * width + f, value, mask=f < width)
+        tl.store(values + (node * PARTS + part) * width + f, value, mask=written)
 
 
 def to_blocks(
-    rows: Tensor, node_of_place: Tensor, graphs: int, heads: int, parts: int
+    rows: Tensor,
+    node_of_place: Tensor,
+    graphs: Sequence[int],
+    widths: Sequence[int],
+    heads: int,
+    parts: int,
 ) -> list[Tensor]:
-    """``parts`` blocks ``[G, H, M, D]`` of ``rows [N, parts * H * D]``; one launch."""
-    width = rows.size(1) // parts
-    places = len(node_of_place) // graphs
-    shape = (graphs, heads, places, width // heads)
-    blocks = [rows.new_empty(shape) for _ in range(parts)]
-    columns = block_of(width)
-    to_block_kernel[(len(node_of_place),)](
-        rows.contiguous(),
-        node_of_place,
-        blocks[0],
-        blocks[parts // 2],
-        blocks[-1],
-        len(rows),
-        width,
-        places,
-        heads,
-        width // heads,
-        PARTS=parts,
-        BLOCK=columns,
-        num_warps=warps(columns),
-    )
-    return blocks
+    """``parts`` tensors ``[G, H, M, D]`` a block, of ``rows [N, parts * H * D]``; a launch each."""
+    width, rows = rows.size(1) // parts, rows.contiguous()
+    columns, found, first = block_of(width), [], 0
+    for count, places in zip(graphs, widths, strict=True):
+        blocks = [rows.new_empty(count, heads, places, width // heads) for _ in range(parts)]
+        to_block_kernel[(count * places,)](
+            rows,
+            node_of_place[first : first + count * places],
+            blocks[0],
+            blocks[parts // 2],
+            blocks[-1],
+            len(rows),
+            width,
+            places,
+            heads,
+            width // heads,
+            PARTS=parts,
+            BLOCK=columns,
+            num_warps=warps(columns),
+        )
+        found += blocks
+        first += count * places
+    return found
 
 
-def to_rows(blocks: Sequence[Tensor], place_of_node: Tensor) -> Tensor:
-    """The way back; one launch."""
+def to_rows(blocks: Sequence[Tensor], place_of_node: Tensor, parts: int) -> Tensor:
+    """The way back; a launch a block."""
     blocks = [value.contiguous() for value in blocks]
-    graphs, heads, places, size = blocks[0].shape
-    parts, width = len(blocks), heads * size
+    _, heads, _, size = blocks[0].shape
+    width = heads * size
     rows = blocks[0].new_empty(len(place_of_node), parts * width)
-    columns = block_of(width)
-    to_rows_kernel[(len(rows),)](
-        blocks[0],
-        blocks[parts // 2],
-        blocks[-1],
-        place_of_node,
-        rows,
-        width,
-        places,
-        graphs * places,
-        heads,
-        size,
-        PARTS=parts,
-        BLOCK=columns,
-        num_warps=warps(columns),
-    )
+    columns, first = block_of(width), 0
+    everything = sum(block.size(0) * block.size(2) for block in blocks[::parts])
+    for at in range(0, len(blocks), parts):
+        own = blocks[at : at + parts]
+        graphs, _, places, _ = own[0].shape
+        to_rows_kernel[(len(rows),)](
+            own[0],
+            own[parts // 2],
+            own[-1],
+            place_of_node,
+            rows,
+            first,
+            width,
+            places,
+            graphs * places,
+            everything,
+            heads,
+            size,
+            PARTS=parts,
+            FIRST=at == 0,
+            BLOCK=columns,
+            num_warps=warps(columns),
+        )
+        first += graphs * places
     return rows

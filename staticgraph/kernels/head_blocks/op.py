@@ -1,144 +1,182 @@
-"""``qkv_blocks`` and ``nodes_of_block`` as operators of torch; each is the other's derivative."""
+"""``qkv_blocks`` and ``nodes_of_blocks`` as operators of torch; each is the other's derivative.
+
+A bucket's attention has one block, or a few by the size of their graphs; their places stand one
+block after another in ``node_of_place``.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.kernels.head_blocks import cpu
+from staticgraph.kernels.register import operator
+from staticgraph.kernels.threads import threads_for
 
 
-def _to_blocks(
-    rows: Tensor, node_of_place: Tensor, graphs: int, heads: int, parts: int
+def _to_blocks_on_cpu(
+    rows: Tensor,
+    node_of_place: Tensor,
+    graphs: Sequence[int],
+    widths: Sequence[int],
+    heads: int,
+    parts: int,
 ) -> list[Tensor]:
-    if rows.device.type == "cuda":
-        from staticgraph.kernels.head_blocks import gpu
+    dtype, columns = rows.dtype, rows.size(1) // parts
+    rows, blocks, first = _numpy_has(rows), [], 0
+    for count, width in zip(graphs, widths, strict=True):
+        places = node_of_place[first : first + count * width]
+        first += count * width
+        for part in range(parts):
+            block = rows.new_empty(count, heads, width, columns // heads)
+            cpu.to_block(
+                threads_for(block.numel()),
+                rows.numpy(),
+                part * columns,
+                places.numpy(),
+                block.numpy(),
+            )
+            blocks.append(block.to(dtype))
+    return blocks
 
-        return gpu.to_blocks(rows, node_of_place, graphs, heads, parts)
-    width = rows.size(1) // parts
-    wide = _numpy_has(rows)
-    shape = (graphs, heads, len(node_of_place) // graphs, width // heads)
-    blocks = [wide.new_empty(shape) for _ in range(parts)]
-    for part, block in enumerate(blocks):
-        cpu.to_block(wide.numpy(), part * width, node_of_place.numpy(), block.numpy())
-    return [block.to(rows.dtype) for block in blocks]
+
+def _to_rows_on_cpu(
+    blocks: Sequence[Tensor], place_of_node: Tensor, node_of_place: Tensor, parts: int
+) -> Tensor:
+    dtype, wide = blocks[0].dtype, [_numpy_has(block) for block in blocks]
+    columns = wide[0].size(1) * wide[0].size(3)
+    rows, first = wide[0].new_zeros(len(place_of_node), parts * columns), 0
+    for at, block in enumerate(wide):
+        count = block.size(0) * block.size(2)
+        cpu.to_rows(
+            threads_for(block.numel()),
+            block.numpy(),
+            node_of_place[first : first + count].numpy(),
+            at % parts * columns,
+            rows.numpy(),
+        )
+        first += count * (at % parts == parts - 1)
+    return rows.to(dtype)
 
 
-def _to_rows(blocks: list[Tensor], place_of_node: Tensor) -> Tensor:
-    if place_of_node.device.type == "cuda":
-        from staticgraph.kernels.head_blocks import gpu
+def _to_blocks_on_cuda(*arguments):
+    from staticgraph.kernels.head_blocks import gpu
 
-        return gpu.to_rows(blocks, place_of_node)
-    wide = [_numpy_has(block) for block in blocks]
-    width = blocks[0].size(1) * blocks[0].size(3)
-    rows = wide[0].new_empty(len(place_of_node), len(blocks) * width)
-    for part, block in enumerate(wide):
-        cpu.to_rows(block.numpy(), place_of_node.numpy(), part * width, rows.numpy())
-    return rows.to(blocks[0].dtype)
+    return gpu.to_blocks(*arguments)
+
+
+def _to_rows_on_cuda(blocks, place_of_node, node_of_place, parts):
+    from staticgraph.kernels.head_blocks import gpu
+
+    return gpu.to_rows(blocks, place_of_node, parts)
 
 
 def _numpy_has(value: Tensor) -> Tensor:
     """Contiguous, and float32 for what NumPy does not have."""
-    value = value.detach().contiguous()
+    value = value.contiguous()
     return value.float() if value.dtype == torch.bfloat16 else value
 
 
-@torch.library.custom_op("staticgraph::qkv_blocks", mutates_args=())
-def _qkv(
-    rows: Tensor, node_of_place: Tensor, place_of_node: Tensor, graphs: int, heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = _to_blocks(rows, node_of_place, graphs, heads, 3)
-    return q, k, v
+def _fake_blocks(rows, node_of_place, graphs, widths, heads, parts):
+    size = rows.size(1) // parts // heads
+    return [
+        rows.new_empty(count, heads, width, size)
+        for count, width in zip(graphs, widths, strict=True)
+        for _ in range(parts)
+    ]
 
 
-@torch.library.custom_op("staticgraph::qkv_blocks_backward", mutates_args=())
-def _qkv_backward(q: Tensor, k: Tensor, v: Tensor, place_of_node: Tensor) -> Tensor:
-    return _to_rows([q, k, v], place_of_node)
+def _fake_rows(blocks, place_of_node, node_of_place, parts):
+    columns = blocks[0].size(1) * blocks[0].size(3)
+    return blocks[0].new_empty(place_of_node.size(0), parts * columns)
 
 
-@torch.library.custom_op("staticgraph::nodes_of_block", mutates_args=())
-def _nodes(block: Tensor, place_of_node: Tensor, node_of_place: Tensor) -> Tensor:
-    return _to_rows([block], place_of_node)
+_blocks = operator(
+    "head_blocks(Tensor rows, Tensor node_of_place, SymInt[] graphs, SymInt[] widths, "
+    "SymInt heads, SymInt parts) -> Tensor[]",
+    cpu=_to_blocks_on_cpu,
+    cuda=_to_blocks_on_cuda,
+    fake=_fake_blocks,
+)
+_rows = operator(
+    "head_rows(Tensor[] blocks, Tensor place_of_node, Tensor node_of_place, SymInt parts) "
+    "-> Tensor",
+    cpu=_to_rows_on_cpu,
+    cuda=_to_rows_on_cuda,
+    fake=_fake_rows,
+)
 
 
-@torch.library.custom_op("staticgraph::nodes_of_block_backward", mutates_args=())
-def _nodes_backward(grad: Tensor, node_of_place: Tensor, graphs: int, heads: int) -> Tensor:
-    return _to_blocks(grad, node_of_place, graphs, heads, 1)[0]
+class Blocks(torch.autograd.Function):
+    """Rows to blocks; back by :func:`_rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        rows, node_of_place, place_of_node, graphs, widths, heads, ctx.parts = inputs
+        ctx.save_for_backward(place_of_node, node_of_place)
+        return tuple(_blocks(rows, node_of_place, graphs, widths, heads, ctx.parts))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _rows(list(grads), *ctx.saved_tensors, ctx.parts), *(None,) * 6
 
 
-@_qkv.register_fake
-def _(rows, node_of_place, place_of_node, graphs, heads):
-    size = rows.size(1) // 3 // heads
-    q, k, v = (
-        rows.new_empty(graphs, heads, node_of_place.size(0) // graphs, size) for _ in range(3)
-    )
-    return q, k, v
+class Rows(torch.autograd.Function):
+    """Blocks of one part to rows; back by :func:`_blocks`."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        place_of_node, node_of_place, *blocks = inputs
+        ctx.save_for_backward(node_of_place)
+        ctx.graphs = [block.size(0) for block in blocks]
+        ctx.widths = [block.size(2) for block in blocks]
+        ctx.heads = blocks[0].size(1)
+        return _rows(blocks, place_of_node, node_of_place, 1)
 
-@_qkv_backward.register_fake
-def _(q, k, v, place_of_node):
-    return q.new_empty(place_of_node.size(0), 3 * q.size(1) * q.size(3))
-
-
-@_nodes.register_fake
-def _(block, place_of_node, node_of_place):
-    return block.new_empty(place_of_node.size(0), block.size(1) * block.size(3))
-
-
-@_nodes_backward.register_fake
-def _(grad, node_of_place, graphs, heads):
-    return grad.new_empty(graphs, heads, node_of_place.size(0) // graphs, grad.size(1) // heads)
-
-
-def _qkv_setup(ctx, inputs, output):
-    ctx.save_for_backward(inputs[2])
-
-
-def _qkv_derivative(ctx, q, k, v):
-    (place_of_node,) = ctx.saved_tensors
-    return _qkv_backward(q, k, v, place_of_node), None, None, None, None
-
-
-def _nodes_setup(ctx, inputs, output):
-    block, _, node_of_place = inputs
-    ctx.save_for_backward(node_of_place)
-    ctx.graphs, ctx.heads = block.size(0), block.size(1)
-
-
-def _nodes_derivative(ctx, grad):
-    (node_of_place,) = ctx.saved_tensors
-    return _nodes_backward(grad, node_of_place, ctx.graphs, ctx.heads), None, None
-
-
-_qkv.register_autograd(_qkv_derivative, setup_context=_qkv_setup)
-_nodes.register_autograd(_nodes_derivative, setup_context=_nodes_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (node_of_place,) = ctx.saved_tensors
+        return None, None, *_blocks(grads[0], node_of_place, ctx.graphs, ctx.widths, ctx.heads, 1)
 
 
 def qkv_blocks(
-    rows: Tensor, node_of_place: Tensor, place_of_node: Tensor, graphs: int, heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    rows: Tensor,
+    node_of_place: Tensor,
+    place_of_node: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    heads: int,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Queries, keys and values of nodes, laid out for attention within each graph.
 
     Args:
         rows: ``[N, 3 * H * D]``, as one projection gives them.
-        node_of_place: ``[G * M]`` int64, the node at each place, ``N`` where there is none.
-        place_of_node: ``[N]`` int64, the inverse, ``G * M`` where there is none.
-        graphs, heads: ``G`` and ``H``.
+        node_of_place: ``[P]`` int64, the node at each place, ``N`` where there is none; the places
+            of one block after another.
+        place_of_node: ``[N]`` int64, the inverse, ``P`` where there is none.
+        shapes: ``(G, M)`` of each block; the products add up to ``P``.
+        heads: ``H``.
 
     Returns:
-        Three ``[G, H, M, D]``, zero at places without a node; differentiable once.
+        For each block three ``[G, H, M, D]``, zero at places without a node; differentiable once.
     """
-    return _qkv(rows, node_of_place, place_of_node, graphs, heads)
+    graphs, widths = [list(each) for each in zip(*shapes, strict=True)]
+    found = Blocks.apply(rows.contiguous(), node_of_place, place_of_node, graphs, widths, heads, 3)
+    return [(found[i], found[i + 1], found[i + 2]) for i in range(0, len(found), 3)]
 
 
-def nodes_of_block(block: Tensor, place_of_node: Tensor, node_of_place: Tensor) -> Tensor:
+def nodes_of_blocks(
+    blocks: Sequence[Tensor], place_of_node: Tensor, node_of_place: Tensor
+) -> Tensor:
     """What attention gives, back at the nodes.
 
     Args:
-        block: ``[G, H, M, D]``.
+        blocks: ``[G, H, M, D]`` each.
         place_of_node, node_of_place: as for :func:`qkv_blocks`.
 
     Returns:
         ``[N, H * D]``, zero at nodes without a place; differentiable once.
     """
-    return _nodes(block, place_of_node, node_of_place)
+    return Rows.apply(place_of_node, node_of_place, *blocks)

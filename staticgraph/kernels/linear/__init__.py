@@ -1,4 +1,4 @@
-"""A linear layer on the CPU by oneDNN, with ReLU in the same pass.
+"""A linear layer with ReLU in the same pass: by oneDNN on the CPU, by torch's products on CUDA.
 
 torch multiplies float32 matrices with MKL, which on other makers' processors leaves half of their
 speed unused. Measured (one core of an AMD EPYC of family 26, 2 shared cores, 2026-11-20, 3,295 rows
@@ -6,7 +6,7 @@ by 64 by 64): 270 us a product with MKL; with oneDNN 130 us forward, 124 us for 
 input, 208 us for that of the weight. Results agree bit for bit or to the last place.
 """
 
-from staticgraph.kernels.linear.op import available, linear
+from staticgraph.kernels.linear.op import available, linear, linear_handed_on
 from staticgraph.kernels.linear.reference import linear_reference
 
-__all__ = ["available", "linear", "linear_reference"]
+__all__ = ["available", "linear", "linear_handed_on", "linear_reference"]

@@ -1,4 +1,4 @@
-"""``linear`` as an operator of torch: oneDNN on a CPU, torch's own elsewhere."""
+"""``linear`` as an operator of torch: oneDNN on a CPU, torch's products and Triton on CUDA."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from staticgraph.kernels.register import operator
 
 
 def _onednn() -> Any:
@@ -29,49 +31,75 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none
     return ONEDNN(a, b, bias, post, [], "")
 
 
-@torch.library.custom_op("staticgraph::linear", mutates_args=(), device_types="cpu")
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+def _on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     return _product(x, weight, bias, "relu" if relu else "none")
 
 
-@torch.library.custom_op("staticgraph::linear_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None
+def _backward_on_cpu(
+    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
-    return _product(grad, weight.t()), _product(grad.t(), x.t()), grad.sum(0)
+    dx = _product(grad, weight.t())
+    if into is not None:
+        dx.add_(into)
+    return dx, _product(grad.t(), x.t()), grad.sum(0)
 
 
-@_forward.register_fake
-def _(x, weight, bias, relu):
-    return x.new_empty(x.size(0), weight.size(0))
+def _on_cuda(*arguments):
+    from staticgraph.kernels.linear import gpu
+
+    return gpu.forward(*arguments)
 
 
-@_backward.register_fake
-def _(grad, x, weight, out):
-    return torch.empty_like(x), torch.empty_like(weight), weight.new_empty(weight.size(0))
+def _backward_on_cuda(*arguments):
+    from staticgraph.kernels.linear import gpu
+
+    return gpu.backward(*arguments)
 
 
-def _setup(ctx, inputs, output):
-    x, weight, _, relu = inputs
-    ctx.save_for_backward(x, weight, output if relu else None)
+_forward = operator(
+    "linear(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=lambda x, weight, *_: x.new_empty(x.size(0), weight.size(0)),
+)
+_backward = operator(
+    "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
+    "-> (Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=lambda grad, x, weight, *_: (
+        torch.empty_like(x),
+        torch.empty_like(weight),
+        weight.new_empty(weight.size(0)),
+    ),
+)
 
 
-def _derivative(ctx, grad):
-    x, weight, out = ctx.saved_tensors
-    dx, dweight, dbias = _backward(grad, x, weight, out)
-    return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None
+class Linear(torch.autograd.Function):
+    """The derivative; the input may be handed on to whoever reads it next."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        x, weight, bias, relu, handed_on = inputs
+        out = _forward(x, weight, bias, relu)
+        ctx.save_for_backward(x, weight, out if relu else None)
+        ctx.handed_on = handed_on
+        return (out, x.view_as(x)) if handed_on else out
 
-_forward.register_autograd(_derivative, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        into = grads[1] if ctx.handed_on else None
+        dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)
+        return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """``x @ weight.T + bias``, with ReLU if asked, by oneDNN.
+    """``x @ weight.T + bias``, with ReLU if asked.
 
     Args:
-        x: ``[R, I]`` float32 on the CPU.
+        x: ``[R, I]``; float32 on the CPU.
         weight: ``[O, I]``.
         bias: ``[O]``.
         relu: apply ReLU in the same pass.
@@ -79,4 +107,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
     Returns:
         ``[R, O]``, differentiable once.
     """
-    return _forward(x.contiguous(), weight, bias, relu)
+    return Linear.apply(x.contiguous(), weight, bias, relu, False)
+
+
+def linear_handed_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`linear`, and ``x`` to be read from now on: whatever gradient comes back through it is
+    added by the product, where autograd would need an operation of its own."""
+    out, x = Linear.apply(x.contiguous(), weight, bias, relu, True)
+    return out, x

@@ -82,9 +82,13 @@ def backward_kernel(
     col_ptr,
     transpose,
     self_eps,
+    into_x,
+    into_edge,
     dx,
     dedge,
     width,
+    INTO_X: tl.constexpr,
+    INTO_EDGE: tl.constexpr,
     TRANSFORM: tl.constexpr,
     CODED: tl.constexpr,
     SCALAR: tl.constexpr,
@@ -98,6 +102,8 @@ def backward_kernel(
     inside = f < width
     own = tl.load(x + j * width + f, mask=inside, other=0).to(WIDE)
     total = tl.zeros([BLOCK], WIDE)
+    if INTO_X:
+        total += tl.load(into_x + j * width + f, mask=inside, other=0).to(WIDE)
     if SCALED:
         mine = tl.load(grad + j * width + f, mask=inside, other=0).to(WIDE)
         total += (1 + tl.load(self_eps).to(WIDE)) * mine
@@ -112,7 +118,10 @@ def backward_kernel(
         else:
             r = tl.load(code + e) if CODED else e
             if SCALAR:
-                tl.store(dedge + e, tl.sum(part * own, 0).to(dedge.dtype.element_ty))
+                to_edge = tl.sum(part * own, 0)
+                if INTO_EDGE:
+                    to_edge += tl.load(into_edge + e).to(WIDE)
+                tl.store(dedge + e, to_edge.to(dedge.dtype.element_ty))
                 total += part * tl.load(edge + r).to(WIDE)
             else:
                 weight = tl.load(edge + r * width + f, mask=inside, other=0).to(WIDE)
@@ -123,6 +132,9 @@ def backward_kernel(
                     to_edge = part * own
                     part = part * weight
                 total += part
+                if INTO_EDGE:
+                    before = tl.load(into_edge + e * width + f, mask=inside, other=0)
+                    to_edge += before.to(WIDE)
                 at = dedge + e * width + f
                 tl.store(at, to_edge.to(dedge.dtype.element_ty), mask=inside)
     tl.store(dx + j * width + f, total.to(dx.dtype.element_ty), mask=inside)
@@ -166,17 +178,22 @@ def backward(
     col_ptr: Tensor,
     transpose: Tensor,
     self_eps: Tensor | None,
+    into_x: Tensor | None,
+    into_edge: Tensor | None,
     transform: str,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
     """As the operator; one launch, three where edges share a table."""
     dx, columns = torch.empty_like(x), block(x.size(1))
+    into_x = None if into_x is None else into_x.contiguous()
+    into_edge = None if into_edge is None else into_edge.contiguous()
     if edge is None:
         dedge = x.new_empty(0)
     else:
         # An edge's share of a table's gradient stays wide until it is added up.
         dtype = edge.dtype if code is None or edge.dtype == torch.float64 else torch.float32
         dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
+    into_each = into_edge if code is None else None
     backward_kernel[(len(x),)](
         grad.contiguous(),
         x,
@@ -187,17 +204,21 @@ def backward(
         col_ptr,
         transpose,
         x if self_eps is None else self_eps,
+        x if into_x is None else into_x,
+        x if into_each is None else into_each,
         dx,
         dedge,
         x.size(1),
+        INTO_X=into_x is not None,
+        INTO_EDGE=into_each is not None,
         **_options(x, edge, code, self_eps, transform, mean),
         BLOCK=columns,
         num_warps=warps(columns),
     )
     if edge is not None and code is not None:
         rows = dedge.unsqueeze(1) if dedge.dim() == 1 else dedge
-        dedge = tables.backward(rows, code.view(-1, 1), code.new_zeros(1), len(edge))
-        dedge = dedge.view(edge.shape).to(edge.dtype)
+        dedge = tables.backward(rows, code.view(-1, 1), None, len(edge), into_edge, edge.dtype)
+        dedge = dedge.view(edge.shape)
     return dx, dedge
 
 

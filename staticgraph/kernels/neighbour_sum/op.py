@@ -1,18 +1,38 @@
-"""``neighbour_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative."""
+"""``neighbour_sum`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+
+What is read here is often read again: by the next layer's sum (the edges' table), by a residual
+(the nodes). Autograd would add their gradients up, an operation each time. So the operator hands
+its operands on, and whatever gradient comes back through them is where its own sums begin.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
+from staticgraph.kernels.register import operator
+from staticgraph.kernels.threads import threads_for
 
 
-@torch.library.custom_op("staticgraph::neighbour_sum", mutates_args=(), device_types="cpu")
-def _forward(
+class Summed(NamedTuple):
+    """A sum over neighbours, and its operands for whoever reads them next.
+
+    Attributes:
+        out: ``[N, F]``.
+        x: the nodes that were given.
+        edge: the edge operand that was given, or None.
+    """
+
+    out: Tensor
+    x: Tensor
+    edge: Tensor | None
+
+
+def _on_cpu(
     x: Tensor,
     edge: Tensor | None,
     code: Tensor | None,
@@ -28,9 +48,10 @@ def _forward(
     dtype, x, edge = x.dtype, _wide(x), _wide(edge)
     out = torch.empty_like(x)
     cpu.FORWARD[transform](
+        threads_for(x.numel() + len(src) * x.size(1)),
         x.numpy(),
         _rows(edge, x).numpy(),
-        _codes(code).numpy(),
+        _codes(code, src).numpy(),
         src.numpy(),
         row_ptr.numpy(),
         0.0 if self_eps is None else 1.0 + float(self_eps),
@@ -40,8 +61,7 @@ def _forward(
     return out.to(dtype)
 
 
-@torch.library.custom_op("staticgraph::neighbour_sum_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     x: Tensor,
     edge: Tensor | None,
@@ -52,21 +72,28 @@ def _backward(
     col_ptr: Tensor,
     transpose: Tensor,
     self_eps: Tensor | None,
+    into_x: Tensor | None,
+    into_edge: Tensor | None,
     transform: str,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
     dtype, grad, x, edge = x.dtype, _wide(grad), _wide(x), _wide(edge)
-    dx, dedge = torch.empty_like(x), _gradient_like(edge, x, zero=code is not None)
+    dx, dedge = torch.empty_like(x), _gradient_like(edge, x)
+    if code is not None and not len(code):
+        dedge.zero_()  # a table that no edge reads
     rows = _rows(edge, x)
     cpu.BACKWARD[transform](
+        threads_for(x.numel() + len(src) * x.size(1)),
         grad.contiguous().numpy(),
         x.numpy(),
         rows.numpy(),
-        _codes(code).numpy(),
+        _codes(code, src).numpy(),
         dst.numpy(),
         row_ptr.numpy(),
         col_ptr.numpy(),
         transpose.numpy(),
+        _rows(_wide(into_x), x).numpy(),
+        _rows(_wide(into_edge), x).numpy(),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         dx.numpy(),
@@ -75,43 +102,61 @@ def _backward(
     return dx.to(dtype), dedge.to(dtype)
 
 
-@_forward.register_kernel("cuda")
-def _(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
+def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
     from staticgraph.kernels.neighbour_sum import gpu
 
     return gpu.forward(x, edge, code, src, row_ptr, self_eps, transform, mean)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
+def _backward_on_cuda(grad, x, edge, code, src, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
-    return gpu.backward(
-        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean
-    )
+    return gpu.backward(grad, x, edge, code, *rest)
 
 
-@_forward.register_fake
-def _(x, *_):
-    return torch.empty_like(x)
+_OPERANDS = (
+    "Tensor x, Tensor? edge, Tensor? code, Tensor src, Tensor dst, Tensor row_ptr, "
+    "Tensor col_ptr, Tensor transpose, Tensor? self_eps"
+)
+_forward = operator(
+    f"neighbour_sum({_OPERANDS}, str transform, bool mean) -> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=lambda x, *_: torch.empty_like(x),
+)
+_backward = operator(
+    f"neighbour_sum_backward(Tensor grad, {_OPERANDS}, Tensor? into_x, Tensor? into_edge, "
+    "str transform, bool mean) -> (Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=lambda grad, x, edge, *_: (torch.empty_like(x), _gradient_like(edge, x)),
+)
 
 
-@_backward.register_fake
-def _(grad, x, edge, *_):
-    return torch.empty_like(x), _gradient_like(edge, x, zero=False)
+class NeighbourSum(torch.autograd.Function):
+    """The derivative; ``handed`` tells which operands are handed on: "", "x", "xe"."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        *tensors, transform, mean, handed = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.transform, ctx.mean, ctx.handed = transform, mean, handed
+        out = _forward(*tensors, transform, mean)
+        if not handed:
+            return out
+        x, edge = tensors[:2]
+        if handed == "x":
+            return out, x.view_as(x)
+        return out, x.view_as(x), edge.view_as(edge)
 
-def _setup(ctx, inputs, output):
-    *tensors, ctx.transform, ctx.mean = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _derivative(ctx, grad):
-    dx, dedge = _backward(grad, *ctx.saved_tensors, ctx.transform, ctx.mean)
-    return (dx, dedge if ctx.needs_input_grad[1] else None, *(None,) * 9)
-
-
-_forward.register_autograd(_derivative, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        into_x = grads[1] if ctx.handed else None
+        into_edge = grads[2] if ctx.handed == "xe" else None
+        dx, dedge = _backward(
+            grads[0], *ctx.saved_tensors, into_x, into_edge, ctx.transform, ctx.mean
+        )
+        return (dx, dedge if ctx.needs_input_grad[1] else None, *(None,) * 10)
 
 
 def neighbour_sum(
@@ -147,6 +192,40 @@ def neighbour_sum(
     Raises:
         ValueError: an unknown transform, or an edge operand where none, or one, is needed.
     """
+    x, edge = _checked(x, edge, transform)
+    pointers = (src, dst, row_ptr, col_ptr, transpose)
+    return NeighbourSum.apply(x, edge, code, *pointers, self_eps, transform, mean, "")
+
+
+def neighbour_sum_handed_on(
+    x: Tensor,
+    edge: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    edge_too: bool = False,
+    code: Tensor | None = None,
+    self_eps: Tensor | None = None,
+    transform: str = "copy",
+    mean: bool = False,
+) -> Summed:
+    """:func:`neighbour_sum`, and its operands to be read from now on instead of those given.
+
+    Args:
+        edge_too: hand on the edge operand as well; only where something reads it, since an operand
+            that nothing reads brings back a gradient of zeros, an operation more.
+    """
+    x, edge = _checked(x, edge, transform)
+    handed = "xe" if edge_too and edge is not None else "x"
+    pointers = (src, dst, row_ptr, col_ptr, transpose)
+    results = NeighbourSum.apply(x, edge, code, *pointers, self_eps, transform, mean, handed)
+    return Summed(results[0], results[1], results[2] if handed == "xe" else edge)
+
+
+def _checked(x: Tensor, edge: Tensor | None, transform: str) -> tuple[Tensor, Tensor | None]:
     if transform not in TRANSFORMS:
         raise ValueError(f"transform={transform!r}; choose one of {', '.join(TRANSFORMS)}")
     if (edge is None) != (transform == "copy"):
@@ -159,19 +238,7 @@ def neighbour_sum(
             common = torch.promote_types(x.dtype, edge.dtype)
             x, edge = x.to(common), edge.to(common)
         edge = edge.contiguous()
-    return _forward(
-        x.contiguous(),
-        edge,
-        code,
-        src,
-        dst,
-        row_ptr,
-        col_ptr,
-        transpose,
-        self_eps,
-        transform,
-        mean,
-    )
+    return x.contiguous(), edge
 
 
 def _wide(value: Tensor | None) -> Any:
@@ -181,19 +248,17 @@ def _wide(value: Tensor | None) -> Any:
     return value.float()
 
 
-def _rows(edge: Tensor | None, x: Tensor) -> Tensor:
-    """The edge operand as ``[V, F]`` or ``[V, 1]``; something empty where there is none."""
-    if edge is None:
+def _rows(value: Tensor | None, x: Tensor) -> Tensor:
+    """An operand as ``[V, F]`` or ``[V, 1]``; something empty where there is none."""
+    if value is None:
         return x.new_empty(0, 0)
-    edge = edge.detach()
-    return edge.unsqueeze(1) if edge.dim() == 1 else edge
+    value = value.contiguous()
+    return value.unsqueeze(1) if value.dim() == 1 else value
 
 
-def _codes(code: Tensor | None) -> Tensor:
-    return torch.empty(0, dtype=torch.int64) if code is None else code
+def _codes(code: Tensor | None, src: Tensor) -> Tensor:
+    return src.new_empty(0) if code is None else code
 
 
-def _gradient_like(edge: Tensor | None, x: Tensor, zero: bool) -> Tensor:
-    if edge is None:
-        return x.new_empty(0)
-    return torch.zeros_like(edge) if zero else torch.empty_like(edge)
+def _gradient_like(edge: Tensor | None, x: Tensor) -> Tensor:
+    return x.new_empty(0) if edge is None else torch.empty_like(edge)

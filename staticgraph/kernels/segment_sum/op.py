@@ -2,64 +2,69 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.register import operator
 from staticgraph.kernels.segment_sum import cpu
 
 
-@torch.library.custom_op("staticgraph::segment_sum", mutates_args=(), device_types="cpu")
-def _forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
+def _on_cpu(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
     wide = values if values.dtype == torch.float64 else values.float()
     out = wide.new_empty(len(ptr) - 1, values.size(1))
     cpu.forward(wide.detach().numpy(), ptr.numpy(), mean, out.numpy())
     return out.to(values.dtype)
 
 
-@torch.library.custom_op("staticgraph::segment_sum_backward", mutates_args=(), device_types="cpu")
-def _backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
+def _backward_on_cpu(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
     wide = grad if grad.dtype == torch.float64 else grad.float()
     dvalues = wide.new_empty(rows, grad.size(1))
     cpu.backward(wide.contiguous().numpy(), ptr.numpy(), mean, dvalues.numpy())
     return dvalues.to(grad.dtype)
 
 
-@_forward.register_kernel("cuda")
-def _(values, ptr, mean):
+def _on_cuda(*arguments):
     from staticgraph.kernels.segment_sum import gpu
 
-    return gpu.forward(values, ptr, mean)
+    return gpu.forward(*arguments)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, ptr, rows, mean):
+def _backward_on_cuda(*arguments):
     from staticgraph.kernels.segment_sum import gpu
 
-    return gpu.backward(grad, ptr, rows, mean)
+    return gpu.backward(*arguments)
 
 
-@_forward.register_fake
-def _(values, ptr, mean):
-    return values.new_empty(ptr.size(0) - 1, values.size(1))
+_forward = operator(
+    "segment_sum(Tensor values, Tensor ptr, bool mean) -> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=lambda values, ptr, mean: values.new_empty(ptr.size(0) - 1, values.size(1)),
+)
+_backward = operator(
+    "segment_sum_backward(Tensor grad, Tensor ptr, SymInt rows, bool mean) -> Tensor",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=lambda grad, ptr, rows, mean: grad.new_empty(rows, grad.size(1)),
+)
 
 
-@_backward.register_fake
-def _(grad, ptr, rows, mean):
-    return grad.new_empty(rows, grad.size(1))
+class SegmentSum(torch.autograd.Function):
+    """The derivative, by the rows."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        values, ptr, ctx.mean = inputs
+        ctx.save_for_backward(ptr)
+        ctx.rows = values.size(0)
+        return _forward(values, ptr, ctx.mean)
 
-def _setup(ctx, inputs, output):
-    values, ptr, ctx.mean = inputs
-    ctx.save_for_backward(ptr)
-    ctx.rows = values.size(0)
-
-
-def _derivative(ctx, grad):
-    (ptr,) = ctx.saved_tensors
-    return _backward(grad, ptr, ctx.rows, ctx.mean), None, None
-
-
-_forward.register_autograd(_derivative, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (ptr,) = ctx.saved_tensors
+        return _backward(grads[0], ptr, ctx.rows, ctx.mean), None, None
 
 
 def segment_sum(values: Tensor, ptr: Tensor, *, mean: bool = False) -> Tensor:
@@ -73,4 +78,4 @@ def segment_sum(values: Tensor, ptr: Tensor, *, mean: bool = False) -> Tensor:
     Returns:
         ``[S, F]``, differentiable once. The same bits every time.
     """
-    return _forward(values.contiguous(), ptr, mean)
+    return SegmentSum.apply(values.contiguous(), ptr, mean)

@@ -62,6 +62,7 @@ def backward_kernel(
     entries,
     width,
     rows_a_chunk,
+    STACKED: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     ENTRIES: tl.constexpr,
@@ -76,13 +77,24 @@ def backward_kernel(
         counts = tl.zeros([ENTRIES, ROWS], WIDE)
         for c in range(columns):
             value = tl.load(index + r * columns + c, mask=r < rows, other=0)
-            entry = value + tl.load(offsets + c)
+            entry = value + tl.load(offsets + c) if STACKED else value
             counts += ((v[:, None] == entry[None, :]) & (r < rows)[None, :]).to(WIDE)
         here = (r < rows)[:, None] & (f < width)[None, :]
         part = tl.load(grad + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
         total += tl.dot(counts, part, input_precision="ieee", out_dtype=WIDE)
     at = partial + (chunk * entries + v[:, None]) * width + f[None, :]
     tl.store(at, total, mask=(v < entries)[:, None] & (f < width)[None, :])
+
+
+@triton.jit
+def join_kernel(partial, into, out, size, chunks, INTO: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(partial + at, mask=at < size, other=0)
+    for chunk in range(1, chunks):
+        total += tl.load(partial + chunk * size + at, mask=at < size, other=0)
+    if INTO:
+        total += tl.load(into + at, mask=at < size, other=0).to(total.dtype)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
@@ -115,31 +127,54 @@ def forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def backward(grad: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
-    """As the operator; one launch and one sum."""
+def backward(
+    grad: Tensor,
+    index: Tensor,
+    offsets: Tensor | None,
+    entries: int,
+    into: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """As the operator, plus ``into``; one table where there are no offsets. Two launches."""
     grad = grad.contiguous()
     rows, width = grad.shape
-    rows_a_chunk = triton.cdiv(triton.cdiv(rows, MAX_CHUNKS), ROWS) * ROWS
-    chunks = triton.cdiv(rows, rows_a_chunk)
+    rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
+    chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
     partial = wide_like(grad, chunks, entries, width)
     grid = (chunks, triton.cdiv(entries, ENTRIES), triton.cdiv(width, COLUMNS))
     backward_kernel[grid](
         grad,
         index,
-        offsets,
+        index if offsets is None else offsets,
         partial,
         rows,
         index.size(1),
         entries,
         width,
         rows_a_chunk,
+        STACKED=offsets is not None,
         WIDE=wide(grad.dtype),
         ROWS=ROWS,
         ENTRIES=ENTRIES,
         COLUMNS=COLUMNS,
         num_warps=4,
     )
-    return torch.sum(partial, 0).to(grad.dtype)
+    return join(partial, into, dtype or grad.dtype)
+
+
+def join(partial: Tensor, into: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The sum of ``partial [chunks, V, F]`` in order, plus ``into``; one launch."""
+    out = partial.new_empty(partial.shape[1:], dtype=dtype)
+    join_kernel[(triton.cdiv(out.numel(), 256),)](
+        partial,
+        out if into is None else into,
+        out,
+        out.numel(),
+        len(partial),
+        INTO=into is not None,
+        BLOCK=256,
+    )
+    return out
 
 
 def codes(index: Tensor, offsets: Tensor) -> Tensor:

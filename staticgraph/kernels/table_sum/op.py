@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.register import operator
 from staticgraph.kernels.table_sum import cpu
 
 
-@torch.library.custom_op("staticgraph::table_sum", mutates_args=(), device_types="cpu")
-def _forward(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+def _on_cpu(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     wide = weight if weight.dtype == torch.float64 else weight.float()
     out = wide.new_empty(len(index), weight.size(1))
     _check(
@@ -32,50 +34,53 @@ def _check(place: int, index: Tensor, offsets: Tensor) -> None:
     )
 
 
-@torch.library.custom_op("staticgraph::table_sum_backward", mutates_args=(), device_types="cpu")
-def _backward(grad: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
+def _backward_on_cpu(grad: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
     wide = grad if grad.dtype == torch.float64 else grad.float()
     dweight = wide.new_empty(entries, grad.size(1))
     cpu.backward(wide.contiguous().numpy(), index.numpy(), offsets.numpy(), dweight.numpy())
     return dweight.to(grad.dtype)
 
 
-@_forward.register_kernel("cuda")
-def _(index, offsets, weight):
+def _on_cuda(*arguments):
     from staticgraph.kernels.table_sum import gpu
 
-    return gpu.forward(index, offsets, weight)
+    return gpu.forward(*arguments)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, index, offsets, entries):
+def _backward_on_cuda(*arguments):
     from staticgraph.kernels.table_sum import gpu
 
-    return gpu.backward(grad, index, offsets, entries)
+    return gpu.backward(*arguments)
 
 
-@_forward.register_fake
-def _(index, offsets, weight):
-    return weight.new_empty(index.size(0), weight.size(1))
+_forward = operator(
+    "table_sum(Tensor index, Tensor offsets, Tensor weight) -> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=lambda index, offsets, weight: weight.new_empty(index.size(0), weight.size(1)),
+)
+_backward = operator(
+    "table_sum_backward(Tensor grad, Tensor index, Tensor offsets, SymInt entries) -> Tensor",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=lambda grad, index, offsets, entries: grad.new_empty(entries, grad.size(1)),
+)
 
 
-@_backward.register_fake
-def _(grad, index, offsets, entries):
-    return grad.new_empty(entries, grad.size(1))
+class TableSum(torch.autograd.Function):
+    """The derivative, by the tables."""
 
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        index, offsets, weight = inputs
+        ctx.save_for_backward(index, offsets)
+        ctx.entries = weight.size(0)
+        return _forward(index, offsets, weight)
 
-def _setup(ctx, inputs, output):
-    index, offsets, weight = inputs
-    ctx.save_for_backward(index, offsets)
-    ctx.entries = weight.size(0)
-
-
-def _derivative(ctx, grad):
-    index, offsets = ctx.saved_tensors
-    return None, None, _backward(grad, index, offsets, ctx.entries)
-
-
-_forward.register_autograd(_derivative, setup_context=_setup)
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        index, offsets = ctx.saved_tensors
+        return None, None, _backward(grads[0], index, offsets, ctx.entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -94,26 +99,27 @@ def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
         IndexError: on a CPU, an index outside its table; the message names it. On CUDA, where an
             error would end the process, its row of the result is NaN.
     """
-    return _forward(index.contiguous(), offsets, weight.contiguous())
+    return TableSum.apply(index.contiguous(), offsets, weight.contiguous())
 
 
-@torch.library.custom_op("staticgraph::fold_codes", mutates_args=(), device_types="cpu")
-def _codes(index: Tensor, offsets: Tensor) -> Tensor:
+def _codes_on_cpu(index: Tensor, offsets: Tensor) -> Tensor:
     out = torch.empty(len(index), dtype=torch.int64)
     _check(cpu.codes(index.numpy(), offsets.numpy(), out.numpy()), index, offsets)
     return out
 
 
-@_codes.register_kernel("cuda")
-def _(index, offsets):
+def _codes_on_cuda(index, offsets):
     from staticgraph.kernels.table_sum import gpu
 
     return gpu.codes(index, offsets)
 
 
-@_codes.register_fake
-def _(index, offsets):
-    return index.new_empty(index.size(0))
+_codes = operator(
+    "fold_codes(Tensor index, Tensor offsets) -> Tensor",
+    cpu=_codes_on_cpu,
+    cuda=_codes_on_cuda,
+    fake=lambda index, offsets: index.new_empty(index.size(0)),
+)
 
 
 def fold_codes(index: Tensor, offsets: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAG
 
 from staticgraph.batch import StaticBatch
 from staticgraph.kernels.neighbour_max import neighbour_max
-from staticgraph.kernels.neighbour_sum import neighbour_sum
-from staticgraph.nn.fused.encoder import folded
-from staticgraph.nn.fused.layer import Fused
+from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.fused.encoder import Folded, folded, written_out
+from staticgraph.nn.fused.layer import Fused, unhooked
 
 SUM = ("add", "sum")
 ALL = (*SUM, "mean", "max")
@@ -58,16 +58,32 @@ def summed(
     batch: StaticBatch, x: Tensor, edge: Tensor | None, conv: MessagePassing, **options: Any
 ) -> Tensor:
     """The layer's sum, mean or max over the batch's edges; options as :func:`neighbour_sum` has."""
-    where = (
-        batch.edge_index[0],
-        batch.edge_index[1],
-        batch.row_ptr,
-        batch.col_ptr,
-        batch.transpose,
-    )
+    where = _pointers(batch)
     if conv.aggr == "max":
         return neighbour_max(x, edge, *where)
     return neighbour_sum(x, edge, *where, mean=conv.aggr == "mean", **options)
+
+
+def _pointers(batch: StaticBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    src, dst = batch.edge_index
+    return src, dst, batch.row_ptr, batch.col_ptr, batch.transpose
+
+
+def handing_on(
+    conv: Any, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
+) -> tuple[Tensor, Tensor, Tensor | Folded | None]:
+    """A layer's result, and its input and edges to be read from now on: what reads them after the
+    layer sends its gradient through the layer's own sums instead of an addition.
+
+    Args:
+        more: whether anything reads the edges again.
+    """
+    if isinstance(conv, (FusedGINEConv, FusedGINConv)) and unhooked(conv):
+        found = conv.handing_on(x, edge_index, edges, more)
+        if found is not None:
+            return found
+    given = {} if edges is None else {"edge_attr": written_out(edges)}
+    return conv(x, edge_index, **given), x, edges
 
 
 class FusedGINEConv(Fused, GINEConv):
@@ -94,6 +110,35 @@ class FusedGINEConv(Fused, GINEConv):
             return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
         return self.nn(_with_self(self, batch, x, edge, code=code, transform="relu_add"))
 
+    def handing_on(
+        self, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
+    ) -> tuple[Tensor, Tensor, Tensor | Folded] | None:
+        """As :func:`handing_on`; None where the stock code, or another pass, must run."""
+        batch = self.batch
+        plain = self.lin is None and self.aggr != "max" and not self.eps.requires_grad
+        if not plain or edges is None or obstacle(self, batch, x, edge_index, None) is not None:
+            return None
+        fold = folded(edges)
+        rows, code = (edges, None) if fold is None else fold
+        assert batch is not None
+        assert isinstance(rows, Tensor)
+        if rows.size(-1) != x.size(-1):
+            return None
+        self.use(None)
+        found = neighbour_sum_handed_on(
+            x,
+            rows,
+            *_pointers(batch),
+            edge_too=more,
+            code=code,
+            self_eps=self.eps,
+            transform="relu_add",
+            mean=self.aggr == "mean",
+        )
+        assert found.edge is not None
+        after = found.edge if code is None else Folded(found.edge, code)
+        return self.nn(found.out), found.x, after
+
 
 class FusedGINConv(Fused, GINConv):
     """``nn((1 + eps) x_i + sum x_j)`` (Xu et al. 2018, arXiv 1810.00826)."""
@@ -106,6 +151,21 @@ class FusedGINConv(Fused, GINConv):
             return super().forward(x, edge_index, size)
         assert batch is not None
         return self.nn(_with_self(self, batch, x, None))
+
+    def handing_on(
+        self, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
+    ) -> tuple[Tensor, Tensor, Tensor | Folded | None] | None:
+        """As :func:`handing_on`; None where the stock code, or another pass, must run."""
+        batch = self.batch
+        plain = self.aggr != "max" and not self.eps.requires_grad and edges is None
+        if not plain or obstacle(self, batch, x, edge_index, None) is not None:
+            return None
+        assert batch is not None
+        self.use(None)
+        found = neighbour_sum_handed_on(
+            x, None, *_pointers(batch), self_eps=self.eps, mean=self.aggr == "mean"
+        )
+        return self.nn(found.out), found.x, edges
 
 
 def _with_self(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,23 @@ TABLES_OF = {
 _forms: dict[type, type] = {}
 
 
+class Folded(NamedTuple):
+    """Edges that share the rows of a small table, not written out.
+
+    Attributes:
+        rows: ``[V, F]``.
+        code: ``[E]`` int64, the row of each edge.
+    """
+
+    rows: Tensor
+    code: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """``[E, F]``, a row an edge."""
+        return self.rows.index_select(0, self.code)
+
+
 class FusedEncoder(Fused):
     """Mixed into an encoder class; ``tables_attribute`` names its list of embeddings."""
 
@@ -40,6 +58,16 @@ class FusedEncoder(Fused):
     _fused_combinations: Tensor | None
 
     def forward(self, values: Tensor) -> Tensor:
+        found = self.folding(values)
+        if not isinstance(found, Folded):
+            return found
+        out = found.value
+        if not torch.compiler.is_compiling():
+            out._staticgraph_fold = found  # pyright: ignore[reportAttributeAccessIssue]
+        return out
+
+    def folding(self, values: Tensor) -> Tensor | Folded:
+        """The encoded rows, left folded where the tables have few combinations."""
         tables = getattr(self, self.tables_attribute)
         reason = None if self.batch is not None else "no batch is bound: it ran outside the runner"
         if any(_special(table) for table in tables):
@@ -51,12 +79,7 @@ class FusedEncoder(Fused):
         offsets, combinations = self._fused_offsets, self._fused_combinations
         if combinations is None or len(index) < 4 * len(combinations):
             return table_sum(index, offsets, weight)
-        rows = table_sum(combinations, offsets, weight)
-        code = fold_codes(index, offsets)
-        out = rows.index_select(0, code)
-        if not torch.compiler.is_compiling():
-            out._staticgraph_fold = (rows, code)  # pyright: ignore[reportAttributeAccessIssue]
-        return out
+        return Folded(table_sum(combinations, offsets, weight), fold_codes(index, offsets))
 
     def prepare(self) -> None:
         """Where each table begins, and every combination of entries if they are few: buffers that
@@ -79,9 +102,16 @@ class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
     tables_attribute = "tables"
 
 
-def folded(value: Tensor) -> tuple[Tensor, Tensor] | None:
-    """``(rows [V, F], code [E])`` with ``value == rows[code]``, where a fused encoder made it."""
+def folded(value: Tensor | Folded) -> Folded | None:
+    """The table that a fused encoder made the rows of; None where it did not."""
+    if isinstance(value, Folded):
+        return value
     return getattr(value, "_staticgraph_fold", None)
+
+
+def written_out(value: Tensor | Folded | None) -> Tensor | None:
+    """The rows themselves, for a layer that knows nothing of tables."""
+    return value.value if isinstance(value, Folded) else value
 
 
 def encoder_form(module: torch.nn.Module) -> type | None:

@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
-from staticgraph.kernels.head_blocks import nodes_of_block, qkv_blocks
+from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.nn.attention_paths import attend, setting_of
-from staticgraph.nn.dense import DenseLayout
-from staticgraph.nn.fused.layer import Fused
+from staticgraph.nn.fused.conv import handing_on
+from staticgraph.nn.fused.encoder import Folded, written_out
+from staticgraph.nn.fused.layer import Fused, unhooked
+from staticgraph.nn.fused.linear import FusedSequential, product, product_handing_on
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.size_classes import ClassedLayout
 
 
 class FusedGPSConv(Fused, StaticGPSConv):
@@ -25,18 +28,57 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def forward(
         self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: object
     ) -> Tensor:
-        norms = [_inner(norm) for norm in (self.norm1, self.norm2, self.norm3)]
-        if not self.use(self._obstacle(batch, norms)):
+        norms = self._norms()
+        plain = not kwargs.keys() - {"edge_attr"}
+        if not self.use(self._obstacle(batch, norms)) or not plain:
             return StaticGPSConv.forward(self, x, edge_index, batch, **kwargs)
+        edges = kwargs.get("edge_attr")
+        assert edges is None or isinstance(edges, Tensor)
+        return self._run(x, edge_index, norms, edges, False)[0]
+
+    def handing_on(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        batch: Tensor,
+        edges: Tensor | Folded | None,
+        more: bool,
+    ) -> tuple[Tensor, Tensor | Folded | None]:
+        """The layer, and its edges to be read from now on, if ``more`` reads them."""
+        norms = self._norms()
+        if not self.use(self._obstacle(batch, norms)):
+            given = {} if edges is None else {"edge_attr": written_out(edges)}
+            return StaticGPSConv.forward(self, x, edge_index, batch, **given), edges
+        return self._run(x, edge_index, norms, edges, more)
+
+    def _norms(self) -> list[FusedBatchNorm1d | None]:
+        return [_inner(norm) for norm in (self.norm1, self.norm2, self.norm3)]
+
+    def _run(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        norms: list[FusedBatchNorm1d | None],
+        edges: Tensor | Folded | None,
+        more: bool,
+    ) -> tuple[Tensor, Tensor | Folded | None]:
         first, second, third = norms
         assert first is not None
         assert second is not None
         assert third is not None
-        out = second.joined(self._dropped(self._attended(x)), addend=x)
+        attended, x = self._attended(x)
+        local = None
         if self.conv is not None:
-            local = self._dropped(self.conv(x, edge_index, **kwargs))
-            out = first.joined(local, addend=x, residual=out)
-        return third.joined(self.mlp(out), addend=out)
+            local, x, edges = handing_on(self.conv, x, edge_index, edges, more)
+        out = second.joined(self._dropped(attended), addend=x)
+        if local is not None:
+            out = first.joined(self._dropped(local), addend=x, residual=out)
+        mlp = self.mlp
+        if isinstance(mlp, FusedSequential):
+            h, out = mlp.handing_on(out)
+        else:
+            h = mlp(out)
+        return third.joined(h, addend=out), edges
 
     def _obstacle(self, batch: Tensor | None, norms: list[FusedBatchNorm1d | None]) -> str | None:
         bound = self.batch
@@ -53,45 +95,46 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def _dropped(self, h: Tensor) -> Tensor:
         return F.dropout(h, p=self.dropout, training=self.training)
 
-    def _attended(self, x: Tensor) -> Tensor:
-        """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph."""
+    def _attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``,
+        to be read from now on."""
         attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
         setting = setting_of(
             attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling()
         )
-        if context.attention_path(setting).name != "dense":
-            return attend(context, attn, x)
-        layout = context.dense()
-        rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-        q, k, v = qkv_blocks(
-            rows, layout.node_of_place, layout.place_of_node, layout.graphs, attn.num_heads
+        name = context.attention_path(setting).name
+        if name not in ("dense", "size-classed"):
+            return attend(context, attn, x), x
+        layout = context.classed(name)
+        rows, x = product_handing_on(x, attn.in_proj_weight, attn.in_proj_bias)
+        shapes = [(block.graphs, block.width) for block in layout.blocks]
+        blocks = qkv_blocks(
+            rows, layout.node_of_place, layout.place_of_node, shapes, attn.num_heads
         )
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=_attendable(layout),
-            dropout_p=attn.dropout if self.training else 0.0,
+        masks = context.once(
+            ("attention masks", name, rows.dtype), lambda: _added(layout, rows.dtype)
         )
-        return attn.out_proj(nodes_of_block(out, layout.place_of_node, layout.node_of_place))
+        outs = [
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=attn.dropout if self.training else 0.0
+            )
+            for (q, k, v), mask in zip(blocks, masks, strict=True)
+        ]
+        back = nodes_of_blocks(outs, layout.place_of_node, layout.node_of_place)
+        return product(back, attn.out_proj.weight, attn.out_proj.bias), x
 
 
 def _inner(norm: torch.nn.Module | None) -> FusedBatchNorm1d | None:
     """The fused norm inside PyG's BatchNorm; None where there is another, or a hook to call."""
     if not isinstance(norm, BatchNorm) or norm.allow_single_element:
         return None
-    hooked = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks
     inner = norm.module
-    return inner if isinstance(inner, FusedBatchNorm1d) and not hooked else None
+    return inner if isinstance(inner, FusedBatchNorm1d) and unhooked(norm) else None
 
 
-def _attendable(layout: DenseLayout) -> Tensor:
-    """The mask of a layout, made once for all layers: it is kept at the tensor it comes from."""
-    if torch.compiler.is_compiling():
-        return layout.attendable[:, None, None, :]  # the compiler makes it once by itself
-    kept = getattr(layout.occupied, "_staticgraph_attendable", None)
-    if kept is None:
-        kept = layout.attendable[:, None, None, :]
-        layout.occupied._staticgraph_attendable = kept  # pyright: ignore[reportAttributeAccessIssue]
-    return kept
+def _added(layout: ClassedLayout, dtype: torch.dtype) -> list[Tensor]:
+    """A layout's masks as what is added to scores: attention makes it of a boolean mask in every
+    layer, here it is made once for all."""
+    masks = [attendable[:, None, None, :] for attendable in layout.attendable]
+    return [torch.zeros_like(m, dtype=dtype).masked_fill(~m, -torch.inf) for m in masks]

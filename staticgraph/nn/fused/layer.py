@@ -30,3 +30,8 @@ class Fused:
         if not torch.compiler.is_compiling():
             self.stock_reason = reason
         return reason is None
+
+
+def unhooked(module: torch.nn.Module) -> bool:
+    """Whether calling another method than ``forward`` skips no hook."""
+    return not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -1,12 +1,14 @@
-"""A linear layer by oneDNN where that is faster: float32 on a CPU, outside a compiled step."""
+"""A linear layer with its ReLU: by oneDNN on a CPU (float32, outside a compiled step), on CUDA with
+the mask and the bias's gradient in one pass."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from staticgraph.kernels.linear import available, linear
-from staticgraph.nn.fused.layer import Fused
+from staticgraph.kernels.linear import available, linear, linear_handed_on
+from staticgraph.nn.fused.layer import Fused, unhooked
 
 # Multiplications below which the stock layer's smaller overhead wins; see docs/kernels.md.
 SMALL = 1 << 20
@@ -20,42 +22,82 @@ class FusedLinear(Fused, torch.nn.Linear):
             return super().forward(input)
         return linear(input, self.weight, self.bias)
 
+    def handing_on(self, input: Tensor, relu: bool) -> tuple[Tensor, Tensor] | None:
+        """The layer, with ReLU if asked, and its input to be read from now on; None where stock
+        code or hooks must run."""
+        if not unhooked(self) or not self.use(self._obstacle(input)):
+            return None
+        return linear_handed_on(input, self.weight, self.bias, relu=relu)
+
     def with_relu(self, input: Tensor) -> Tensor | None:
         """ReLU of the layer in one operator; None where stock code or hooks must run."""
-        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
-        if hooked or not self.use(self._obstacle(input)):
+        if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
         return linear(input, self.weight, self.bias, relu=True)
 
     def _obstacle(self, input: Tensor) -> str | None:
         if self.batch is None:
             return "no batch is bound: it ran outside the runner"
-        if input.device.type != "cpu" or torch.compiler.is_compiling():
-            return "only a CPU in eager mode gains"
-        if input.dtype != torch.float32 or input.dim() != 2 or torch.is_autocast_enabled("cpu"):
-            return "only float32 matrices have a fused form"
-        if input.numel() * self.out_features < SMALL:
-            return "too small to gain"
-        if not available():
-            return "this torch has no mkldnn._linear_pointwise"
+        return linear_obstacle(input, self.weight)
+
+
+def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
+    """Why a product runs as torch's own; None where ours gains."""
+    device = input.device.type
+    if input.dim() != 2 or input.dtype != weight.dtype or torch.is_autocast_enabled(device):
+        return "only matrices of the weight's dtype, outside autocast, have a fused form"
+    if device != "cpu":
         return None
+    if torch.compiler.is_compiling():
+        return "a compiled step on a CPU does as well by itself"
+    if input.dtype != torch.float32:
+        return "on a CPU only float32 has a fused form"
+    if input.numel() * weight.size(0) < SMALL:
+        return "too small to gain"
+    return None if available() else "this torch has no mkldnn._linear_pointwise"
 
 
 class FusedSequential(Fused, torch.nn.Sequential):
     """Takes the place of ``torch.nn.Sequential``: a linear layer and the ReLU after it are one."""
 
     def forward(self, input: Tensor) -> Tensor:
-        modules, at = list(self), 0
+        return self._rest(input, 0)
+
+    def _rest(self, input: Tensor, at: int) -> Tensor:
+        modules = list(self)
         while at < len(modules):
-            module, after = modules[at], modules[at + 1 : at + 2]
-            joined = None
-            if isinstance(module, FusedLinear) and after and _plain_relu(after[0]):
+            module, joined = modules[at], None
+            if isinstance(module, FusedLinear) and _relu_follows(modules, at):
                 joined = module.with_relu(input)
             input = module(input) if joined is None else joined
             at += 1 if joined is None else 2
         return input
 
+    def handing_on(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The sequence, and its input to be read from now on."""
+        modules = list(self)
+        if unhooked(self) and modules and isinstance(modules[0], FusedLinear):
+            relu = _relu_follows(modules, 0)
+            found = modules[0].handing_on(input, relu)
+            if found is not None:
+                return self._rest(found[0], 1 + relu), found[1]
+        return self(input), input
 
-def _plain_relu(module: torch.nn.Module) -> bool:
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    return type(module) is torch.nn.ReLU and not hooked
+
+def _relu_follows(modules: list[torch.nn.Module], at: int) -> bool:
+    after = modules[at + 1 : at + 2]
+    return bool(after) and type(after[0]) is torch.nn.ReLU and unhooked(after[0])
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer without a module."""
+    if linear_obstacle(x, weight) is None:
+        return linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def product_handing_on(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same, and ``x`` to be read from now on."""
+    if linear_obstacle(x, weight) is None:
+        return linear_handed_on(x, weight, bias)
+    return F.linear(x, weight, bias), x

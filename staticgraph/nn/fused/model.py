@@ -13,7 +13,10 @@ from torch_geometric.nn import GPSConv, global_add_pool, global_mean_pool
 from staticgraph.batch import StaticBatch
 from staticgraph.kernels.segment_sum import segment_sum
 from staticgraph.models import GraphModel
-from staticgraph.nn.fused.layer import Fused
+from staticgraph.nn.fused.conv import handing_on
+from staticgraph.nn.fused.encoder import Folded, FusedEncoder, written_out
+from staticgraph.nn.fused.gps import FusedGPSConv
+from staticgraph.nn.fused.layer import Fused, unhooked
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 
 # Pools with a fused form, and whether they take the mean.
@@ -43,19 +46,24 @@ class FusedGraphModel(Fused, GraphModel):
             return super().forward(x, edge_index, edge_attr, batch, batch_size)
         assert bound is not None
         x = self.node_encoder(x)
-        edges = {}
+        edges = None
         if self.edge_encoder is not None and edge_attr is not None:
-            edges["edge_attr"] = self.edge_encoder(edge_attr)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            if isinstance(conv, GPSConv):
-                x = conv(x, edge_index, batch, **edges)
+            edges = _encoded(self.edge_encoder, edge_attr)
+        last = len(self.convs) - 1
+        for at, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            if isinstance(conv, FusedGPSConv) and unhooked(conv):
+                assert batch is not None
+                x, edges = conv.handing_on(x, edge_index, batch, edges, at < last)
+            elif isinstance(conv, GPSConv):
+                given = {} if edges is None else {"edge_attr": written_out(edges)}
+                x = conv(x, edge_index, batch, **given)
             else:
-                x = self._joined(conv(x, edge_index, **edges), norm, x)
+                h, x, edges = handing_on(conv, x, edge_index, edges, at < last)
+                x = self._joined(h, norm, x)
         return self.head(self._pooled(x, bound))
 
     def _joined(self, h: Tensor, norm: Module, x: Tensor) -> Tensor:
-        hooked = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks
-        if hooked or not isinstance(norm, FusedBatchNorm1d):
+        if not unhooked(norm) or not isinstance(norm, FusedBatchNorm1d):
             return x + self.dropout(norm(h).relu())
         if self.training and self.dropout.p:
             return x + self.dropout(norm.joined(h, relu=True))
@@ -65,3 +73,10 @@ class FusedGraphModel(Fused, GraphModel):
         if self._mean is None:
             return self.pool(x, bound.batch, bound.num_graphs)
         return segment_sum(x, bound.ptr, mean=self._mean)
+
+
+def _encoded(encoder: Module, values: Tensor) -> Tensor | Folded:
+    """Encoded edges, left as rows of a small table where they are some."""
+    if isinstance(encoder, FusedEncoder) and unhooked(encoder):  # pyright: ignore[reportArgumentType]
+        return encoder.folding(values)
+    return encoder(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm import batch_norm, update_running
+from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.batch_norm import MaskedBatchNorm1d
 from staticgraph.nn.fused.layer import Fused
 
@@ -44,7 +44,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
             out = out.relu() if relu else out
             return out if residual is None else residual + out
         assert count is not None
-        out, mean, var = batch_norm(
+        return batch_norm(
             input,
             self.weight,
             self.bias,
@@ -53,32 +53,13 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
             relu=relu,
             addend=addend,
             residual=residual,
-        )
-        if self.running_mean is not None and self.training:
-            self._track(mean, var, count)
-        return out
+            running=self._running(),
+        )[0]
 
-    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Moves the running statistics, as torch does."""
-        assert self.batch is not None
-        assert self.running_mean is not None
+    def _running(self) -> Running | None:
+        """What moves along in training."""
+        if self.running_mean is None or not self.training:
+            return None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        rows = int(count) if self.batch.real is not None and count.device.type == "cpu" else 0
-        if rows and self.momentum is not None:
-            # In eager mode on a CPU the operator's own overhead is 70 us, these four take 15.
-            self.num_batches_tracked.add_(1)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            share = self.momentum * rows / max(rows - 1, 1)
-            self.running_var.mul_(1 - self.momentum)
-            self.running_var.add_(var.to(self.running_var.dtype), alpha=share)
-            return
-        update_running(
-            mean,
-            var,
-            count,
-            self.running_mean,
-            self.running_var,
-            self.num_batches_tracked,
-            self.momentum,
-        )
+        return Running(self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)

@@ -1,0 +1,94 @@
+"""``linear`` on CUDA: torch's products, and ReLU's mask and the bias's gradient in one pass.
+
+torch needs a kernel for the mask, one for the sum over rows, and an addition for an input that is
+read twice. Here the mask is applied and summed chunk by chunk, the partial sums are added up in
+order (no atomic addition), and the addition is the product's own (``addmm``).
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import wide, wide_like
+from staticgraph.kernels.table_sum.gpu import join
+
+ROWS = 32
+COLUMNS = 64
+MAX_CHUNKS = 64
+
+
+@triton.jit
+def masked_sums_kernel(
+    grad,
+    out,
+    masked,
+    partial,
+    rows,
+    width,
+    rows_a_chunk,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    chunk = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first = chunk * rows_a_chunk
+    last = tl.minimum(first + rows_a_chunk, rows)
+    sums = tl.zeros([COLUMNS], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = r[:, None] * width + f[None, :]
+        part = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        part = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, part)
+        tl.store(masked + at, part.to(masked.dtype.element_ty), mask=here)
+        sums += tl.sum(part, 0)
+    tl.store(partial + chunk * width + f, sums, mask=f < width)
+
+
+def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """``grad`` where ``out`` is above zero, and its sum over the rows; two launches."""
+    grad = grad.contiguous()
+    rows, width = grad.shape
+    rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
+    chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
+    masked, partial = torch.empty_like(grad), wide_like(grad, chunks, 1, width)
+    masked_sums_kernel[(chunks, triton.cdiv(width, COLUMNS))](
+        grad,
+        out,
+        masked,
+        partial,
+        rows,
+        width,
+        rows_a_chunk,
+        WIDE=wide(grad.dtype),
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=4,
+    )
+    return masked, join(partial, None, grad.dtype).view(width)
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """As the operator; one launch, and one for ReLU."""
+    out = F.linear(x, weight, bias)
+    return out.relu_() if relu else out
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; two products, and two launches with ReLU, one without."""
+    if out is None:
+        dbias = grad.sum(0)
+    else:
+        grad, dbias = masked_sums(grad, out)
+    dx = grad @ weight if into is None else torch.addmm(into, grad, weight)
+    return dx, grad.t() @ x, dbias

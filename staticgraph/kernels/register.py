@@ -1,0 +1,41 @@
+"""Operators of this library in torch's registry: a CPU kernel, a CUDA kernel, shapes.
+
+``torch.library.custom_op`` does the same with several layers of Python around each call, which in a
+step of hundreds of small calls are a good part of its time. Derivatives are
+:class:`torch.autograd.Function` around the operators, which torch.compile and the tracers of this
+library follow as they follow the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NAMESPACE = "staticgraph"
+# Kept for the life of the process: torch forgets the operators with it.
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def operator(
+    schema: str,
+    *,
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any],
+    fake: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Registers an operator and returns it.
+
+    Args:
+        schema: name, arguments and results, in torch's notation; arguments written to as
+            ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
+        cpu, cuda: what runs there, on plain tensors without a tape.
+        fake: the same in shapes and dtypes alone.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, cpu, "CPU")
+    LIBRARY.impl(name, cuda, "CUDA")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
