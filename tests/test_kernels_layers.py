@@ -272,6 +272,35 @@ def test_degrees_are_computed_once_for_all_layers():
     assert done["staticgraph::gcn_sum"] == 4
 
 
+class OtherWeights(Model):
+    """The second layer has weights of its own."""
+
+    def forward(self, x, edge_index, edge_attr, edge_weight, batch):
+        x = self.first(self.node_encoder(x), edge_index, edge_weight)
+        return self.head(self.pool(self.second(x, edge_index, edge_weight.square()), batch))
+
+
+def test_layers_with_different_weights_do_not_share_degrees():
+    torch.manual_seed(0)
+    compare(OtherWeights(gcn()))
+
+
+def test_a_pool_by_another_vector_is_the_stock_one():
+    """A vector as long as the batch's own, which puts nodes into other graphs."""
+    model = nn.Sequential(SoftmaxAggregation())
+
+    def forward(m, b):
+        other = b.batch.clamp(max=2)
+        pooled = [pool(b.x, other, b.num_graphs) for pool in (global_max_pool, global_add_pool)]
+        return torch.stack([*pooled, m[0](b.x, other, dim_size=b.num_graphs)], 1)
+
+    expected = forward(model, BATCH)
+    sg.convert(model, kernels=True)
+    found = sg.StaticGraphRunner(model, [CAPACITY], forward=forward)(BATCH)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert "not the batch's own" in model[0].stock_reason
+
+
 @pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max", "softmax"])
 def test_a_compiled_step_is_one_graph(name):
     torch.manual_seed(0)
