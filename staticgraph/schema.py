@@ -84,7 +84,7 @@ class Field:
     @property
     def is_index(self) -> bool:
         """Whether filling it takes more than copying rows."""
-        return bool(self.counts) or bool(self.cat_dim)
+        return len(self.counts) > 0 or self.cat_dim not in (0, None)
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -184,7 +184,7 @@ class Schema:
     @property
     def hetero(self) -> bool:
         """Whether nodes have types."""
-        return bool(self.node_axes)
+        return len(self.node_axes) > 0  # not bool(): torch 2.11 does not trace it of a tuple
 
     @property
     def components(self) -> tuple[str, ...]:
