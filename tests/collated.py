@@ -65,7 +65,15 @@ def odd_graphs() -> sg.GraphStore:
     special = rng.normal(size=n).astype(np.float32)
     special[:3] = np.array([0x7FC00123, 0x80000000, 0xFF800000], np.uint32).view(np.float32)
     each = np.repeat(nodes, edges)
+    labels = rng.integers(-127, 128, (g, 5)).astype(np.float32)
+    labels[1:3, 1:] = np.nan
+    other_nan = labels.copy()
+    other_nan[1, 1] = np.array(0x7FC00123, np.uint32).view(np.float32)
     fields = {
+        "labels": ("graph", labels),
+        "wide_labels": ("edge", np.where(rng.random(e) < 0.5, np.nan, 1.0)),
+        "other_nan": ("graph", other_nan),
+        "negative_zero": ("graph", np.where(labels == labels, np.float32(-0.0), labels)),
         "x": ("node", rng.integers(0, 2, (n, 11)).astype(np.float32)),
         "special": ("node", special),
         "mask": ("node", rng.random(n) < 0.5),

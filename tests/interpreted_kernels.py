@@ -22,7 +22,10 @@ import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
+from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
+from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
+from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
 from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
@@ -221,6 +224,7 @@ def two_stores():
             "mask": ("node", rng.random(nodes.sum()) < 0.5),
             "edge_attr": ("edge", rng.integers(0, 9, (edges.sum(), 3))),
             "y": ("graph", rng.normal(size=(5, 2))),
+            "labels": ("graph", np.where(rng.random((5, 3)) < 0.5, np.nan, 1).astype("f4")),
         }
         yield sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
 
@@ -242,3 +246,32 @@ def test_collate_molecules():
     layout = layout_for(store, ids)
     found = collated(collate.collate, store.to("cpu"), ids, layout)
     assert_same_bits(found, filled(store, ids, layout))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+def test_dropout_sum(dtype, relu):
+    """Forward by the reference over what it kept; backward keeps the same; the share is right."""
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 90, 20).to(dtype)
+    seed, p, gate = torch.tensor([3]), 0.25, None
+    kept = dropout.fill(torch.ones(90, 20), None, None, seed, 4, p) > 0
+    gate = x if relu else None
+    expected = dropout_sum_reference(x.double(), residual.double(), kept, p, relu)
+    assert close(dropout.fill(x, gate, residual, seed, 4, p), expected, 2)
+    grad = torch.ones_like(x)
+    alive = kept & (x > 0) if relu else kept
+    assert torch.equal(dropout.fill(grad, gate, None, seed, 4, p) > 0, alive)
+    assert abs(kept.double().mean() - (1 - p)) < 5 * (p * (1 - p) / kept.numel()) ** 0.5
+    assert not torch.equal(kept, dropout.fill(torch.ones(90, 20), None, None, seed, 5, p) > 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_sums(dtype):
+    """ReLU's mask and the bias's gradient, over several chunks of several blocks."""
+    torch.manual_seed(0)
+    grad, out = torch.randn(2100, 70).to(dtype), torch.randn(2100, 70).relu().to(dtype)
+    masked, sums = dense.masked_sums(grad, out)
+    expected = torch.where(out > 0, grad, 0)
+    assert torch.equal(masked, expected)
+    assert close(sums, expected.double().sum(0), 2100)

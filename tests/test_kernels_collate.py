@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from collated import layout_for, padded_ids
+from collated import layout_for, odd_graphs, padded_ids, with_positions
 from conftest import EXAMPLES
 from torch import Tensor
 
@@ -66,9 +66,10 @@ def type_of(value):
 
 
 @pytest.mark.parametrize("pointers", [True, False])
-@pytest.mark.parametrize("name", ["esol", "PROTEINS", "positions"])
+@pytest.mark.parametrize("name", ["esol", "PROTEINS", "positions", "odd"])
 def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers, monkeypatch):
-    store = with_positions() if name == "positions" else sg.datasets.open(EXAMPLES / f"{name}.npz")
+    made = {"positions": lambda: with_positions(9), "odd": odd_graphs}
+    store = made[name]() if name in made else sg.datasets.open(EXAMPLES / f"{name}.npz")
     launches = launches_of(store, monkeypatch, pointers)
     assert len(launches) == LAUNCHES
     for kernel, grid, given in launches:
@@ -81,14 +82,6 @@ def test_compiles_for_hopper_in_two_launches_without_atomics(name, pointers, mon
         assembly = triton.compile(source, target=HOPPER).asm["ptx"]
         assert ".target sm_90" in assembly
         assert not [line for line in assembly.splitlines() if "atom." in line or "red.gl" in line]
-
-
-def with_positions() -> sg.GraphStore:
-    """No field but positions: no edge or graph has any."""
-    ends = torch.arange(12).numpy() % 2
-    sizes = torch.full((6,), 2).numpy()
-    pos = torch.rand(12, 3).numpy()
-    return sg.GraphStore.from_arrays(sizes, sizes, ends, ends, {"pos": ("node", pos)})
 
 
 def test_operations_of_the_reference(esol):

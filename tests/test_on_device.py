@@ -28,7 +28,7 @@ from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import Arguments, collate_reference
 from staticgraph.kernels.count import OperationCounter
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.on_device import BITS, LABELS, DeviceStore
 
 SETS = ["hiv", "esol", "MUTAG", "PROTEINS", "NCI1"]
 
@@ -65,10 +65,12 @@ class TestStore:
         store = odd_graphs()
         moved = store.to("cpu")
         self.assert_exact(store, moved)
-        packed = {name for name, column in moved.columns.items() if column.packed}
+        packed = {name for name, column in moved.columns.items() if column.kind == BITS}
         assert packed == {"x", "masks", "flags"}
         assert moved.columns["x"].values.shape == (346, 2), "eleven bits are two bytes"
         assert moved.columns["small"].values.dtype == torch.int8
+        labels = {name for name, column in moved.columns.items() if column.kind == LABELS}
+        assert labels == {"labels", "wide_labels"}, "a NaN of other bits stays a float"
 
     def test_molecules_take_so_many_bytes(self, hiv):
         """x 9 bytes a node, edge_attr 3 an edge, ends and permutation 1 each (no molecule has more

@@ -7,7 +7,8 @@ device once, and what a batch consists of is said by the positions of its graphs
 
 What is kept differs from :class:`GraphStore` only in types: whole numbers, offsets too, take the
 narrowest signed type or uint8, rows of several zeros and ones (one-hot features, masks) are packed
-into bits, row pointers count within their graph. The invariant:
+into bits, floats that are small whole numbers or NaN (labels of which some are missing) are int8,
+row pointers count within their graph. The invariant:
 :meth:`DeviceStore.decoded` gives the host's arrays back, bit for bit. It is decided before anything
 is moved whether the set fits its budget.
 
@@ -39,15 +40,26 @@ STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")
 POINTERS = ("row_ptr", "col_ptr", "transpose")
 # Signed types and uint8: torch and Triton have arithmetic for these everywhere.
 NARROW = (np.uint8, np.int8, np.int16, np.int32, np.int64)
+# How a column is kept: its values; rows as bits, eight to a byte, lowest first; floats as int8.
+PLAIN, BITS, LABELS = range(3)
+# Stands for NaN among floats kept as int8; the others go from -127 to 127.
+MISSING = -128
 UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
+
+
+class Encoded(NamedTuple):
+    """A field as a device keeps it, still on the host."""
+
+    values: Array
+    kind: int = PLAIN
 
 
 class Column(NamedTuple):
     """A field on the device: ``[rows, bytes or scalars of a row]``."""
 
     values: Tensor
-    packed: bool
-    """Whether a row is bits, eight to a byte, lowest first."""
+    kind: int
+    """Of :data:`PLAIN`, :data:`BITS` and :data:`LABELS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +147,12 @@ class DeviceStore:
         kept = self.host.columns[field.name]
         values = column.values.cpu().numpy()[: _rows(field, kept)]
         width = _width(field)
-        if column.packed:
+        if column.kind == BITS:
             values = np.unpackbits(values, axis=1, count=width, bitorder="little")
+        if column.kind == LABELS:
+            floats = values.astype(field.dtype)
+            floats[values == MISSING] = np.nan
+            values = floats
         if values.dtype.name == UNSIGNED.get(field.dtype):
             values = values.view(field.dtype)
         return values.astype(field.dtype).reshape(len(kept), *field.shape)
@@ -166,8 +182,8 @@ def move(
         store,
         {name: torch.from_numpy(array).to(device) for name, array in structure.items()},
         {
-            name: Column(torch.from_numpy(array).to(device), packed)
-            for name, (array, packed) in columns.items()
+            name: Column(torch.from_numpy(column.values).to(device), column.kind)
+            for name, column in columns.items()
         },
     )
 
@@ -178,10 +194,8 @@ def fits(store: GraphStore, device: str | torch.device, share: float, pointers: 
     return _total(structure, columns) <= share * MemoryBudget.of_device(device).max_bytes
 
 
-def encoded(
-    store: GraphStore, pointers: bool
-) -> tuple[dict[str, Array], dict[str, tuple[Array, bool]]]:
-    """The arrays as a device keeps them, still on the host: structure, and (column, packed).
+def encoded(store: GraphStore, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
+    """The arrays as a device keeps them, still on the host: structure and columns.
 
     Raises:
         ValueError: the store has axes or index fields of its own.
@@ -221,15 +235,32 @@ def _rows(field: Field, column: Array) -> int:
     return len(column) // (field.rows if field.level == "graph" else 1)
 
 
-def _column(field: Field, column: Array) -> tuple[Array, bool]:
+def _column(field: Field, column: Array) -> Encoded:
     width = _width(field)
     rows = column.reshape(_rows(field, column), width)
     binary = column.dtype in (np.uint8, np.bool_) and (not column.size or column.max() <= 1)
     if binary and width > 1:
-        return _at_least_one(np.packbits(rows, axis=1, bitorder="little")), True
+        return Encoded(_at_least_one(np.packbits(rows, axis=1, bitorder="little")), BITS)
     if column.dtype == field.dtype and column.dtype.name in UNSIGNED:
-        return _at_least_one(rows.view(UNSIGNED[field.dtype])), False
-    return (_narrow(rows) if column.dtype.kind in "iu" else _at_least_one(rows)), False
+        return Encoded(_at_least_one(rows.view(UNSIGNED[field.dtype])))
+    if column.dtype.kind in "iu":
+        return Encoded(_narrow(rows))
+    labels = _labels(rows) if field.has_nan else None
+    if labels is not None:
+        return Encoded(_at_least_one(labels), LABELS)
+    return Encoded(_at_least_one(rows))
+
+
+def _labels(rows: Array) -> Array | None:
+    """Floats as int8 with :data:`MISSING` for NaN, where that keeps every bit of them."""
+    missing = np.isnan(rows)
+    whole = np.where(missing, 0, rows)
+    if not (np.abs(whole) < -MISSING).all():
+        return None
+    narrow = np.where(missing, MISSING, whole).astype(np.int8)
+    back = narrow.astype(rows.dtype)
+    back[missing] = np.nan
+    return narrow if back.tobytes() == rows.tobytes() else None
 
 
 def _narrow(array: Array) -> Array:
@@ -275,8 +306,8 @@ def _count_sources(
 # ---------------------------------------------------------------------- the budget
 
 
-def _total(structure: Mapping[str, Array], columns: Mapping[str, tuple[Array, bool]]) -> int:
-    arrays = (*structure.values(), *(array for array, _ in columns.values()))
+def _total(structure: Mapping[str, Array], columns: Mapping[str, Encoded]) -> int:
+    arrays = (*structure.values(), *(column.values for column in columns.values()))
     return sum(array.nbytes for array in arrays)
 
 
@@ -284,7 +315,7 @@ def _check_budget(
     store: GraphStore,
     device: torch.device,
     structure: Mapping[str, Array],
-    columns: Mapping[str, tuple[Array, bool]],
+    columns: Mapping[str, Encoded],
     budget: MemoryBudget,
 ) -> None:
     total = _total(structure, columns)
@@ -312,14 +343,14 @@ def _check_budget(
 def _lines(
     store: GraphStore,
     structure: Mapping[str, Array],
-    columns: Mapping[str, tuple[Array, bool]],
+    columns: Mapping[str, Encoded],
     total: int,
 ) -> str:
     rows = [
         (name, array.dtype.name, human_bytes(array.nbytes)) for name, array in structure.items()
     ]
-    for name, (array, packed) in columns.items():
-        kept = "bits" if packed else array.dtype.name
+    for name, (array, kind) in columns.items():
+        kept = "bits" if kind == BITS else array.dtype.name
         seen = store.schema[name].dtype
         rows.append(
             (name, f"{kept} for {seen}" if kept != seen else kept, human_bytes(array.nbytes))

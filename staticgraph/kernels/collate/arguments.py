@@ -11,7 +11,7 @@ from torch import Tensor
 from staticgraph.collate_axes import positions_of
 from staticgraph.schema import LEVELS, Field
 from staticgraph.slots import SlotLayout
-from staticgraph.store.on_device import POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
+from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
 
 # What every batch has beside its fields, in the order of the operator's list.
 OUTPUTS = (
@@ -37,7 +37,7 @@ class Arguments(NamedTuple):
         columns: one a field, ``[rows, width]``, or bytes of bits.
         levels: of each field, its place in :data:`LEVELS`.
         widths: scalars in a row of each.
-        packed: whether its rows are bits.
+        kinds: how each is kept: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
         positions: which field gets the padding nodes' places on a line, -1 for none.
         out: :data:`OUTPUTS`, :data:`POINTERS` where asked for, the fields as ``[rows, width]``.
     """
@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
     columns: list[Tensor]
     levels: list[int]
     widths: list[int]
-    packed: list[bool]
+    kinds: list[int]
     positions: int
     out: list[Tensor]
 
@@ -77,7 +77,7 @@ class Arguments(NamedTuple):
             columns=[column for column, _ in pairs],
             levels=[LEVELS.index(field.level) for field in fields],
             widths=[target.size(1) for _, target in pairs],
-            packed=[store.columns[field.name].packed for field in fields],
+            kinds=[store.columns[field.name].kind for field in fields],
             positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
             out=[_integers(tensors[name]) for name in OUTPUTS + more]
             + [target for _, target in pairs],
@@ -86,7 +86,7 @@ class Arguments(NamedTuple):
 
 def _pair(field: Field, column: Column, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
     """A column and where it goes, as ``[rows, width]``; ``line`` is written to as a float."""
-    values, same = column.values, not column.packed and column.values.dtype == target.dtype
+    values, same = column.values, column.kind == PLAIN and column.values.dtype == target.dtype
     if same and not line:
         values = _integers(values)
     if not line and (same or target.dtype == torch.bool or field.dtype in UNSIGNED):

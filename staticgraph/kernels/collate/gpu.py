@@ -241,7 +241,7 @@ def collate(
     columns: list[Tensor],
     levels: list[int],
     widths: list[int],
-    packed: list[bool],
+    kinds: list[int],
     positions: int,
     out: list[Tensor],
 ) -> None:
@@ -263,7 +263,7 @@ def collate(
     )
     mine = [[n for n, level in enumerate(levels) if level == wanted] for wanted in range(3)]
     fields = [
-        tuple(number for n in level for number in _field(widths[n], packed[n], n == positions))
+        tuple(number for n in level for number in _field(widths[n], kinds[n], n == positions))
         for level in mine
     ]
     outputs = len(out) - len(columns)
@@ -293,5 +293,5 @@ def collate(
     )
 
 
-def _field(width: int, packed: bool, line: bool) -> tuple[int, ...]:
-    return (width, packed, min(COLUMNS, triton.next_power_of_2(width)), line)
+def _field(width: int, kind: int, line: bool) -> tuple[int, ...]:
+    return (width, kind, min(COLUMNS, triton.next_power_of_2(width)), line)

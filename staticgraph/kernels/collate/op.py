@@ -16,22 +16,22 @@ def _collate(
     columns: list[Tensor],
     levels: list[int],
     widths: list[int],
-    packed: list[bool],
+    kinds: list[int],
     positions: int,
     out: list[Tensor],
 ) -> None:
-    collate_reference(ids, structure, columns, levels, widths, packed, positions, out)
+    collate_reference(ids, structure, columns, levels, widths, kinds, positions, out)
 
 
 @_collate.register_kernel("cuda")
-def _(ids, structure, columns, levels, widths, packed, positions, out):
+def _(ids, structure, columns, levels, widths, kinds, positions, out):
     from staticgraph.kernels.collate import gpu
 
-    gpu.collate(ids, structure, columns, levels, widths, packed, positions, out)
+    gpu.collate(ids, structure, columns, levels, widths, kinds, positions, out)
 
 
 @_collate.register_fake
-def _(ids, structure, columns, levels, widths, packed, positions, out):
+def _(ids, structure, columns, levels, widths, kinds, positions, out):
     return None
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.store.on_device import BITS, LABELS, MISSING
+
 
 class _Places(NamedTuple):
     """Where the graphs of a batch stand."""
@@ -34,7 +36,7 @@ def collate_reference(
     columns: list[Tensor],
     levels: list[int],
     widths: list[int],
-    packed: list[bool],
+    kinds: list[int],
     positions: int,
     out: list[Tensor],
 ) -> None:
@@ -42,7 +44,7 @@ def collate_reference(
 
     Args:
         ids: ``[G]`` int32, positions in the store, then -1.
-        structure, columns, levels, widths, packed, positions, out: as
+        structure, columns, levels, widths, kinds, positions, out: as
             :class:`~staticgraph.kernels.collate.arguments.Arguments`.
     """
     nodes, edges = len(out[1]), out[0].size(1)
@@ -72,8 +74,10 @@ def collate_reference(
     rows = ((node_row, real_node), (edge_row, real_edge), (places.graph, places.real))
     for number, (column, level) in enumerate(zip(columns, levels, strict=True)):
         row, real = rows[level]
-        value = _unpacked(column[row], widths[number]) if packed[number] else column[row]
-        value = torch.where(real[:, None], value, 0).to(out[len(made)].dtype)
+        value = _unpacked(column[row], widths[number]) if kinds[number] == BITS else column[row]
+        value = torch.where(real[:, None], value, 0)
+        wide = value.to(out[len(made)].dtype)
+        value = torch.where(value == MISSING, torch.nan, wide) if kinds[number] == LABELS else wide
         if number == positions:
             line = (v[:-1] - node_count).to(value.dtype)
             value[:, 0] = torch.where(real, value[:, 0], line)

@@ -31,22 +31,27 @@ def copy_field(
     target,
     line,
     WIDTH: tl.constexpr,
-    PACKED: tl.constexpr,
+    KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     ON_A_LINE: tl.constexpr,
 ):
-    """Rows of one column, widened; zeros where no row is real, or ``line`` in the first column."""
+    """Rows of one column, widened; zeros where no row is real, or ``line`` in the first column.
+    ``KIND``: 1 for bits, 2 for floats kept as int8 with -128 for NaN, as in store/on_device.py."""
     for start in range(0, WIDTH, BLOCK):
         f = start + tl.arange(0, BLOCK)
         wanted = f < WIDTH
-        if PACKED:
+        if KIND == 1:
             at = source + row[:, None] * ((WIDTH + 7) // 8) + (f // 8)[None, :]
             bits = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
             value = (bits >> (f % 8)[None, :].to(tl.uint8)) & 1
         else:
             at = source + row[:, None] * WIDTH + f[None, :]
             value = tl.load(at, mask=here[:, None] & wanted[None, :], other=0)
-        value = value.to(target.dtype.element_ty)
+        if KIND == 2:
+            labels = value.to(target.dtype.element_ty)
+            value = tl.where(value == -128, float("nan"), labels).to(target.dtype.element_ty)
+        else:
+            value = value.to(target.dtype.element_ty)
         if ON_A_LINE:
             first = (f == 0)[None, :] & (here == 0)[:, None]
             value = tl.where(first, line[:, None].to(target.dtype.element_ty), value)
