@@ -12,7 +12,7 @@ from conftest import EXAMPLES
 from torch import Tensor
 
 import staticgraph as sg
-from staticgraph.kernels.collate import LAUNCHES, Arguments, collate_reference
+from staticgraph.kernels.collate import LAUNCHES, Arguments, collate, collate_reference
 from staticgraph.kernels.count import OperationCounter
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
@@ -92,3 +92,6 @@ def test_operations_of_the_reference(esol):
     with OperationCounter() as counter:
         collate_reference(padded_ids(range(20), layout), *arguments)
     assert counter.operations.total() == 130
+    with OperationCounter() as counter:
+        collate(padded_ids(range(20), layout), arguments)
+    assert (counter.operations.total(), counter.operations.launches) == (1, LAUNCHES)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
+    "staticgraph::collate": 1,
     "staticgraph::table_sum_backward": 1,
     "staticgraph::batch_norm": 1,
     "staticgraph::batch_norm_backward": 1,
