@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class Report:
     warmup_s: float | None = None
     warm_start: bool = False
     choices: tuple[Choice, ...] = ()
+    cold_start_s: float | None = None
+    replays: Mapping[str, int] = field(default_factory=dict)
     attention: tuple[AttentionRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,8 +137,12 @@ class Report:
             table(headers, rows),
         ]
         if self.warmup_s is not None:
-            source = "from compiled code of an earlier process" if self.warm_start else "compiling"
+            source = "compiling"
+            if self.warm_start:
+                source = "from compiled code of an earlier process"
+                source += f", which took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
             lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
+        lines += [f"recorded: {key}, replayed {n:,} times" for key, n in self.replays.items()]
         lines += [f"choice: {made}" for made in self.choices]
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]

@@ -149,7 +149,7 @@ class StaticGraphRunner:
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._warmup_s: float | None = None
-        self._cached = False
+        self._cold_s: float | None = None
         self._commitments = budget and Commitments.of(
             model, self.plan, budget, memory, loss, optimizer, forward, autocast
         )
@@ -282,7 +282,7 @@ class StaticGraphRunner:
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
         started = time.perf_counter()
-        self._cached = cache is not None and warm_start.load(cache, self.device)
+        self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self.close()
         with (
             untouched(self.model, self.optimizer),
@@ -300,7 +300,8 @@ class StaticGraphRunner:
                 self._notes = trials.notes
         self._warmup_s = time.perf_counter() - started
         if cache is not None:
-            warm_start.save(cache, self.device)
+            cold_s = self._warmup_s if self._cold_s is None else self._cold_s
+            warm_start.save(cache, self.device, cold_s)
         self._steps.finish()
         return self
 
@@ -342,7 +343,9 @@ class StaticGraphRunner:
             mode_reason="chosen by time, see below" if self._choices else self.mode.reason,
             autocast=self._precision,
             warmup_s=self._warmup_s,
-            warm_start=self._cached,
+            warm_start=self._cold_s is not None,
+            cold_start_s=self._cold_s,
+            replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
             buckets=tuple(buckets),
             fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
             versions=versions(),

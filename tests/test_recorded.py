@@ -183,7 +183,44 @@ def test_one_recording_a_key_and_none_later(hiv):
         runner.step(batch)
         runner.eval_step(batch)
     assert recorders[0].recorded == 4
-    assert [bucket.recordings for bucket in runner.report().buckets] == [2, 2]
+    report = runner.report()
+    assert [bucket.recordings for bucket in report.buckets] == [2, 2]
+    assert set(report.replays.values()) == {5}
+    assert "recorded: bucket 0 step (scope step), replayed 5 times" in str(report)
+
+
+def test_garbage_in_the_padding_of_a_recorded_step_changes_nothing(hiv):
+    """Poison: the same losses and the same trajectory over two buckets, whatever stands in padding
+    rows of every field."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    runner, clean = runner_of(model, hiv), runner_of(twin, hiv)
+    for step, batch in enumerate(batches_of(hiv, 8)):
+        garbage = {}
+        for field in batch.layout.schema:
+            value = batch[field.name].clone()
+            padding = ~batch.mask_of(value)
+            value[padding] = value.max() if field.name != "y" else 1e3
+            garbage[field.name] = value
+        poisoned = batch.replace(**garbage)
+        assert not torch.equal(poisoned.x, batch.x)
+        # The sums over padding and over zeros differ in nothing but their order.
+        assert torch.allclose(runner.step(poisoned), clean.step(batch), rtol=1e-5), step
+        real = batch.graph_mask
+        one, other = runner.eval_step(poisoned).out, clean.eval_step(batch).out
+        assert torch.allclose(one[real], other[real], atol=1e-5), step
+
+
+def test_autocast_is_part_of_a_key_and_recorded(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    runner = runner_of(model, hiv, autocast=torch.bfloat16)
+    eager = eager_of(twin, adam(twin), autocast=torch.bfloat16)
+    for batch in batches_of(hiv, 6):
+        assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
+    assert "bucket 0 step bfloat16 (scope step)" in runner.report().replays
 
 
 def test_a_learning_rate_is_followed(hiv):
@@ -283,6 +320,12 @@ class TestRefusals:
         for name, value in before.items():
             assert torch.equal(value, model.state_dict()[name]), name
         eager_of(model, adam(model)).step(batches_of(hiv, 1)[0])
+
+    def test_a_hook_that_reads_a_gradient_on_the_host(self, hiv):
+        model = Net()
+        model.head.weight.register_hook(lambda grad: grad * float(grad.norm() < 1e9))
+        with pytest.raises(sg.NotStatic, match=r"step.*HostRead.*\n.*a hook that synchronises"):
+            runner_of(model, hiv)
 
     def test_names_of_scopes_and_misses(self, hiv):
         with pytest.raises(ValueError, match="choose one of forward, forward_backward, step"):

@@ -23,8 +23,9 @@ torch.manual_seed(0)
 model = build("gin", store, hidden=8, layers=1)
 runner = sg.StaticGraphRunner(model, plan, mode="default").warmup(progress=False, cache=sys.argv[1])
 batch = next(iter(sg.StaticLoader(store, plan)))
-print(counters["inductor"]["fxgraph_cache_hit"], runner.report().warm_start,
-      float(runner.eval_step(batch).out.sum()))
+report = runner.report()
+print(counters["inductor"]["fxgraph_cache_hit"], report.warm_start,
+      float(runner.eval_step(batch).out.sum()), report.warmup_s, report.cold_start_s)
 """
 
 
@@ -49,15 +50,16 @@ def test_a_second_process_starts_from_the_file(tmp_path):
     assert int(second[0]) >= 1
     assert second[1] == "True"
     assert first[2] == second[2]
+    assert float(second[4]) == float(first[3]), "the report has the time of both starts"
 
 
 def test_a_file_that_does_not_fit_is_said(tmp_path):
     device = torch.device("cpu")
-    assert not warm_start.load(tmp_path / "none", device)
+    assert warm_start.load(tmp_path / "none", device) is None
     foreign = tmp_path / "foreign"
     foreign.write_bytes(warm_start.MAGIC + b'{"torch": "1.0", "device": "cpu"}\nabc')
     with pytest.warns(UserWarning, match=r"was not made by torch.*it says \{'torch': '1\.0'"):
-        assert not warm_start.load(foreign, device)
+        assert warm_start.load(foreign, device) is None
     foreign.write_bytes(b"something else")
     with pytest.warns(UserWarning, match="compiling anew"):
-        assert not warm_start.load(foreign, device)
+        assert warm_start.load(foreign, device) is None

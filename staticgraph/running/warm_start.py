@@ -17,41 +17,52 @@ import torch
 MAGIC = b"staticgraph.compiled\n"
 
 
-def save(path: str | Path, device: torch.device) -> bool:
-    """Writes all that this process compiled so far; False where that is nothing."""
+def save(path: str | Path, device: torch.device, cold_s: float) -> bool:
+    """Writes all that this process compiled so far; False where that is nothing.
+
+    Args:
+        path: of the file.
+        device: what was compiled for.
+        cold_s: seconds of the warm-up that compiled it, kept for the report of those it serves.
+    """
     artifacts = torch.compiler.save_cache_artifacts()
     if artifacts is None:
         return False
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.part")
-    scratch.write_bytes(MAGIC + json.dumps(_made_for(device)).encode() + b"\n" + artifacts[0])
+    head = json.dumps({**_made_for(device), "cold_s": cold_s}).encode()
+    scratch.write_bytes(MAGIC + head + b"\n" + artifacts[0])
     scratch.replace(target)
     return True
 
 
-def load(path: str | Path, device: torch.device) -> bool:
-    """Hands torch what an earlier process compiled; False where there is nothing to use.
+def load(path: str | Path, device: torch.device) -> float | None:
+    """Hands torch what an earlier process compiled.
+
+    Returns:
+        The seconds that process took to warm up; None where there is nothing to use.
 
     Warns where the file was made for another torch or device, or is damaged.
     """
     source = Path(path)
     if not source.exists():
-        return False
+        return None
     head, _, rest = source.read_bytes().partition(b"\n")
     made_for, _, artifacts = rest.partition(b"\n")
     try:
         expected = json.loads(made_for) if head + b"\n" == MAGIC else None
     except ValueError:
         expected = None
+    cold_s = float((expected or {}).pop("cold_s", 0.0))
     if expected != _made_for(device):
         warnings.warn(
             f"{source} was not made by torch {torch.__version__} for this device (it says "
             f"{expected}); compiling anew and replacing it",
             stacklevel=3,
         )
-        return False
-    return torch.compiler.load_cache_artifacts(artifacts) is not None
+        return None
+    return None if torch.compiler.load_cache_artifacts(artifacts) is None else cold_s
 
 
 def _made_for(device: torch.device) -> dict[str, str]:
