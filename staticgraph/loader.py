@@ -251,8 +251,8 @@ def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
         plan.check(store.histogram)
     if plan.schema is None:
         return
-    planned = {(f.name, f.level, f.shape, f.dtype, f.rows) for f in plan.schema}
-    found = {(f.name, f.level, f.shape, f.dtype, f.rows) for f in store.schema}
+    planned = {field.layout for field in plan.schema}
+    found = {field.layout for field in store.schema}
     if planned != found:
         differing = sorted({name for name, *_ in planned ^ found})
         raise PlanMismatch(
