@@ -83,6 +83,14 @@ def test_batches_that_break_a_promise_are_moved_or_divided_and_counted(data):
     assert len(found) == len(parts) or split
 
 
+def test_without_a_wider_bucket_a_batch_is_halved_until_its_parts_keep_the_promise():
+    sizes = np.array([[40, 80]] * 5 + [[3, 6]] * 4)
+    tight = sg.Capacity(1001, 2002, 25, 40, ranks=((0, 40), (1, 3)))
+    found, spilled, split = keep_ranks([(0, np.arange(9))], sizes, [tight])
+    assert [ids.tolist() for _, ids in found] == [[0], [1], [2], [3], [4, 5, 6, 7, 8]]
+    assert (spilled, split) == (0, 1)
+
+
 def test_a_batch_by_hand_that_breaks_the_promise_is_refused(esol):
     nodes = np.asarray(esol.sizes)[:, 0]
     large = np.argsort(-nodes, kind="stable")[:6]
