@@ -25,7 +25,8 @@ from staticgraph.schema import LEVELS, Axis, Level, Schema
 from staticgraph.sizes import IntArray
 from staticgraph.store import Array, GraphStore
 from staticgraph.store.columns import IndexRule
-from staticgraph.store.rules import Increments, Said, asks_nothing, counted_level, said_by
+from staticgraph.store.counting import CountedFields
+from staticgraph.store.rules import Said, asks_nothing, said_by
 
 # Attributes that PyG keeps for itself, or that say what the offsets say already.
 IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
@@ -90,7 +91,7 @@ def _reader_for(data: Any) -> type[PygReader]:
     return HeteroReader
 
 
-class PygReader:
+class PygReader(CountedFields):
     """Collects the tensors of every graph, then decides levels and concatenates."""
 
     def __init__(
@@ -100,17 +101,9 @@ class PygReader:
         schema: Schema | None,
         levels: Mapping[str, Level],
     ) -> None:
-        self.name = name
+        super().__init__(name, schema, levels)
         self.excluded = excluded
-        self.schema = schema
-        self.levels = levels
-        self.nodes: list[int] = []
-        self.edges: list[int] = []
         self.edge_index: list[Tensor] = []
-        self.values: dict[str, list[Tensor]] = {}
-        self.cat_dims: dict[str, int | None] = {}
-        self.increments: dict[str, list[tuple[int, ...]]] = {}
-        self.axes: dict[str, IntArray] = {}
 
     def add(self, number: int, data: Any) -> None:
         hetero = hasattr(data, "node_types")
@@ -216,84 +209,6 @@ class PygReader:
             rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
         )
 
-    def _lengths(self, key: str) -> IntArray:
-        tensors = self.values[key]
-        return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
-
-    def _by_rank(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
-        """The fields, those that others may share rows with first."""
-        own = [key for key in self.values if counts[key] or self.cat_dims[key]]
-        return own + [key for key in self.values if key not in own]
-
-    def _counts(self) -> dict[str, tuple[Level, ...]]:
-        """What the values of each field count, over the whole data set. What is neither nodes nor
-        edges becomes an axis."""
-        if self.schema is not None:
-            return self._expected_counts(self.schema)
-        counts: dict[str, tuple[Level, ...]] = {}
-        nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
-        for key, said in self.increments.items():
-            found = []
-            for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, nodes, edges, self.axes)
-                if level is None:
-                    level = self._axis_for(key, place, steps)
-                    self.axes[level] = steps
-                found.append(level)
-            counts[key] = tuple(found)
-        return counts
-
-    def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
-        """A name for what increments of a field count: of the field with so many rows, of the
-        number that says it (``num_clusters``), or of the field itself."""
-        for other in self.values:
-            if other != key and np.array_equal(self._lengths(other), steps):
-                return self.levels.get(other, other)
-        for other, tensors in self.values.items():
-            whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
-            if whole and np.array_equal([int(t) for t in tensors], steps):
-                return other.removeprefix("num_") or other
-        return f"{key}_{place}"
-
-    def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
-        """The schema's counts, and the axes' rows; refused where these graphs count otherwise."""
-        counts = {key: schema[key].counts for key in self.values}
-        known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
-        known["graph"] = np.ones_like(known["node"])
-        said = {key: Increments(key, self.increments[key]).columns() for key in self.values}
-        for axis in schema.axes:
-            if axis.name in self.axes:
-                known[axis.name] = self.axes[axis.name]
-                continue
-            rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
-            rows += [
-                said[key][min(place, len(said[key]) - 1)] if said[key] else known["graph"] * 0
-                for key in self.values
-                for place, level in enumerate(counts[key])
-                if level == axis.name
-            ]
-            known[axis.name] = self.axes[axis.name] = rows[0] if rows else known["graph"] * 0
-        for key, levels in counts.items():
-            if self.cat_dims[key] != schema[key].cat_dim:
-                raise BadGraph(
-                    f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
-                    f"made for {schema[key].cat_dim}: convert the new graphs as the training data"
-                )
-            columns = said[key] or [known["graph"] * 0]
-            wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
-            width = max(len(columns), len(wanted))
-            for place in range(width):
-                found = columns[min(place, len(columns) - 1)]
-                expected = wanted[min(place, len(wanted) - 1)]
-                if not np.array_equal(found, expected):
-                    odd = int((found != expected).argmax())
-                    raise BadGraph(
-                        f"graph {odd} adds {found[odd]} to {key!r} (__inc__), where the plan was "
-                        f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
-                        f"it has {expected[odd]}: convert the new graphs as the training data was"
-                    )
-        return counts
-
     def _level(
         self, key: str, tensors: Sequence[Tensor], is_index: bool = False
     ) -> tuple[Level, int]:
@@ -340,17 +255,6 @@ class PygReader:
             f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}], "
             f"or name its rows with levels={{{key!r}: 'rows'}}"
         )
-
-    def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
-        """Puts a field on an axis, which begins to be where there was none of the name."""
-        rows = self.axes.setdefault(axis, lengths)
-        if not np.array_equal(rows, lengths):
-            odd = int((rows != lengths).argmax())
-            raise BadGraph(
-                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {rows[odd]} {axis}: "
-                "fields of one axis have as many rows; give it another name in levels="
-            )
-        return axis
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
         """Refuses a graph with another number of rows than the schema's level asks for."""
