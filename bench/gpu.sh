@@ -12,11 +12,11 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/.."
 export PYTHONPATH=. PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
 python=${PYTHON:-python3}
-budget=${BUDGET_S:-520}
+tiny=${TINY:-0}
+budget=${BUDGET_S:-$((tiny ? 1500 : 520))}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-tiny=${TINY:-0}
-# Parts in their order, and the seconds each wants; all of them share the budget in proportion.
+# Parts in their order, and the seconds each wants: each gets its share of what is then left.
 order=(settle tests steps peers curves training pool memory steps-more layers loading)
 declare -A wants=([settle]=40 [tests]=110 [steps]=150 [peers]=90 [curves]=65 [training]=40 [pool]=20
     [memory]=30 [steps-more]=50 [layers]=35 [loading]=15)
@@ -32,13 +32,13 @@ part() {
     local name=$1 seconds left
     shift
     case " ${PARTS:-${order[*]}} " in *" $name "*) ;; *) return ;; esac
-    seconds=$((wants[$name] * budget / total))
     left=$((budget - SECONDS))
+    seconds=$((wants[$name] * left / total))
+    total=$((total - wants[$name]))
     if [ "$left" -lt 10 ]; then
         echo "== $name: not begun, the budget of $budget s is spent" | tee -a "$out/log.txt"
         return
     fi
-    [ "$seconds" -gt "$left" ] && seconds=$left
     echo "== $name (at $SECONDS s, up to $seconds s)" | tee -a "$out/log.txt"
     # What compiles may outlast the deadline after which nothing is begun; the timeout ends it.
     DEADLINE=$((seconds * 6 / 10)) \
