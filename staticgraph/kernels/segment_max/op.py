@@ -20,8 +20,8 @@ def _forward(values: Tensor, ptr: Tensor) -> Tensor:
 def _backward(grad: Tensor, values: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
     wide = torch.promote_types(values.dtype, torch.float32)
     dvalues = torch.empty(values.shape, dtype=wide)
-    given = (value.to(wide).numpy() for value in (grad, values, out))
-    cpu.backward(*given, ptr.numpy(), dvalues.numpy())
+    grads, rows, largest = (value.to(wide).numpy() for value in (grad, values, out))
+    cpu.backward(grads, rows, largest, ptr.numpy(), dvalues.numpy())
     return dvalues.to(values.dtype)
 
 

@@ -178,7 +178,7 @@ def _with_self(
 
 
 class FusedSAGEConv(Fused, SAGEConv):
-    """``W1 x_i + W2 mean x_j`` (Hamilton et al. 2017, arXiv 1706.02216): only the mean is ours."""
+    """``W1 x_i + W2 mean x_j`` (Hamilton et al. 2017, arXiv 1706.02216): the mean is ours."""
 
     reads_pointers = True
 
@@ -192,7 +192,7 @@ class FusedSAGEConv(Fused, SAGEConv):
 
 
 class FusedGraphConv(Fused, GraphConv):
-    """``W1 x_i + W2 sum w_ij x_j`` (Morris et al. 2019, arXiv 1810.02244): only the sum is ours."""
+    """``W1 x_i + W2 sum w_ij x_j`` (Morris et al. 2019, arXiv 1810.02244): the sum is ours."""
 
     reads_pointers = True
 
