@@ -91,7 +91,7 @@ def test_marked_blocks_and_cells_change_and_nothing_else():
     assert fill_figures.filled(filled, RESULTS) == filled
 
 
-@pytest.mark.parametrize("name", RENDERED)
+@pytest.mark.parametrize("name", sorted(RENDERED))
 def test_without_results_nothing_is_claimed(name):
     text = RENDERED[name]({})
     assert NOT_MEASURED in text

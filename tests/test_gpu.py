@@ -154,6 +154,48 @@ def test_held_outputs_keep_their_values(hiv, mode):
     assert [float(loss) for loss in losses] == values
 
 
+def test_auto_measures_and_stays_equal_to_eager(hiv):
+    """Every contender is timed or refused with a reason, and twenty steps follow eager."""
+    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
+    torch.manual_seed(0)
+    model = Molecules(hiv, gps=False).cuda()
+    twin = copy.deepcopy(model)
+    before = copy.deepcopy(model.state_dict())
+    measured = runner_of(model, plan, "auto").warmup(hiv, progress=False)
+    for name, value in before.items():
+        assert torch.equal(value, model.state_dict()[name]), f"measuring changed {name}"
+    choices = measured.report().choices
+    assert len(choices) == 4
+    for choice in choices:
+        assert {c.way for c in choice.contenders} == {"eager", "default", "cuda-graph"}
+        assert all(c.refused is None for c in choice.contenders), str(choice)
+    eager = runner_of(twin, plan, "eager")
+    for batch in batches_of(hiv, plan, 20):
+        assert float(measured.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-3)
+
+
+def test_large_outputs_are_lent(hiv):
+    from staticgraph.errors import StaleOutput
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(9, 512)
+
+        def forward(self, x):
+            return self.linear(x.float())
+
+    plan = sg.BucketPlan.of([(900, 1900, 33)], batch_size=32)
+    model = Nodes().cuda()
+    runner = sg.StaticGraphRunner(model, plan, "cuda-graph").warmup(hiv, progress=False)
+    first, second = batches_of(hiv, plan, 2)
+    out = runner.eval_step(first).out
+    assert torch.allclose(out[first.node_mask], model(first.x)[first.node_mask], atol=1e-4)
+    runner.eval_step(second)
+    with pytest.raises(StaleOutput, match="clone"):
+        out.sum()
+
+
 def test_loader_copies_once_and_in_order(hiv):
     """Batches on the device equal those on the host, while steps run on the compute stream."""
     plan = sg.plan_buckets(hiv, batch_size=64)
