@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.kernels import batch_norm, linear, neighbour_sum, segment_sum, table_sum
+from staticgraph.kernels import (
+    batch_norm,
+    linear,
+    neighbour_sum,
+    segment_sum,
+    table_sum,
+    threads,
+)
 from staticgraph.kernels.batch_norm import Running, batch_norm_reference
 from staticgraph.kernels.head_blocks import (
     nodes_of_blocks,
@@ -19,8 +26,11 @@ from staticgraph.kernels.head_blocks import (
     qkv_blocks,
     qkv_blocks_reference,
 )
-from staticgraph.kernels.linear import available, linear_reference
-from staticgraph.kernels.neighbour_sum import neighbour_sum_reference
+from staticgraph.kernels.linear import available, linear_handed_on, linear_reference
+from staticgraph.kernels.neighbour_sum import (
+    neighbour_sum_handed_on,
+    neighbour_sum_reference,
+)
 from staticgraph.kernels.segment_sum import segment_sum_reference
 from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
 
@@ -296,3 +306,84 @@ ARGUMENTS = {
 def test_registration_is_sound(name):
     """torch's own checks: schema, fake shapes, autograd, and tracing through AOTAutograd."""
     torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
+
+
+def large_graph(nodes: int = 900, edges: int = 2500):
+    """Large enough that the kernels share it among threads."""
+    generator = torch.Generator().manual_seed(3)
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
+    everything, order = torch.arange(nodes + 1), torch.argsort(src, stable=True)
+    starts = [torch.searchsorted(by, everything).int() for by in (dst, src[order].contiguous())]
+    return src, dst, *starts, order.int()
+
+
+@pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own here")
+def test_the_number_of_threads_changes_no_bit():
+    """On one thread, on two, and on more than this machine has: results and gradients."""
+    torch.manual_seed(0)
+    pointers, code = large_graph(), torch.randint(60, (2500,))
+    x, edge = torch.randn(900, 64, requires_grad=True), torch.randn(60, 64, requires_grad=True)
+    each = torch.randn(2500, 64, requires_grad=True)
+    weight, bias = torch.randn(2, 64, requires_grad=True).unbind()
+    before, found = torch.get_num_threads(), []
+    assert x.numel() >= threads.SMALL
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert threads.threads_for(x.numel()) == count
+            one = neighbour_sum(x, edge, *pointers, code=code, transform="relu_add")
+            two = neighbour_sum(x, each, *pointers, transform="multiply", mean=True)
+            three = batch_norm(x, weight, bias, torch.tensor(850), eps=1e-5, relu=True)[0]
+            loss = (one.square() + two.square() + three.square()).sum()
+            found.append([one, two, three, *torch.autograd.grad(loss, (x, edge, each))])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("operand", ["none", "edge", "table"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_operands_handed_on_take_all_their_gradients(operand, dtype):
+    """A chain of two layers with residuals: as autograd adds them up in float64."""
+    torch.manual_seed(0)
+    pointers, code = large_graph(40, 90), None
+    x, edge = torch.randn(40, 5).to(dtype), None
+    if operand != "none":
+        edge = torch.randn(90 if operand == "edge" else 7, 5).to(dtype)
+    if operand == "table":
+        code = torch.randint(7, (90,))
+    transform = "copy" if edge is None else "relu_add"
+    options = {"code": code, "self_eps": torch.tensor([0.2]), "transform": transform}
+
+    def kernel(x, edge=None):
+        out, x, edge = neighbour_sum_handed_on(x, edge, *pointers, edge_too=True, **options)
+        h = out.tanh() + x
+        again = neighbour_sum_handed_on(h, edge, *pointers, **options)
+        return again.out + again.x
+
+    def reference(x, edge=None):
+        def layer(value):
+            return neighbour_sum_reference(
+                value, edge, code, *pointers[:2], options["self_eps"], transform, False
+            )
+
+        h = layer(x).tanh() + x
+        return layer(h) + h
+
+    tensors = [x] if edge is None else [x, edge]
+    agree(kernel, reference, tensors, terms=200)
+
+
+@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
+def test_a_linear_layers_input_handed_on():
+    def kernel(x, weight, bias):
+        out, x = linear_handed_on(x, weight, bias, relu=True)
+        return torch.cat([out, x.square()], 1)
+
+    def reference(x, weight, bias):
+        return torch.cat([linear_reference(x, weight, bias, True), x.square()], 1)
+
+    agree(kernel, reference, [torch.randn(90, 7), torch.randn(5, 7), torch.randn(5)], terms=90)

@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as heads  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
@@ -25,8 +26,9 @@ from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 HOPPER = GPUTarget("cuda", 90, 32)
 INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
 INTS |= {"nodes", "places", "own_places", "all_places", "first_place", "heads", "size"}
+INTS |= {"site"}
 LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
-LONGS |= {"node_of_place", "place_of_node"}
+LONGS |= {"node_of_place", "place_of_node", "seed"}
 POINTERS = {"row_ptr", "col_ptr", "transpose"}
 WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "self_eps"}
 PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
@@ -61,7 +63,7 @@ def signature(kernel, data: str) -> dict[str, str]:
             types[name] = "constexpr"
         elif name in INTS:
             types[name] = "i32"
-        elif name in ("eps", "momentum"):
+        elif name in ("eps", "momentum", "p"):
             types[name] = "fp32"
         elif name in LONGS or (name == "out" and kernel is table.codes_kernel):
             types[name] = "*i64"
@@ -83,6 +85,7 @@ SHAPES = {"WIDE": TL32, "BLOCK": 64, "ROWS": 64, "ENTRIES": 64, "COLUMNS": 64}
 FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
 FLAGS |= {"RELU": True, "ADDED": True, "RUNNING": True, "PARTS": 3, "FIRST": True}
 FLAGS |= {"INTO": True, "INTO_X": True, "INTO_EDGE": True, "STACKED": True}
+FLAGS |= {"GATED": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
 KERNELS = [
@@ -92,6 +95,7 @@ KERNELS = [
     table.backward_kernel,
     table.codes_kernel,
     table.join_kernel,
+    dropout.fill_kernel,
     dense.masked_sums_kernel,
     segment.forward_kernel,
     segment.backward_kernel,

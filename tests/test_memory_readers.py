@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
+from staticgraph.kernels.linear import available
 from staticgraph.memory.out_of_memory import is_out_of_memory
 from staticgraph.memory.probe import probe
-from staticgraph.memory.readers import AllocatorReader, Subject
+from staticgraph.memory.readers import AllocatorReader, ProfilerAllocator, Subject
 from staticgraph.memory.readers.live_storages import LiveStorages
 from staticgraph.sizes import Capacity
 
@@ -61,6 +64,35 @@ def test_blocks_round_up_and_resizing_is_followed():
         assert live.live_bytes == 512
         a.resize_(1000)
         assert live.live_bytes == 4096
+
+
+@pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
+@pytest.mark.parametrize("relu", [False, True])
+def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu):
+    """Counted over fake tensors, whose operator takes nothing inside, and over real ones."""
+
+    def peak(count, mode):
+        with mode:
+            x, weight = torch.ones(4096, 32), torch.ones(64, 32)
+            grad, out = torch.ones(4096, 64), torch.ones(4096, 64) if relu else None
+            with count:
+                count.reset_peak()
+                torch.ops.staticgraph.linear_backward(grad, x, weight, out, None)
+        return count.peak() if isinstance(count, _Profiled) else count.peak_bytes
+
+    counted, seen = (
+        peak(LiveStorages(casts=True), FakeTensorMode()),
+        peak(_Profiled(), nullcontext()),
+    )
+    assert abs(counted / seen - 1) < 0.02
+
+
+class _Profiled(ProfilerAllocator):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        return None
 
 
 def test_operands_cast_to_a_common_dtype_are_counted_where_asked():

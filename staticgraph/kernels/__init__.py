@@ -7,6 +7,7 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 """
 
 from staticgraph.kernels.batch_norm import batch_norm
+from staticgraph.kernels.dropout_sum import dropout_sum
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.linear import linear
@@ -21,6 +22,7 @@ from staticgraph.kernels.table_sum import table_sum
 
 __all__ = [
     "batch_norm",
+    "dropout_sum",
     "gcn_degrees",
     "gcn_sum",
     "linear",

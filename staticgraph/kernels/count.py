@@ -136,7 +136,7 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     if name == "staticgraph::head_blocks":
         return len(args[2]) - 1  # one a block
     if name == "staticgraph::head_rows":
-        return len(args[0]) // args[3] - 1
+        return len(args[0]) // int(args[3]) - 1
     return MORE_LAUNCHES.get(name, 0)
 
 

@@ -47,7 +47,7 @@ def masked_sums_kernel(
         here = (r < last)[:, None] & (f < width)[None, :]
         at = r[:, None] * width + f[None, :]
         part = tl.load(grad + at, mask=here, other=0).to(WIDE)
-        part = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, part)
+        part = tl.where(tl.load(out + at, mask=here, other=0).to(WIDE) <= 0, 0, part)
         tl.store(masked + at, part.to(masked.dtype.element_ty), mask=here)
         sums += tl.sum(part, 0)
     tl.store(partial + chunk * width + f, sums, mask=f < width)

@@ -7,9 +7,9 @@ fake tensors the step runs in milliseconds and takes no memory; over real ones t
 bytes.
 
 The invariant: ``live_bytes`` is the sum over storages that are alive and were seen. Memory that a
-kernel takes and frees inside itself is not seen; the one case that matters on a CPU, operands cast
-to a common dtype, is added by rule. torch's own ``torch.distributed._tools.mem_tracker`` counts in
-the same way.
+kernel takes and frees inside itself is not seen; the two cases that matter on a CPU, operands cast
+to a common dtype and the backward of this library's linear layer, are added by rule. torch's own
+``torch.distributed._tools.mem_tracker`` counts in the same way.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LiveStorages(TorchDispatchMode):
             return 1.0
         out = func(*args, **(kwargs or {}))
         self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
-        cast = _cast_bytes(func, args) if self._casts else 0
+        cast = _cast_bytes(func, args) + _linear_bytes(func, args) if self._casts else 0
         self.moments.append(self.live_bytes + cast)
         self.operations.append(hash(func))
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + cast)
@@ -118,3 +118,12 @@ def _cast_bytes(func: Any, args: tuple[Any, ...]) -> int:
     for operand in operands[1:]:
         common = torch.promote_types(common, operand.dtype)
     return sum(a.numel() * common.itemsize for a in operands if a.dtype != common)
+
+
+def _linear_bytes(func: Any, args: tuple[Any, ...]) -> int:
+    """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: oneDNN's transposed
+    copy of the gradient, and with ReLU the masked gradient (measured with torch's profiler)."""
+    if func.name() != "staticgraph::linear_backward":
+        return 0
+    grad, _, _, out, _ = args
+    return grad.numel() * grad.itemsize * (1 + (out is not None))

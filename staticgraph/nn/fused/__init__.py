@@ -78,13 +78,14 @@ def fuse(model: torch.nn.Module, context: BatchContext) -> None:
     inner = {
         id(module.aggr_module) for module in model.modules() if isinstance(module, MessagePassing)
     }
-    for module in model.modules():
+    for number, module in enumerate(model.modules()):
         if id(module) in inner:
             continue  # the layer's own fused form does what it does
         form = BY_STOCK.get(type(module)) or encoder_form(module)
         if form is not None:
             module.__class__ = form
             module.__dict__["_staticgraph"] = context
+            module.__dict__["_number"] = number
             module.prepare()  # pyright: ignore[reportCallIssue]
 
 

@@ -70,9 +70,9 @@ class FusedGPSConv(Fused, StaticGPSConv):
         local = None
         if self.conv is not None:
             local, x, edges = handing_on(self.conv, x, edge_index, edges, more)
-        out = second.joined(self._dropped(attended), addend=x)
+        out = self._normed(second, attended, x, None, 0)
         if local is not None:
-            out = first.joined(self._dropped(local), addend=x, residual=out)
+            out = self._normed(first, local, x, out, 1)
         mlp = self.mlp
         if isinstance(mlp, FusedSequential):
             h, out = mlp.handing_on(out)
@@ -92,8 +92,17 @@ class FusedGPSConv(Fused, StaticGPSConv):
             return "its attention is not plain multi-head attention"
         return None
 
-    def _dropped(self, h: Tensor) -> Tensor:
-        return F.dropout(h, p=self.dropout, training=self.training)
+    def _normed(
+        self, norm: FusedBatchNorm1d, h: Tensor, x: Tensor, residual: Tensor | None, site: int
+    ) -> Tensor:
+        """``residual + norm(dropout(h) + x)``."""
+        p = self.dropout
+        if not self.training or not p:
+            return norm.joined(h, addend=x, residual=residual)
+        if p >= 1:
+            h = F.dropout(h, p=p)
+            return norm.joined(h, addend=x, residual=residual)
+        return norm.joined(self.dropped(h, site, p, residual=x), residual=residual)
 
     def _attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``,

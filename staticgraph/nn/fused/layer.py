@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum
 from staticgraph.nn.context import BatchContext
 
 
@@ -13,11 +15,22 @@ class Fused:
 
     _staticgraph: BatchContext
     stock_reason: str | None = None
+    # The layer's place in its model, set when it is converted: what tells apart whose randomness
+    # is whose where all draw one seed.
+    _number: int = 0
 
     @property
     def batch(self) -> StaticBatch | None:
         """The present batch; None outside the runner."""
         return self._staticgraph.batch
+
+    def dropped(
+        self, x: Tensor, site: int, p: float, *, relu: bool = False, residual: Tensor | None = None
+    ) -> Tensor:
+        """``residual + dropout(relu(x))`` in one pass; ``site`` below 256 tells the layer's own
+        dropouts apart."""
+        seed = self._staticgraph.once("dropout seed", lambda: draw_seed(x.device))
+        return dropout_sum(x, residual, seed, self._number * 256 + site, p=p, relu=relu)
 
     def prepare(self) -> None:
         """Called once, after the class was exchanged, to note what the stock layer chose."""

@@ -3,6 +3,8 @@ the mask and the bias's gradient in one pass."""
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -69,7 +71,12 @@ class FusedSequential(Fused, torch.nn.Sequential):
             module, joined = modules[at], None
             if isinstance(module, FusedLinear) and _relu_follows(modules, at):
                 joined = module.with_relu(input)
-            input = module(input) if joined is None else joined
+            if joined is not None:
+                input = joined
+            elif self.batch is not None and input.dim() == 2 and _drops(module):
+                input = self.dropped(input, at, module.p)
+            else:
+                input = module(input)
             at += 1 if joined is None else 2
         return input
 
@@ -82,6 +89,12 @@ class FusedSequential(Fused, torch.nn.Sequential):
             if found is not None:
                 return self._rest(found[0], 1 + relu), found[1]
         return self(input), input
+
+
+def _drops(module: torch.nn.Module) -> TypeGuard[torch.nn.Dropout]:
+    if type(module) is not torch.nn.Dropout or not unhooked(module):
+        return False
+    return module.training and 0 < module.p < 1 and not module.inplace
 
 
 def _relu_follows(modules: list[torch.nn.Module], at: int) -> bool:

@@ -59,14 +59,16 @@ class FusedGraphModel(Fused, GraphModel):
                 x = conv(x, edge_index, batch, **given)
             else:
                 h, x, edges = handing_on(conv, x, edge_index, edges, at < last)
-                x = self._joined(h, norm, x)
+                x = self._joined(h, norm, x, at)
         return self.head(self._pooled(x, bound))
 
-    def _joined(self, h: Tensor, norm: Module, x: Tensor) -> Tensor:
+    def _joined(self, h: Tensor, norm: Module, x: Tensor, at: int) -> Tensor:
         if not unhooked(norm) or not isinstance(norm, FusedBatchNorm1d):
             return x + self.dropout(norm(h).relu())
         if self.training and self.dropout.p:
-            return x + self.dropout(norm.joined(h, relu=True))
+            if self.dropout.p >= 1 or not unhooked(self.dropout):
+                return x + self.dropout(norm.joined(h, relu=True))
+            return self.dropped(norm(h), at, self.dropout.p, relu=True, residual=x)
         return norm.joined(h, relu=True, residual=x)
 
     def _pooled(self, x: Tensor, bound: StaticBatch) -> Tensor:

@@ -1,0 +1,6 @@
+"""Residual, dropout and ReLU in one pass each way, without a stored mask."""
+
+from staticgraph.kernels.dropout_sum.op import draw_seed, dropout_sum, kept
+from staticgraph.kernels.dropout_sum.reference import dropout_sum_reference
+
+__all__ = ["draw_seed", "dropout_sum", "dropout_sum_reference", "kept"]

@@ -1,0 +1,69 @@
+"""``dropout_sum`` on the CPU. A value's fate is a hash of seed, site and place (splitmix64: Steele,
+Lea and Flood 2014), so backward finds it again and nothing is stored."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.threads import on_threads
+from staticgraph.store.columns import Array
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_HALF, _THIRD, _MORE, _TOP = np.uint64(31), np.uint64(30), np.uint64(27), np.uint64(40)
+# Of the hash 24 bits decide, as many as a float32 between 0 and 1 has.
+_STEPS = 1 << 24
+
+
+@kernel
+def _mixed(z: np.uint64) -> np.uint64:
+    z = (z ^ (z >> _THIRD)) * _FIRST
+    z = (z ^ (z >> _MORE)) * _SECOND
+    return z ^ (z >> _HALF)
+
+
+@kernel
+def _fill(
+    thread: int,
+    threads: int,
+    x: Array,
+    gate: Array,
+    residual: Array,
+    seed: int,
+    site: int,
+    p: float,
+    out: Array,
+) -> None:
+    width, zero = x.shape[1], x.dtype.type(0)
+    scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
+    key = _mixed(np.uint64(seed) + _mixed(np.uint64(site) * _STEP))
+    gated, added = len(gate) > 0, len(residual) > 0
+    for r in range(len(x) * thread // threads, len(x) * (thread + 1) // threads):
+        for f in range(width):
+            place = np.uint64(r * width + f)
+            stays = (_mixed(key + place * _STEP) >> _TOP) >= least
+            if gated:
+                stays = stays and not gate[r, f] <= zero
+            value = scale * x[r, f] if stays else zero
+            out[r, f] = value + residual[r, f] if added else value
+
+
+_fill_on_threads = on_threads(_fill)
+
+
+@kernel
+def fill(
+    threads: int,
+    x: Array,
+    gate: Array,
+    residual: Array,
+    seed: int,
+    site: int,
+    p: float,
+    out: Array,
+) -> None:
+    """``residual + x / (1 - p)`` where a value stays, the residual elsewhere. With a ``gate`` only
+    where it is above zero; an operand that is not there has no rows."""
+    _fill_on_threads(threads, (x, gate, residual, seed, site, p, out))

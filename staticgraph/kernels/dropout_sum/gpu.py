@@ -1,0 +1,69 @@
+"""``dropout_sum`` in Triton: a value's fate is Philox of seed, site and place (Salmon et al. 2011);
+one launch each way, nothing stored, no atomics. The seed is read from device memory, so a recorded
+graph that draws it anew drops other values every time."""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import wide
+
+BLOCK = 1024
+
+
+@triton.jit
+def fill_kernel(
+    x,
+    gate,
+    residual,
+    seed,
+    out,
+    site,
+    p,
+    size,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = at < size
+    place = at.to(tl.uint32)
+    none = place * 0
+    drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
+    stays = tl.uint_to_uniform_float(drawn) >= p
+    if GATED:
+        stays = stays & (tl.load(gate + at, mask=here, other=0).to(WIDE) > 0)
+    value = tl.load(x + at, mask=here, other=0).to(WIDE) / (1 - p)
+    value = tl.where(stays, value, 0)
+    if ADDED:
+        value += tl.load(residual + at, mask=here, other=0).to(WIDE)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+
+
+def fill(
+    x: Tensor, gate: Tensor | None, residual: Tensor | None, seed: Tensor, site: int, p: float
+) -> Tensor:
+    """As the operator; one launch."""
+    out = torch.empty_like(x)
+    fill_kernel[(triton.cdiv(max(x.numel(), 1), BLOCK),)](
+        x,
+        x if gate is None else gate,
+        x if residual is None else residual,
+        seed,
+        out,
+        site,
+        p,
+        x.numel(),
+        GATED=gate is not None,
+        ADDED=residual is not None,
+        WIDE=wide(x.dtype),
+        BLOCK=BLOCK,
+    )
+    return out

@@ -1,0 +1,93 @@
+"""Dropout with its sum and ReLU: the reference's arithmetic, the right share, torch's seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch_geometric.nn import GPSConv
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.kernels.count import OperationCounter
+from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum, dropout_sum_reference, kept
+
+CAPACITY = (210, 430, 9)
+IDS = [3, 1, 4, 1059, 200, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_it_is_the_references_arithmetic(dtype, relu, added):
+    torch.manual_seed(0)
+    x = torch.randn(70, 9).to(dtype).requires_grad_()
+    residual = torch.randn(70, 9).to(dtype).requires_grad_() if added else None
+    seed, grad, p = draw_seed(x.device), torch.randn(70, 9).to(dtype), 0.3
+    mask = kept(seed, 5, x.shape, p)
+    inputs = [x] if residual is None else [x, residual]
+    out = dropout_sum(x, residual, seed, 5, p=p, relu=relu)
+    found = torch.autograd.grad(out, inputs, grad)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    expected = dropout_sum_reference(wide[0], wide[1] if added else None, mask, p, relu)
+    right = torch.autograd.grad(expected, wide, grad.double())
+    for a, b in zip((out, *found), (expected, *right), strict=True):
+        eps = torch.finfo(dtype).eps
+        assert (a.double() - b).abs().max() <= 3 * eps * b.abs().max()
+
+
+def test_the_share_is_right_and_places_are_independent():
+    """Within five standard deviations of the binomial; neighbours in a row, in a column and at
+    another site agree as often as chance has it."""
+    p, shape = 0.25, torch.Size((400, 64))
+    mask, other = (kept(torch.tensor([7]), site, shape, p) for site in (0, 1))
+    share = mask.double().mean().item()
+    assert abs(share - (1 - p)) < 5 * math.sqrt(p * (1 - p) / mask.numel())
+    both = p * p + (1 - p) ** 2
+    pairs = [(mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1]), (mask, other)]
+    for a, b in pairs:
+        agree = (a == b).double().mean().item()
+        assert abs(agree - both) < 6 * math.sqrt(both * (1 - both) / a.numel())
+
+
+def test_a_rows_fate_does_not_depend_on_the_bucket_or_the_threads():
+    seed, before = torch.tensor([11]), torch.get_num_threads()
+    small = kept(seed, 2, torch.Size((50, 64)), 0.5)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(kept(seed, 2, torch.Size((700, 64)), 0.5)[:50], small)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_share_of_one_is_refused():
+    with pytest.raises(ValueError, match=r"p=1\.0"):
+        dropout_sum(torch.ones(1, 1), None, torch.tensor([0]), 0, p=1.0)
+
+
+@pytest.mark.parametrize("name", ["gine", "gps"])
+def test_a_model_drops_anew_every_step_and_repeats_with_the_seed(name, esol):
+    torch.manual_seed(0)
+    model = models.build(name, esol, hidden=16, layers=2, dropout=0.5)
+    for layer in model.modules():  # attention's own dropout is torch's
+        if isinstance(layer, GPSConv):
+            layer.attn.dropout = 0.0
+    sg.convert(model.train(), kernels=True)
+    runner = sg.StaticGraphRunner(model, [CAPACITY])
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append([runner(batch)[batch.graph_mask] for _ in range(2)])
+    assert torch.equal(outs[0][0], outs[1][0])
+    assert torch.equal(outs[0][1], outs[1][1])
+    assert not torch.equal(outs[0][0], outs[0][1])
+    assert not torch.equal(outs[0][0], outs[2][0])
+    with OperationCounter() as counter:
+        runner(batch)
+    counted = counter.operations.counts["forward"]
+    assert counted["aten::randint"] == 1  # one seed for all
+    assert counted["staticgraph::dropout_sum"] == (2 if name == "gine" else 8)
+    assert counted["aten::native_dropout"] == 0
