@@ -181,6 +181,8 @@ def convolutions() -> list[Case]:
         "GPSConv": {},
         "GPSConv performer": {"attn_type": "performer"},
         "GPSConv performer bias": {"attn_type": "performer", "attn_kwargs": {"qkv_bias": True}},
+        "GPSConv bias keys": {"attn_kwargs": {"add_bias_kv": True}},
+        "GPSConv zero keys": {"attn_kwargs": {"add_zero_attn": True}},
         "GPSConv layer norm": {"norm": "layer_norm"},
         "GPSConv instance norm": {
             "norm": "instance_norm",

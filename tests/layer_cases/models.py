@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch_geometric.nn import attention
 from torch_geometric.utils import scatter, to_dense_adj, to_dense_batch
 
 from layer_cases.case import C, Case, alone, batched, plain, weighted
@@ -20,6 +22,11 @@ def dense_attention(layer: Any, x: Tensor, d: Any) -> Tensor:
 
 def pyg_to_dense(x: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
     return to_dense_batch(x, batch)
+
+
+def masked(layer: Any, x: Tensor, d: Any) -> Tensor:
+    h, mask = to_dense_batch(x, d.batch)
+    return layer(h, mask)[mask]
 
 
 def dense_gcn(layer: Any, x: Tensor, d: Any) -> Tensor:
@@ -62,6 +69,24 @@ def models() -> list[Case]:
             for mode in ("cat", "max", "lstm")
         ),
         Case("to_dense_batch and back", "functions", MaskedFill, dense_attention),
+        *(
+            Case(f"{kind.__name__}, to_dense_batch", "functions", partial(kind, C, 2, 4), masked)
+            for kind in (attention.PerformerAttention, attention.PolynormerAttention)
+        ),
+        Case(
+            "SGFormerAttention, to_dense_batch",
+            "functions",
+            lambda: attention.SGFormerAttention(C, 2, 4),
+            masked,
+            tolerance=1e-4,
+            dtype=torch.float32,
+        ),
+        Case(
+            "QFormer, a sequence a node",
+            "models",
+            lambda: attention.QFormer(C, 6, C, 2, 1),
+            lambda m, x, d: m(torch.stack([x, 2 * x], 1)).mean(1),
+        ),
         Case("to_dense_adj, DenseGCNConv", "functions", lambda: pyg.DenseGCNConv(C, C), dense_gcn),
         Case("MLP batch_norm", "models", lambda: pyg.MLP([C, 12, C]), alone),
         Case("MLP graph_norm", "models", lambda: pyg.MLP([C, 12, C], norm="graph_norm"), batched),
