@@ -10,6 +10,7 @@ A field is stored under ``type.name``: ``atom.x``, ``atom__bond__atom.edge_attr`
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,7 +105,9 @@ class HeteroReader(PygReader):
             if key not in IGNORED:
                 self._read(number, data, f"{axis.name}.{key}", key, value, found, store)
         if axis.kind == "node":
-            rows = store.num_nodes
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+                rows = store.num_nodes
             if rows is None:
                 raise BadGraph(
                     f"graph {number} does not say how many nodes of type {axis.key!r} it has: set "
@@ -144,12 +147,15 @@ class HeteroReader(PygReader):
             for name in expected:
                 if not name.startswith(f"{axis.name}."):
                     continue
+                steps: tuple[int, ...] = ()
+                if axis.kind == "edge" and name.endswith("index"):
+                    steps = tuple(self.counts_of[end][-1] for end in axis.type[::2])
                 if self.schema is not None:
                     field = self.schema[name]
                     empty = torch.zeros(0, *field.shape, dtype=getattr(torch, field.dtype))
-                    found[name] = Said(empty, field.cat_dim)
+                    found[name] = Said(empty, field.cat_dim, steps)
                 else:
-                    found[name] = Said(self.values[name][0][:0], self.cat_dims[name])
+                    found[name] = Said(self.values[name][0][:0], self.cat_dims[name], steps)
 
     # ------------------------------------------------------------------ deciding
 
