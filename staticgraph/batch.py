@@ -85,7 +85,7 @@ class StaticBatch:
         Raises:
             GraphTooLarge: together they exceed the capacity.
         """
-        capacity = capacity if isinstance(capacity, Capacity) else Capacity(*capacity[:4])
+        capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         layout = SlotLayout(bucket, capacity, store.schema, pointers)
         tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}

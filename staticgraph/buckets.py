@@ -212,11 +212,10 @@ def _with_ranks(
     ranks = likely_ranks(within, min(batch_size, len(within)), main, seed)
     if not ranks:
         return capacities
-    wide = capacities[1:] or (
-        Capacity.distinct(
-            main.nodes + 1, main.edges, main.graphs, main.max_graph_nodes, (), main.edge_reserve
-        ),
-    )
+    rows = main.nodes + 1
+    while rows in (main.edges, main.graphs):
+        rows += 1
+    wide = capacities[1:] or (replace(main, nodes=rows),)
     return (replace(main, ranks=ranks), *wide)
 
 
@@ -255,19 +254,25 @@ def _with_components(
 
 
 def _with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
-    """The capacity with an edge kept for padding where an index counts edges, and with totals
-    that no type has where nodes have types, so that a concatenation of all is known by its size."""
-    if schema is None or not schema.axes:
-        if schema is None or not schema.counts_edges:
-            return capacity
-        return Capacity.distinct(
-            capacity.nodes, capacity.edges + 1, capacity.graphs, capacity.max_graph_nodes, (), 1
-        )
+    """The capacity with an edge kept for padding where an index counts edges, two nodes where they
+    have positions, and with totals that no type has where nodes have types, so that a concatenation
+    of all is known by its size."""
+    if schema is None:
+        return capacity
     reserve = int(schema.counts_edges)
     nodes, edges, graphs = capacity.nodes, capacity.edges + reserve, capacity.graphs
     if not schema.hetero:
+        apart = int(schema.positions_of("node") is not None)
+        if not reserve + apart:
+            return capacity
         return Capacity.distinct(
-            nodes, edges, graphs, capacity.max_graph_nodes, capacity.extra, reserve
+            nodes + apart,
+            edges,
+            graphs,
+            capacity.max_graph_nodes,
+            capacity.extra,
+            reserve,
+            1 + apart,
         )
     rows = dict(capacity.extra)
     of_nodes = [axis.name for axis in schema.node_axes]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from staticgraph.collate_axes import fill_axes, fill_index, positions_of, stand_apart
+from staticgraph.collate_axes import fill_axes, fill_index, stand_apart
 from staticgraph.errors import GraphTooLarge
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray
@@ -78,7 +78,7 @@ def fill(
             arrays["node_mask"],
             arrays["edge_mask"],
             arrays["graph_mask"],
-            positions_of(schema, "node") is not None,
+            schema.positions_of("node") is not None,
         )
     fill_axes(store, ids, layout, arrays)
     arrays["counts"][:3] = real[:3]
@@ -120,7 +120,7 @@ def fill(
 
 def has_positions(schema: Schema) -> bool:
     """Whether padding nodes are to stand apart."""
-    return positions_of(schema, "node") is not None
+    return schema.positions_of("node") is not None
 
 
 def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:

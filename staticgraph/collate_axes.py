@@ -14,14 +14,12 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from staticgraph.schema import Field, Level, Schema
+from staticgraph.schema import Field, Level
 from staticgraph.sizes import IntArray
 from staticgraph.slots import SlotLayout
 from staticgraph.store import Array, GraphStore
 from staticgraph.store.indices import counted
 
-# The field that PyG keeps the positions of nodes in.
-POSITIONS = "pos"
 # Padding nodes of different types stand on one line, so far apart from those of the type before
 # that no two of eight types coincide.
 BETWEEN_TYPES = 0.125
@@ -69,7 +67,7 @@ def fill_index(
         spare[place] = layout.capacity.rows(level) - before[place, -1]
     apart = np.zeros(field.width, np.int64)
     if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
-        apart[0] = positions_of(layout.schema, field.counts[0]) is not None and spare[0] > 1
+        apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
     rows = field.rows if field.level == "graph" else 0
     offsets = np.empty(0, np.int64) if rows else store.offsets_of(field.level)
     source = store.columns[field.name].reshape(-1, field.width)
@@ -134,22 +132,12 @@ def _index_rows(
                     target[p, at + k, q] = end + k * (room - same) // padding + step
 
 
-def positions_of(schema: Schema, level: Level) -> str | None:
-    """The field with the positions of a type's nodes, where it has one of floats."""
-    name = POSITIONS if level == "node" else f"{level}.{POSITIONS}"
-    if name not in schema:
-        return None
-    field = schema[name]
-    floating = field.level == level and field.width > 0 and field.dtype.startswith("float")
-    return name if floating else None
-
-
 def stand_apart(
     layout: SlotLayout, arrays: dict[str, Array], real_rows: Callable[[Level], int]
 ) -> None:
     """Padding nodes one apart on a line, since a distance of zero has no second derivative."""
     levels = [axis.name for axis in layout.schema.node_axes] or ["node"]
     for number, level in enumerate(levels):
-        if name := positions_of(layout.schema, level):
+        if name := layout.schema.positions_of(level):
             line = arrays[name].reshape(layout.capacity.rows(level), -1)[real_rows(level) :, 0]
             line[:] = np.arange(len(line)) + number * BETWEEN_TYPES

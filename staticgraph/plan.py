@@ -82,7 +82,7 @@ class BucketPlan:
         cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
     ) -> BucketPlan:
         """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``."""
-        given = (c if isinstance(c, Capacity) else Capacity(*c[:4]) for c in capacities)
+        given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)
         return cls(tuple(sorted(set(given))), batch_size=batch_size)
 
     def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
@@ -96,12 +96,13 @@ class BucketPlan:
         last = self.capacities[-1]
         largest = max(nodes, last.max_graph_nodes)
         extra = Capacity.distinct(
-            max(last.nodes, largest + 1),
+            max(last.nodes, largest + last.node_reserve),
             max(last.edges, edges + last.edge_reserve),
             last.graphs,
             largest,
             [(name, max(n, m + 1)) for (name, n), m in zip(last.extra, more, strict=True)],
             last.edge_reserve,
+            last.node_reserve,
         )
         return replace(self, capacities=(*self.capacities, extra))
 
@@ -179,6 +180,7 @@ class BucketPlan:
                     "max_graph_nodes": c.max_graph_nodes,
                     **({"extra": dict(c.extra)} if c.extra else {}),
                     **({"edge_reserve": c.edge_reserve} if c.edge_reserve else {}),
+                    **({"node_reserve": c.node_reserve} if c.node_reserve != 1 else {}),
                     **({"ranks": [list(pair) for pair in c.ranks]} if c.ranks else {}),
                 }
                 for c in self.capacities

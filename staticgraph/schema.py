@@ -23,6 +23,8 @@ AxisKind = Literal["rows", "node", "edge"]
 
 # What a batch has for every axis: "triplets_mask" and so on.
 AXIS_ARRAYS = ("mask", "batch", "ptr")
+POSITIONS = "pos"
+
 # Names that a batch gives itself; a data set that uses one of them for data of its own is refused.
 RESERVED = frozenset(
     {
@@ -195,6 +197,16 @@ class Schema:
     def counts_edges(self) -> bool:
         """Whether an index counts edges, so that a padding edge must always be there."""
         return any("edge" in field.counts for field in self.fields)
+
+    def positions_of(self, level: Level) -> str | None:
+        """The field with the positions of a type's nodes, where it has one of floats: ``pos``, or
+        ``type.pos`` where nodes have types."""
+        name = POSITIONS if level == "node" else f"{level}.{POSITIONS}"
+        if name not in self:
+            return None
+        field = self[name]
+        floating = field.level == level and field.width > 0 and field.dtype.startswith("float")
+        return name if floating else None
 
     def axis(self, name: str) -> Axis | None:
         """The axis of this name, or None."""

@@ -44,7 +44,8 @@ class Capacity:
 
     A data set may have further components (triplets, the nodes of one type): ``extra`` names the
     physical rows of each, of which one is a reserve as well. ``edge_reserve`` keeps edges for
-    padding where an index counts edges, since its own padding must point at some.
+    padding where an index counts edges, since its own padding must point at some. ``node_reserve``
+    is 2 where nodes have positions: padding edges must join two nodes that stand apart.
 
     ``ranks`` promises more of the batches that the bucket takes: pairs ``(k, width)``, the ``k``
     ascending from 0, such that with the graphs in order of falling size the ``k``-th, counted from
@@ -65,12 +66,13 @@ class Capacity:
     extra: tuple[tuple[str, int], ...] = ()
     edge_reserve: int = 0
     ranks: tuple[tuple[int, int], ...] = ()
+    node_reserve: int = 1
 
     def __post_init__(self) -> None:
         if self.extra or isinstance(self.extra, Mapping):
             pairs = dict(self.extra).items()
             object.__setattr__(self, "extra", tuple((name, int(rows)) for name, rows in pairs))
-        if self.nodes < 1 or self.edges < 0 or self.graphs < 2:
+        if min(self.nodes, self.node_reserve) < 1 or self.edges < 0 or self.graphs < 2:
             raise ValueError(
                 f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "
                 "since one node and one graph are kept for padding"
@@ -86,11 +88,12 @@ class Capacity:
         if self.edge_limit < 0 or min(numbers[3:], default=1) < 1:
             raise ValueError(f"{self}: no row is left for padding; raise the number by 1")
         if not self.max_graph_nodes:
-            object.__setattr__(self, "max_graph_nodes", max(1, self.nodes - 1))
-        if self.max_graph_nodes > max(1, self.nodes - 1):
+            object.__setattr__(self, "max_graph_nodes", max(1, self.node_limit))
+        if self.max_graph_nodes > max(1, self.node_limit):
+            kept = "the padding node" if self.node_reserve == 1 else "its padding nodes"
             raise ValueError(
-                f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside the "
-                f"padding node; raise nodes to {self.max_graph_nodes + 1}"
+                f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside {kept}; "
+                f"raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
         if self.ranks:
             object.__setattr__(self, "ranks", tuple((int(k), int(w)) for k, w in self.ranks))
@@ -107,6 +110,21 @@ class Capacity:
             )
 
     @classmethod
+    def of(cls, numbers: Sequence[int]) -> Capacity:
+        """``(nodes, edges, graphs)``, or with ``max_graph_nodes`` after them.
+
+        Raises:
+            ValueError: as many numbers as that are not there.
+        """
+        if len(numbers) not in (3, 4):
+            raise ValueError(
+                f"{tuple(numbers)}: a capacity is (nodes, edges, graphs) or (nodes, edges, graphs, "
+                "max_graph_nodes)"
+            )
+        nodes, edges, graphs, *more = numbers
+        return cls(nodes, edges, graphs, more[0] if more else 0)
+
+    @classmethod
     def distinct(
         cls,
         nodes: int,
@@ -115,6 +133,7 @@ class Capacity:
         max_graph_nodes: int = 0,
         extra: Mapping[str, int] | Sequence[tuple[str, int]] = (),
         edge_reserve: int = 0,
+        node_reserve: int = 1,
     ) -> Capacity:
         """A capacity of at least these rows, raised by a few where numbers coincide."""
         if edges == nodes:
@@ -127,12 +146,20 @@ class Capacity:
                 rows += 1
             free[name] = rows
             taken.add(rows)
-        return cls(nodes, edges, graphs, max_graph_nodes, tuple(free.items()), edge_reserve)
+        return cls(
+            nodes,
+            edges,
+            graphs,
+            max_graph_nodes,
+            tuple(free.items()),
+            edge_reserve,
+            node_reserve=node_reserve,
+        )
 
     @property
     def node_limit(self) -> int:
         """Nodes that real graphs may use."""
-        return self.nodes - 1
+        return self.nodes - self.node_reserve
 
     @property
     def edge_limit(self) -> int:

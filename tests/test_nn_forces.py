@@ -142,3 +142,27 @@ def test_padding_edges_join_separated_padding_nodes():
         assert target.min() >= nodes
         assert (target.diff() >= 0).all()
         assert (batch.edge_index[1].diff() >= 0)[edges:].all()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, None])
+def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_size):
+    """A lone padding node's loops have no length, whose second derivative is NaN."""
+    store = sg.GraphStore.from_pyg(molecules(12))
+    plan = sg.plan_buckets(store, batch_size=batch_size, graphs=4, margin=0.0)
+    assert all(capacity.node_reserve == 2 for capacity in plan.capacities)
+    assert sg.BucketPlan.from_dict(plan.to_dict()) == plan
+    assert plan.with_bucket_for([[99, 400]]).capacities[-1].node_limit >= 99
+    largest = int(store.sizes[:, 0].argmax())
+    sizes = store.sizes[largest]
+    full = sg.Capacity(int(sizes[0]) + 2, int(sizes[1]) + 5, 2, node_reserve=2)
+    batch = sg.StaticBatch.of(store, [largest], full)
+    assert int((~batch.node_mask).sum()) == 2
+    source, target = batch.edge_index[:, ~batch.edge_mask]
+    assert (batch.pos[source] - batch.pos[target]).norm(dim=1).min() > 0.5
+    with pytest.raises(sg.GraphTooLarge):
+        short = sg.Capacity(full.nodes - 1, full.edges, 2, node_reserve=2)
+        sg.StaticBatch.of(store, [largest], short)
+    model = Forces().double()
+    runner = runner_of(model, batch)
+    assert torch.isfinite(runner.step(batch))
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

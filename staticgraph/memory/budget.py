@@ -252,12 +252,13 @@ def scaled(capacity: Capacity, share: float) -> Capacity:
     """A share of a capacity that still holds its largest graph."""
     largest_graph = capacity.max_graph_nodes
     return Capacity.distinct(
-        max(largest_graph + 1, int(capacity.nodes * share)),
+        max(largest_graph + capacity.node_reserve, int(capacity.nodes * share)),
         int(capacity.edges * share),
         max(2, int(capacity.graphs * share)),
         largest_graph,
         [(name, max(1, int(rows * share))) for name, rows in capacity.extra],
         capacity.edge_reserve,
+        capacity.node_reserve,
     )
 
 

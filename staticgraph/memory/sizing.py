@@ -124,6 +124,7 @@ def _rounded(capacity: Capacity) -> Capacity:
         capacity.max_graph_nodes,
         [(name, up(rows)) for name, rows in capacity.extra],
         capacity.edge_reserve,
+        capacity.node_reserve,
     )
 
 

@@ -143,7 +143,7 @@ def rare_cut(
         below = sizes[sizes[:, 0] <= cut]
         none = (len(below) / len(sizes)) ** batch_size
         capacity = Capacity.distinct(
-            max(main.nodes, int(cut) + 1),
+            max(main.nodes, int(cut) + main.node_reserve),
             max(main.edges, int(below[:, 1].max()) + main.edge_reserve),
             main.graphs,
             max(1, int(cut)),
@@ -152,6 +152,7 @@ def rare_cut(
                 for (name, rows), most in zip(main.extra, below[:, 2:].max(axis=0), strict=True)
             ),
             main.edge_reserve,
+            main.node_reserve,
         )
         expected = none * cost.of(capacity) + (1.0 - none) * cost.of(whole)
         if expected < least and capacity < whole:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.collate_axes import positions_of
 from staticgraph.schema import LEVELS, Field
 from staticgraph.slots import SlotLayout
 from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
@@ -67,7 +66,7 @@ class Arguments(NamedTuple):
             )
         more = POINTERS if layout.pointers else ()
         fields = [field for field in layout.schema if field.width]
-        line = positions_of(layout.schema, "node")
+        line = layout.schema.positions_of("node")
         pairs = [
             _pair(field, store.columns[field.name], tensors[field.name], field.name == line)
             for field in fields
