@@ -68,7 +68,8 @@ def open_ogb(name: str, root: Path, progress: bool) -> GraphStore:
 
 
 def open_pt(path: Path, progress: bool) -> GraphStore:
-    """A list of ``Data`` that ``torch.save`` wrote; nothing but tensors and ``Data`` is unpickled.
+    """A list of ``Data`` or ``HeteroData`` that ``torch.save`` wrote; nothing but tensors and these
+    is unpickled.
 
     Raises:
         BadGraph: the file holds something else.
@@ -92,11 +93,14 @@ def open_pt(path: Path, progress: bool) -> GraphStore:
 def _data_is_safe() -> torch.serialization.safe_globals:
     """Lets ``torch.load`` read ``Data``: PyG 2.8 registers the class, but not what it consists of.
     OGB 1.3.6 calls ``torch.load`` as it was before torch 2.6, so it needs this, too."""
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.storage import GlobalStorage
+    from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-    return torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+    plain = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+    return torch.serialization.safe_globals(
+        [*plain, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
+    )
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def probe(
     Raises:
         FitRefused: the points do not determine the form, or none explains them within 5%.
         ProbeFailed: memory ran out before enough points were measured.
-        ValueError: an unknown reader or path, or a model that cannot be copied over fake tensors.
+        ValueError: an unknown reader or path, a model that cannot be copied over fake tensors, or
+            data with rows of its own, which no form counts.
     """
     if path not in ("recorded", "counted"):
         raise ValueError(f"path={path!r}; choose 'recorded' or 'counted'")
@@ -110,6 +111,11 @@ def probe(
     if form not in ("auto", *TERMS):
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, TERMS))}")
     schema: Schema = store.schema
+    if schema.axes:
+        raise ValueError(
+            "the memory model counts nodes, edges and graphs, and this data has also "
+            f"{', '.join(axis.name for axis in schema.axes)}: choose the batch size yourself"
+        )
     subject = Subject(
         model, schema, loss, optimizer, forward, autocast, accumulate, path == "counted"
     )
