@@ -136,7 +136,8 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     if name == "staticgraph::head_blocks":
         return len(args[2]) - 1  # one a block
     if name == "staticgraph::head_rows":
-        return len(args[0]) // int(args[3]) - 1
+        blocks, *_, parts = args
+        return len(blocks) // parts - 1
     return MORE_LAUNCHES.get(name, 0)
 
 
