@@ -11,7 +11,7 @@ import torch
 
 from staticgraph.outofcore import data, dense_oracle
 from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.hops import profile
+from staticgraph.outofcore.hop_profile import profile
 from staticgraph.outofcore.neighbours import Neighbours
 
 

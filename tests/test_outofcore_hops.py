@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
 from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.hops import (
-    HopBatch,
-    HopCapacity,
-    HopLadder,
-    exact_capacity,
-    profile,
-)
+from staticgraph.outofcore.hop_profile import profile
+from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder, exact_capacity
 from staticgraph.outofcore.layers import LAYERS, SampledGAT, SampledGCN, SampledGNN, SampledSAGE
 from staticgraph.outofcore.neighbours import Neighbours
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.hop_profile import profile_of
 from staticgraph.outofcore.hops import HopLadder
 from staticgraph.outofcore.resident import ResidentGraph
 from staticgraph.outofcore.sampled_batch import LinkEnds
@@ -77,6 +78,19 @@ class LinkSampler:
             n = len(edges)
             take_out(sample, local[:n], local[n : 2 * n])
         return [(sample, rung, LinkEnds(edges, local, self.batch_size))]
+
+    def profile(self, seed: int) -> HopLadder | None:
+        """A ladder for batches of the state's edges; None where it has none."""
+        edges = self.resident.edges
+        if not len(edges):
+            return None
+        size = min(self.batch_size, len(edges))
+        most = min(2 * self.batch_size + self.negatives, int((self.resident.node_of >= 0).sum()))
+
+        def draw(rng: np.random.Generator) -> NDArray[np.int64]:
+            return self.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0]
+
+        return profile_of(self.sampler, draw, most, seed)
 
 
 def take_out(

@@ -22,7 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.outofcore.dense import DenseSample, DenseSampler
 from staticgraph.outofcore.graph import PartitionedGraph
-from staticgraph.outofcore.hops import HopBatch, HopLadder, exact_capacity, profile, profile_of
+from staticgraph.outofcore.hop_profile import profile
+from staticgraph.outofcore.hops import HopBatch, HopLadder, exact_capacity
 from staticgraph.outofcore.link_sampling import LinkSampler
 from staticgraph.outofcore.neighbours import Direction
 from staticgraph.outofcore.node_policy import NodePolicy
@@ -278,7 +279,7 @@ class SampledLoader:
         for resident in states.run(schedule):
             sampler = DenseSampler(resident.neighbours, self.fanouts)
             if self.task == "link":
-                found = self._profile_links(resident, sampler)
+                found = self._link_sampler(resident, sampler).profile(self.seed)
             else:
                 seeds = self._seed_rows(resident)
                 found = profile(sampler, seeds, self.batch_size, self.seed) if len(seeds) else None
@@ -292,16 +293,3 @@ class SampledLoader:
         if ladder is None:
             raise ValueError("there is nothing to train on: no seeds in any state")
         return ladder
-
-    def _profile_links(self, resident: ResidentGraph, sampler: DenseSampler) -> HopLadder | None:
-        edges, links = resident.edges, self._link_sampler(resident, sampler)
-        if not len(edges):
-            return None
-        size = min(self.batch_size, len(edges))
-        most = 2 * self.batch_size + self.negatives
-        return profile_of(
-            sampler,
-            lambda rng: links.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0],
-            min(most, int((resident.node_of >= 0).sum())),
-            self.seed,
-        )
