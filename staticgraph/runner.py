@@ -284,6 +284,7 @@ class StaticGraphRunner:
         started = time.perf_counter()
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self.close()
+        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         with (
             untouched(self.model, self.optimizer),
             tqdm(keys, desc="warming up", unit=" key", disable=not progress, leave=False) as bar,
