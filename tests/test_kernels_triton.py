@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy
 import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
+from interpreted import needs_interpreter, run_interpreted  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
@@ -33,25 +28,11 @@ POINTERS = {"row_ptr", "col_ptr", "transpose"}
 WIDE_POINTERS = {"partial", "mean", "var", "mean_in", "var_in", "mean_out", "var_out", "self_eps"}
 PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var"}
 
-# Triton 3.6 reads a number out of an array of one dimension, which NumPy 2.4 no longer gives.
-INTERPRETER_FAILS = triton.__version__.startswith("3.6.") and (
-    numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0"
-)
-
 
 @pytest.mark.slow
-@pytest.mark.skipif(INTERPRETER_FAILS, reason="the interpreter of Triton 3.6 needs NumPy below 2.4")
+@needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    """TRITON_INTERPRET must be set before Triton is imported."""
-    script = Path(__file__).parent / "interpreted_kernels.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(script), "-q", "-x", "-p", "no:cacheprovider"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    run_interpreted("interpreted_kernels.py")
 
 
 def signature(kernel, data: str) -> dict[str, str]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
+from interpreted import needs_interpreter, run_interpreted  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
@@ -53,17 +49,9 @@ KERNELS = [
 
 
 @pytest.mark.slow
+@needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    """TRITON_INTERPRET must be set before Triton is imported."""
-    script = Path(__file__).parent / "interpreted_segments.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(script), "-q", "-x", "-p", "no:cacheprovider"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    run_interpreted("interpreted_segments.py")
 
 
 def cases():

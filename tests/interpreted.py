@@ -1,0 +1,33 @@
+"""Runs a file of tests under Triton's interpreter, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
+
+# Triton 3.6 reads a number out of an array of one dimension, which NumPy 2.4 no longer gives.
+needs_interpreter = pytest.mark.skipif(
+    triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0",
+    reason="the interpreter of Triton 3.6 needs NumPy below 2.4",
+)
+
+
+def run_interpreted(name: str) -> None:
+    """Passes if the tests of a file beside this one do; TRITON_INTERPRET must be set before Triton
+    is imported, hence the process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", str(Path(__file__).parent / name), "-q", "-x"]
+        + ["-p", "no:cacheprovider"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
