@@ -25,7 +25,7 @@ lint: $(STAMP)
 	$(VENV)/bin/pyright
 
 test: lint
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist worksteal
 
 bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
