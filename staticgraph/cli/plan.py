@@ -148,7 +148,7 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     from staticgraph import datasets
 
     store = datasets.open(args.data)
-    return SizeHistogram.from_sizes(store.sizes), store
+    return store.histogram, store
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
