@@ -262,6 +262,7 @@ def test_linear(relu, bias):
 
 
 ARGUMENTS = {
+    "dropout_sum": lambda: (*torch.randn(3, 9, 4), torch.tensor([3]), 2, 0.5),
     "head_blocks": lambda: (torch.randn(9, 30), places()[0], [2, 1], [4, 3], 2, 3),
     "head_rows": lambda: (
         [torch.randn(2, 2, 4, 5), torch.randn(1, 2, 3, 5)],

@@ -83,7 +83,7 @@ class FusedSequential(Fused, torch.nn.Sequential):
     def handing_on(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """The sequence, and its input to be read from now on."""
         modules = list(self)
-        if unhooked(self) and modules and isinstance(modules[0], FusedLinear):
+        if len(modules) > 0 and isinstance(modules[0], FusedLinear) and unhooked(self):
             relu = _relu_follows(modules, 0)
             found = modules[0].handing_on(input, relu)
             if found is not None:
@@ -98,8 +98,9 @@ def _drops(module: torch.nn.Module) -> TypeGuard[torch.nn.Dropout]:
 
 
 def _relu_follows(modules: list[torch.nn.Module], at: int) -> bool:
-    after = modules[at + 1 : at + 2]
-    return bool(after) and type(after[0]) is torch.nn.ReLU and unhooked(after[0])
+    if at + 1 >= len(modules):
+        return False
+    return type(modules[at + 1]) is torch.nn.ReLU and unhooked(modules[at + 1])
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
