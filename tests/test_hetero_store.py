@@ -116,6 +116,17 @@ def test_physical_sizes_differ_by_type_and_in_sum(store):
             assert min(numbers) > 1, "a leading size of 1 is that of anything broadcast"
 
 
+def test_a_rare_type_costs_the_others_no_rows(store):
+    """Two ring systems beside each other are rare: their number varies by more than its mean, and
+    no margin over the rows of atoms may come of it."""
+    capacity = plans(store)["exact"].capacities[-1]
+    mean = 16 * store.sizes.mean(axis=0)
+    assert capacity.nodes < 1.2 * mean[0] + capacity.max_graph_nodes
+    loader = sg.StaticLoader(store, plans(store)["exact"], shuffle=True)
+    for epoch in range(5):
+        assert loader.batcher.epoch_stats(epoch).split == 0
+
+
 def test_padding_nodes_of_all_types_stand_apart():
     made = HeteroData()
     made["a"].pos, made["b"].pos = torch.rand(3, 3), torch.rand(2, 3)
@@ -190,7 +201,7 @@ def test_odd_graphs_are_named(molecules):
 def test_too_large_a_graph_names_the_type(store):
     plan = plans(store)["exact"]
     last = plan.capacities[-1]
-    small = [(n, min(rows, 5 + k)) for k, (n, rows) in enumerate(last.extra)]
+    small = [(n, 3 + k) for k, (n, _) in enumerate(last.extra)]
     tight = sg.BucketPlan.of(
         [sg.Capacity(900, 2000, last.graphs, last.max_graph_nodes, tuple(small))], batch_size=4
     )

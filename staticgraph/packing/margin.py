@@ -34,6 +34,9 @@ TRIAL_GRAPHS = 1 << 19
 # The share of the data that trains where nobody says which, and the standard errors allowed for it.
 TRAINED_SHARE = 0.8
 STANDARD_ERRORS = 3.0
+# Rows of a further component over the margin, as a share of the mean batch's nodes: what few graphs
+# have (a rare type) varies by more than any margin over its mean, and its rows cost little.
+SPARE_ROWS = 0.02
 # A graph of more than this share of a mean batch is huge where it is among the largest graphs that
 # no more than this share of the batches would have.
 HUGE = 0.25
@@ -54,8 +57,13 @@ STREAM_TOLERANCE = 0.003
 
 def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
     """``[C]`` usable limits of each component so far over the mean batch."""
-    mean = sizes.sum(axis=0) * (min(batch_size, len(sizes)) / len(sizes))
-    return np.ceil(mean * (1.0 + margin)).astype(np.int64)
+    graphs = min(batch_size, len(sizes))
+    mean = sizes.sum(axis=0) * (graphs / len(sizes))
+    limits = mean * (1.0 + margin)
+    if sizes.shape[1] > 2:
+        spread = STANDARD_ERRORS * np.sqrt(graphs) * sizes[:, 2:].std(axis=0)
+        limits[2:] += np.minimum(spread, SPARE_ROWS * mean[0])
+    return np.ceil(limits).astype(np.int64)
 
 
 def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: int = 0) -> float:
@@ -70,7 +78,7 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
         whole: these are the graphs that will train; else allow for a random part of them.
         seed: of the trial.
     """
-    slack = 0.0 if whole else split_slack(sizes)
+    slack = 0.0 if whole else split_slack(sizes[:, :2])
     ordinary = sizes[~_huge(sizes, batch_size)]
     if not len(ordinary):
         return MARGINS[0] + slack
@@ -110,7 +118,8 @@ def whole_limits(
 
 def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:
     """``[n]`` whether a graph is a good part of a mean batch, and few batches have such a one."""
-    share = (sizes / np.maximum(1, exact_limits(sizes, batch_size, 0.0))).max(axis=1)
+    first = sizes[:, :2]  # a few rows of a rare type make no graph huge
+    share = (first / np.maximum(1, exact_limits(first, batch_size, 0.0))).max(axis=1)
     most = int(RARE * len(sizes) / batch_size)
     if most < 1:
         return np.zeros(len(sizes), dtype=bool)
