@@ -23,7 +23,7 @@ from staticgraph.schema import Axis, Level, Schema
 from staticgraph.sizes import IntArray
 from staticgraph.store import GraphStore
 from staticgraph.store.columns import IndexRule
-from staticgraph.store.flatten import PygReader, as_tensor
+from staticgraph.store.pyg_reader import PygReader, as_tensor
 from staticgraph.store.rules import Increments, Said, counted_level, said_by
 
 # What PyG keeps of a type for itself, or what the offsets say already.
