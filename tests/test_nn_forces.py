@@ -112,12 +112,14 @@ def test_forces_and_their_gradients_equal_unpadded_ones(traced):
         assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
 
 
-def test_forces_in_evaluation():
-    """Without gradients around it, as eval_step runs; the model asks for those it needs."""
+@pytest.mark.parametrize("asks", [True, False])
+def test_forces_in_evaluation(asks):
+    """Without gradients around it, as eval_step runs; whether the model asks for those it needs,
+    or leaves it to ``differentiable``."""
 
     class Enabled(Forces):
         def forward(self, data):
-            with torch.enable_grad():
+            with torch.set_grad_enabled(asks or torch.is_grad_enabled()):
                 return super().forward(data)
 
     torch.manual_seed(0)
@@ -129,6 +131,7 @@ def test_forces_in_evaluation():
     energy, force = runner_of(model, batch).eval_step(batch).out
     assert torch.allclose(energy[:6], expected[0], rtol=0, atol=1e-10)
     assert torch.allclose(force[:nodes], expected[1], rtol=0, atol=1e-10)
+    assert asks or not energy.requires_grad
 
 
 def test_padding_edges_join_separated_padding_nodes():

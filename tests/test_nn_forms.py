@@ -8,10 +8,20 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from parity import BATCH, CAPACITY, STORE, loss, poisoned, unknown_counts
+from parity import (
+    BATCH,
+    CAPACITY,
+    STORE,
+    differences,
+    loss,
+    plain_step,
+    poisoned,
+    static_step,
+    unknown_counts,
+)
 from torch import nn
 from torch_geometric.data import Batch
-from torch_geometric.utils import dropout_edge, subgraph
+from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 
 import staticgraph as sg
 from staticgraph.nn import context_of
@@ -243,3 +253,55 @@ def test_synchronised_batch_norm_counts_real_rows_of_all_ranks(tmp_path):
     for part in parts:
         for key, value in norm.state_dict().items():
             assert torch.allclose(part[2][key], value, rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------- what models do with the forms
+
+
+class Images(nn.Module):
+    """Nodes as images of two channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(2), nn.Linear(8, 2)
+
+    def forward(self, d):
+        h = self.norm(d.x.view(-1, 2, 2, 2)).flatten(1)
+        return self.head(pyg.global_add_pool(h.sin(), d.batch))
+
+
+class Memory(nn.Module):
+    """The outputs and the auxiliary loss of a memory, which is a mean over graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = pyg.MemPooling(8, 2, heads=2, num_clusters=3)
+
+    def forward(self, d):
+        h, clusters = self.pool(d.x, d.batch)
+        return h.mean(1) + pyg.MemPooling.kl_loss(clusters)
+
+
+class Largest(nn.Module):
+    """The largest of a dense block that is filled with infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, d):
+        h, _ = to_dense_batch(d.x, d.batch, fill_value=-torch.inf)
+        return self.head(h.amax(1))
+
+
+@pytest.mark.parametrize("kind", [Images, Memory, Largest])
+def test_numbers_and_gradients_are_those_without_padding(kind):
+    torch.manual_seed(0)
+    model = kind().double()
+    stock = vars(pyg.MemPooling)["kl_loss"]
+    expected = plain_step(model, lambda m, d: m(d), BATCH)
+    dirty = poisoned(BATCH, 1000.0)
+    for batch in (dirty, unknown_counts(dirty)):
+        found, _ = static_step(model, lambda m, d: m(d), batch)
+        assert not differences(expected, found)
+    assert vars(pyg.MemPooling)["kl_loss"] is stock

@@ -112,7 +112,13 @@ class Repeats(Net):
         return h + torch.repeat_interleave(h.detach(), counts, dim=0).mean()  # here
 
 
+class Classes(Net):
+    def trick(self, h):
+        return h * nn.functional.one_hot((h[:, 0] > 0).long()).sum(1, keepdim=True)  # here
+
+
 OBSTACLES = [
+    (Classes, "host read", "one_hot without num_classes"),
     (Item, "host read", ".item()"),
     (Nonzero, "size from data", "nonzero"),
     (Unique, "size from data", "unique"),
@@ -240,6 +246,60 @@ def test_a_model_that_differs_from_plain_pyg_is_told():
 
     (obstacle,) = preflight(Counting().double(), PLAN, STORE).obstacles
     assert obstacle.kind == "differs from plain PyG"
+
+
+class GivenClasses(Net):
+    def trick(self, h):
+        return h * nn.functional.one_hot((h[:, :1] > 0).long(), 2)[:, 0, :1]
+
+
+class FollowsDevice(Net):
+    def trick(self, h):
+        return h.to(h.device).to(torch.device(h.device))
+
+
+class OldNorm(Net):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.utils.spectral_norm(self.head)
+
+
+@pytest.mark.parametrize("kind", [GivenClasses, FollowsDevice, OldNorm])
+def test_what_a_recording_can_hold_is_not_blamed(kind):
+    preflight(kind().double(), PLAN, STORE).raise_for_obstacles()
+
+
+def test_a_mean_over_the_width_of_a_dense_block_is_found():
+    """Also where the first graphs of a store hold the largest, beside which it would be right."""
+
+    class Wide(Net):
+        def forward(self, x, edge_index, batch):
+            h, _ = to_dense_batch(self.trick(self.conv(x, edge_index)), batch)
+            return self.head(h.mean(1))
+
+    plan = sg.plan_buckets(STORE, batch_size=4)
+    (obstacle,) = preflight(Wide().double(), plan, STORE).obstacles
+    assert obstacle.kind == "differs from plain PyG"
+    assert "width of a dense block" in obstacle.remedy
+
+
+def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
+    """PyG calls hooks on messages in eager only, so that the numbers would differ in silence."""
+    model = Net().double()
+    model.conv.register_message_forward_hook(lambda module, given, out: 1.5 * out)
+    (obstacle,) = preflight(model, PLAN, STORE).obstacles
+    assert (obstacle.kind, obstacle.module) == ("refused", "conv")
+    runner = sg.StaticGraphRunner(model, PLAN, mode="default")
+    with pytest.raises(sg.NotStatic, match="conv: GCNConv has a message_forward_hook"):
+        runner(BATCH)
+
+
+def test_a_model_that_cannot_be_copied_says_why():
+    model = Net()
+    with pytest.warns(FutureWarning):
+        model.head = nn.utils.weight_norm(model.head)
+    with pytest.raises(ValueError, match=r"head\.weight carries a gradient.*parametrizations"):
+        preflight(model.double(), PLAN, STORE)
 
 
 def test_without_data_graphs_are_made_up_from_the_schema():

@@ -417,6 +417,23 @@ def test_verify_passes_what_is_right_and_changes_nothing(hiv):
         assert torch.equal(value, model.state_dict()[name]), name
 
 
+def test_verify_compares_every_tensor_of_an_output(hiv):
+    class Several(Net):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            return {"all": (out, out.sigmoid()), "largest": out.square().amax()}
+
+    model = Several()
+    plan = sg.BucketPlan.of(CAPACITIES)
+    runner = sg.StaticGraphRunner(
+        model,
+        plan,
+        mode="eager",
+        forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
+    )
+    assert runner.verify(batches_of(hiv, 1)[0]).passed
+
+
 def test_verify_finds_stale_inputs(hiv, monkeypatch):
     runner = runner_of(Net(), hiv)
     first, second = batches_of(hiv, 2)[0], batches_of(hiv, 3)[2]

@@ -358,6 +358,21 @@ def test_models_are_called_as_they_are_written(hiv, plan):
     with pytest.raises(TypeError, match=r"Needs\.forward needs 'pos'.*it has edge_index"):
         sg.StaticGraphRunner(Needs(), plan)(batch)
 
+    class Sole(WholeBatch):
+        def forward(self, inputs, scale=1.0):
+            return super().forward(inputs) * scale
+
+    sole = Sole()
+    sole.load_state_dict(by_name.state_dict())
+    assert torch.equal(sg.StaticGraphRunner(sole, plan)(batch), outs[0])
+
+    class Nameless(Linear):
+        def forward(self, **fields):
+            return fields["x"]
+
+    with pytest.raises(TypeError, match=r"Nameless\.forward names no parameter.*pass forward="):
+        sg.StaticGraphRunner(Nameless(), plan)
+
 
 @pytest.mark.parametrize("level", ["graph", "node", "edge"])
 def test_predict_gives_back_the_input_order(hiv, plan, level):

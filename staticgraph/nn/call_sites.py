@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch_geometric.backend
 from torch import Tensor
-from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
+from torch_geometric.nn import MemPooling, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils import scatter
 from torch_geometric.utils.num_nodes import maybe_num_nodes
@@ -58,6 +58,8 @@ class StaticCalls:
             if id(value) in static_of
         ]
         self._sites += _aggregation_sites(context)
+        kl_loss = staticmethod(dense_pools.kl_loss_of(context))
+        self._sites.append((MemPooling, "kl_loss", vars(MemPooling)["kl_loss"], kl_loss))
         # Whether to use segment_matmul is a heuristic on counts that it reads from the data.
         backend = torch_geometric.backend
         self._sites.append((backend, "use_segment_matmul", backend.use_segment_matmul, False))

@@ -57,7 +57,12 @@ from staticgraph.nn.attention import (
     StaticPolynormerAttention,
     StaticSGFormerAttention,
 )
-from staticgraph.nn.batch_norm import MaskedBatchNorm1d, MaskedPygBatchNorm, MaskedSyncBatchNorm
+from staticgraph.nn.batch_norm import (
+    MaskedBatchNorm1d,
+    MaskedBatchNorm2d,
+    MaskedPygBatchNorm,
+    MaskedSyncBatchNorm,
+)
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.dense_pools import StaticDMoNPooling
 from staticgraph.nn.gps import StaticGPSConv
@@ -91,6 +96,7 @@ from staticgraph.nn.set_attention import (
 # Stock layer -> its static form. Only the exact class is exchanged: a subclass may do anything.
 STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.BatchNorm1d: MaskedBatchNorm1d,
+    torch.nn.BatchNorm2d: MaskedBatchNorm2d,
     torch.nn.SyncBatchNorm: MaskedSyncBatchNorm,
     torch.nn.LSTM: StaticLSTM,
     torch.nn.GRU: StaticGRU,

@@ -44,14 +44,15 @@ def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable
         width = widest(context, batch) if max_num_nodes is None else max_num_nodes
         block = context.block(batch, groups, width)
         dense = block.to_dense(x)
-        if isinstance(fill_value, Tensor) or fill_value != 0.0:
-            empty = ~block.occupied.view(groups, width, *(1,) * (x.dim() - 1))
-            dense = torch.where(empty, fill_value, dense)
         mask = block.occupied
         rows = context.find_rows(groups)
         if rows is not None:
             first = torch.arange(width, device=mask.device) == 0
             mask = mask | (~rows.mask[:, None] & first)
+        if isinstance(fill_value, Tensor) or fill_value != 0.0:
+            # Not at the first place of a padding graph: the largest of infinities is no number.
+            empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))
+            dense = torch.where(empty, fill_value, dense)
         return dense, mask.as_subclass(mask_type)
 
     def static_to_dense_adj(

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import DMoNPooling, dense_diff_pool, dense_mincut_pool
+from torch_geometric.nn import DMoNPooling, MemPooling, dense_diff_pool, dense_mincut_pool
 
 from staticgraph.nn.context import BatchContext
 
+_stock_kl_loss = MemPooling.kl_loss
 _EPS = 1e-15  # PyG's, in all three
 
 
@@ -119,6 +120,20 @@ def _padded(context: BatchContext, x: Tensor) -> Tensor | None:
     graphs, padding included."""
     batch = context.present
     return batch.graph_mask if x.dim() == 3 and x.size(0) == batch.num_graphs else None
+
+
+def kl_loss_of(context: BatchContext) -> Callable[[Tensor], Tensor]:
+    """``MemPooling.kl_loss``: the mean over real graphs; its padding graphs have clusters too."""
+
+    def kl_loss(S: Tensor) -> Tensor:  # the name is PyG's
+        real = _padded(context, S)
+        if real is None:
+            return _stock_kl_loss(S)
+        # Even shares of even clusters: both sides of the divergence are then the same.
+        S = torch.where(real[:, None, None], S, 1 / S.size(2))
+        return _stock_kl_loss(S) * len(S) / real.sum().clamp(min=1)
+
+    return kl_loss
 
 
 def _pooled(block: _Block, s: Tensor) -> tuple[Tensor, Tensor]:

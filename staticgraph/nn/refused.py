@@ -20,6 +20,12 @@ _HIERARCHY = "use TopKPooling or SAGPooling, which have a static form"
 _IN_DATASET = "do it once, in a transform of the data set, before the store is built"
 _SAMPLE = "draw the sample outside the model and pass it in as a field of the batch"
 
+_MESSAGE_HOOKS = frozenset(
+    f"_{what}_forward{when}_hooks"
+    for what in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("", "_pre")
+)
+
 # Layer of torch_geometric.nn -> what keeps it from fixed shapes, and what to do.
 REFUSED_LAYERS: dict[str, tuple[str, str]] = {
     "ASAPooling": ("its clusters are a sparse product of unknown size", _HIERARCHY),
@@ -75,6 +81,28 @@ def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
         raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
 
     return refuse
+
+
+def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
+    """For each module with hooks on its messages (``register_message_forward_hook`` and the like),
+    by its path: why it is refused. PyG calls them in eager and leaves them out, in silence, while
+    torch.compile traces, so that the compiled model would compute something else."""
+    found = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, pyg.MessagePassing):
+            continue
+        kinds = [
+            name.removeprefix("_").removesuffix("s")
+            for name, hooks in vars(module).items()
+            if name in _MESSAGE_HOOKS and hooks
+        ]
+        if kinds:
+            found[path] = (
+                f"{type(module).__name__} has a {kinds[0]}, which PyG leaves out of a compiled "
+                "step: put what it does into message() or propagate's arguments, or use "
+                "mode='eager'"
+            )
+    return found
 
 
 def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.refused import unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.losses import masked_mean, without_missing
 from staticgraph.running.padding import sanitized, zero_padding
@@ -33,7 +35,8 @@ class Computation:
         autocast: the dtype of forward and loss, or None.
         device: where the model is.
         sanitize: set padding rows of the input to zero inside the step.
-        differentiable: fields that the model takes derivatives by, such as ``pos``.
+        differentiable: fields that the model takes derivatives by, such as ``pos``; in evaluation
+            too, though gradients are off around it.
     """
 
     def __init__(
@@ -79,10 +82,19 @@ class Computation:
         )
         with precision:
             seen = batch.replace()  # what the model sets on its batch ends with this forward
-            out = zero_padding(self._forward(self._model, seen), batch)
+            out = zero_padding(self._output(seen), batch)
             result = out if phase == "forward" else self.mean_loss(out, seen)
         self._context.leave()
         return result
+
+    def _output(self, batch: StaticBatch) -> Any:
+        """The model's; one that differentiates gets to do so where gradients are off around it,
+        and what comes out then has none, as anything else has."""
+        if not self._differentiable or torch.is_grad_enabled():
+            return self._forward(self._model, batch)
+        with torch.enable_grad():
+            out = self._forward(self._model, batch)
+        return _detached(out)
 
     def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:
         """The batch with fields that already require a gradient: torch.compile traces no
@@ -94,7 +106,13 @@ class Computation:
 
     def of_tensors(self, phase: str, like: StaticBatch) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
-        compiled. The batch it makes knows no real counts, so nothing depends on them."""
+        compiled. The batch it makes knows no real counts, so nothing depends on them.
+
+        Raises:
+            NotStatic: the model has hooks that a compiled step would leave out.
+        """
+        for path, why in unheard_hooks(self._model).items():
+            raise NotStatic(f"{path}: {why}" if path else why)
         layout, names, run = like.layout, tuple(like.tensors()), self.run
 
         def function(*tensors: Tensor) -> Any:
@@ -106,3 +124,13 @@ class Computation:
         """The loss over the real rows of a batch, 0-dim."""
         assert self._loss is not None
         return masked_mean(self._loss(out, without_missing(batch)), batch)
+
+
+def _detached(out: Any) -> Any:
+    if isinstance(out, Tensor):
+        return out.detach()
+    if type(out) in (tuple, list):
+        return type(out)(_detached(item) for item in out)
+    if type(out) is dict:
+        return {key: _detached(item) for key, item in out.items()}
+    return out

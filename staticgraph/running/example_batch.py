@@ -37,7 +37,14 @@ def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> Stat
 
 
 def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
-    """The first graphs of a store that together leave some padding of every kind."""
+    """The first graphs of a store that together leave some padding of every kind: in a dense block
+    of nodes, too, so without those as large as the largest, if there are others."""
+    small = _graphs_below(store, capacity, capacity.max_graph_nodes)
+    return small or _graphs_below(store, capacity, capacity.max_graph_nodes + 1)
+
+
+def _graphs_below(store: GraphStore, capacity: Capacity, bound: int) -> list[int]:
+    """The first graphs of fewer nodes than a bound."""
     limits = np.array(capacity.size_limits)
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
@@ -47,7 +54,7 @@ def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
         after = total + size
         fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()
         nodes = int(size[0])
-        if fits and nodes <= capacity.max_graph_nodes and capacity.ranks_hold([*taken, nodes]):
+        if fits and nodes < bound and capacity.ranks_hold([*taken, nodes]):
             ids.append(graph)
             taken.append(nodes)
             total = after

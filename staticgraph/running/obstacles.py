@@ -69,7 +69,8 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "differs from plain PyG": (
         "on the same graphs without padding the model gives something else",
-        "look for a number of nodes, edges or graphs that it takes from a shape",
+        "look for a number of nodes, edges or graphs that it takes from a shape, and for a mean "
+        "over the width of a dense block",
     ),
 }
 

@@ -25,6 +25,7 @@ from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.refused import unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.comparison import (
@@ -85,6 +86,7 @@ class _Preflight:
         """All runs, and what they found."""
         ran = self._watched()
         self._host_attributes()
+        self._hooks()
         stopped = any(o.kind == "refused" for o in self._obstacles)
         graphs = 0 if stopped else self._traced()
         inert = {} if stopped else self._measured()
@@ -105,7 +107,7 @@ class _Preflight:
     # ------------------------------------------------------------------ the runs
 
     def _copy(self) -> tuple[torch.nn.Module, BatchContext, StaticCalls]:
-        model = copy.deepcopy(self._stock)
+        model = _copied(self._stock)
         context = context_of(model)
         return model, context, StaticCalls(model, context)
 
@@ -148,10 +150,12 @@ class _Preflight:
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)]
 
     def _host_attributes(self) -> None:
-        """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind."""
+        """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
+        those that ``weight_norm`` and ``spectral_norm`` compute anew before every forward."""
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
-                if isinstance(value, Tensor) and value.device.type == "cpu":
+                computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
+                if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
                     self._obstacles.append(
                         Obstacle(
                             f"self.{name}, a tensor that is no buffer",
@@ -161,6 +165,13 @@ class _Preflight:
                             path,
                         )
                     )
+
+    def _hooks(self) -> None:
+        for path, why in unheard_hooks(self._stock).items():
+            kind = type(self._stock.get_submodule(path))
+            self._obstacles.append(
+                Obstacle(why, defined_at(kind), f"class {kind.__name__}", "refused", path)
+            )
 
     def _traced(self) -> int:
         model, context, calls = self._copy()
@@ -227,7 +238,7 @@ class _Preflight:
         for path, module in model.named_modules():
             module.register_forward_hook(note(path))
         torch.manual_seed(0)
-        with calls, torch.no_grad():
+        with calls, torch.enable_grad():  # a model of forces differentiates
             context.enter(batch)
             try:
                 self._forward(model, batch.replace())
@@ -308,6 +319,25 @@ class _AsBatch:
         if found is None and hasattr(self._data, "node_types"):  # x: one of each type
             found = getattr(self._data, f"{name}_dict", None)
         return found
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        computed = [
+            f"{path}.{name}".lstrip(".")
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        ]
+        if not computed:
+            raise
+        raise ValueError(
+            f"the model cannot be copied, which a preflight does first: {', '.join(computed)} "
+            "carries a gradient. torch.nn.utils.weight_norm leaves such a tensor: take "
+            "torch.nn.utils.parametrizations.weight_norm; a tensor kept from a forward: detach it"
+        ) from error
 
 
 def _first_sentence(form: type) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
+from staticgraph.running.comparison import tensors_in
 from staticgraph.running.training_state import untouched
 from staticgraph.table import table
 
@@ -75,9 +76,9 @@ def verify(
             errors[kind] = _relative(found, theirs[kind])
     with untouched(runner.model, runner.optimizer):
         out = _rows(runner, batch, eager=False)
-        errors["output"] = _relative([out], [_rows(runner, plain, eager=True)])
+        errors["output"] = _relative(out, _rows(runner, plain, eager=True))
         moved = {
-            field.name: not torch.equal(out, _rows(runner, _changed(batch, field.name), False))
+            field.name: _differ(out, _rows(runner, _changed(batch, field.name), False))
             for field in batch.layout.schema
             if field.name.rpartition(".")[2] != "y" and not field.is_index
         }
@@ -104,10 +105,19 @@ def _after_step(
         }
 
 
-def _rows(runner: StaticGraphRunner, batch: StaticBatch, eager: bool) -> Tensor:
-    """The real rows of the output in evaluation mode."""
+def _rows(runner: StaticGraphRunner, batch: StaticBatch, eager: bool) -> list[Tensor]:
+    """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
+    a tensor without rows of the batch, such as a loss among the outputs, whole."""
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
-    return out[batch.mask_of(out)].clone()
+    sizes = {batch.capacity.rows(level) for level in batch.levels}
+    return [
+        (value[batch.mask_of(value)] if value.dim() and len(value) in sizes else value).clone()
+        for value in tensors_in(out)
+    ]
+
+
+def _differ(left: list[Tensor], right: list[Tensor]) -> bool:
+    return any(not torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _changed(batch: StaticBatch, name: str) -> StaticBatch:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -65,6 +66,7 @@ _FACTORIES = {
     torch.randperm,
     torch.zeros,
 }
+_CHECKED = ("a check that only the CPU makes", "")
 _READ_ONE = "_local_scalar_dense"
 
 
@@ -143,6 +145,8 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         watch = self._watch
         before, watch._call = watch._call, _READS.get(func)
+        if func is F.one_hot:
+            watch._call = _one_hot(*args, **kwargs)
         try:
             if watch._call is not None and watch._call[1] == "device-to-host copy":
                 watch.found(*watch._call)
@@ -155,8 +159,16 @@ class _Calls(TorchFunctionMode):
             watch._call = before
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> tuple[str, str]:
+    """On the CPU ``one_hot`` reads the largest class to check it; on a GPU, and in a compiled
+    step, only where it is not told how many there are."""
+    return ("one_hot without num_classes", "host read") if num_classes < 0 else _CHECKED
+
+
 def _names_cpu(values: tuple[Any, ...]) -> bool:
-    return any(v == "cpu" or v == torch.device("cpu") for v in values if not isinstance(v, Tensor))
+    # Not torch.device("cpu"): on the CPU that is what to(x.device) names, which follows the model.
+    # Where the model is elsewhere the copy itself is seen.
+    return any(isinstance(v, str) and v.startswith("cpu") for v in values)
 
 
 def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -190,7 +202,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         watch, name = self._watch, func._schema.name.removeprefix("aten::")
-        if name == _READ_ONE:
+        if name == _READ_ONE and watch._call is not _CHECKED:
             watch.found(*(watch._call or ("a number of a tensor", "host read")))
         elif name == "index":
             if is_mask(args[1]):
