@@ -35,7 +35,7 @@ from staticgraph.packing.margin import (
 from staticgraph.packing.ranks import likely_ranks
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
-from staticgraph.schema import Schema
+from staticgraph.reserves import with_reserves
 from staticgraph.sizes import Capacity, IntArray, SizeHistogram
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
@@ -156,7 +156,7 @@ def plan_buckets(
         found = None
         if len(capacities) == 1:
             capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
-    capacities = tuple(sorted(_with_reserves(capacity, schema) for capacity in capacities))
+    capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
         capacities = _with_ranks(capacities, trained[:, 0], batch_size, seed)
     _check_fits(capacities, fits)
@@ -251,58 +251,6 @@ def _with_components(
         )
         low = high
     return tuple(dressed)
-
-
-def _with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
-    """The capacity with an edge kept for padding where an index counts edges, two nodes where they
-    have positions, and with totals that no type has where nodes have types, so that a concatenation
-    of all is known by its size."""
-    if schema is None:
-        return capacity
-    reserve = int(schema.counts_edges)
-    nodes, edges, graphs = capacity.nodes, capacity.edges + reserve, capacity.graphs
-    if not schema.hetero:
-        apart = int(schema.positions_of("node") is not None)
-        if not reserve + apart:
-            return capacity
-        return Capacity.distinct(
-            nodes + apart,
-            edges,
-            graphs,
-            capacity.max_graph_nodes,
-            capacity.extra,
-            reserve,
-            1 + apart,
-        )
-    rows = dict(capacity.extra)
-    of_nodes = [axis.name for axis in schema.node_axes]
-    of_edges = [axis.name for axis in schema.edge_axes]
-    while True:
-        total_nodes = sum(rows[name] for name in of_nodes)
-        total_edges = sum(rows[name] for name in of_edges)
-        totals = [total for total, of in ((total_nodes, of_nodes), (total_edges, of_edges))]
-        numbers = [
-            graphs,
-            *rows.values(),
-            *(t for t, of in zip(totals, (of_nodes, of_edges), strict=True) if len(of) > 1),
-        ]
-        if len(set(numbers)) == len(numbers):
-            break
-        seen: set[int] = {graphs}
-        for name in (*of_edges, *of_nodes):
-            while rows[name] in seen:
-                rows[name] += 1
-            seen.add(rows[name])
-        if len({graphs, *rows.values()}) == len(rows) + 1:  # only a total coincides
-            rows[(of_edges or of_nodes)[-1]] += 1
-    nodes = max(total_nodes, capacity.max_graph_nodes + 1)
-    edges = total_edges
-    while len({nodes, edges, graphs, *rows.values()}) < 3 + len(rows):
-        if nodes in (graphs, *rows.values()):
-            nodes += 1
-        else:
-            edges += 1
-    return Capacity(nodes, edges, graphs, capacity.max_graph_nodes, tuple(rows.items()))
 
 
 def _mean_efficiency(

@@ -102,6 +102,12 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     from staticgraph.memory.probe import probe
     from staticgraph.training.tasks import task_of
 
+    if store.schema.hetero:
+        raise ValueError(
+            f"the models of this command take graphs with one type of nodes, and {store.name} has "
+            f"{len(store.schema.node_axes)} types: call staticgraph.probe(model, store, ...) with "
+            "a model of yours, save what it gives, and plan with --memory FILE"
+        )
     task = task_of(store)
     model = models.build(
         args.model,

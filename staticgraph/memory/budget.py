@@ -233,9 +233,10 @@ class MemoryBudget:
             lambda k: self.fits(memory, [scaled(bucket, k / steps)], slots=slots), 0, steps
         )
         fitting = scaled(bucket, at_most / steps)
+        own = "".join(f", {rows:,} rows of {name}" for name, rows in fitting.extra)
         return (
             f"Either {raise_it}, or take batches of at most {fitting.graph_limit} graphs, or "
-            f"buckets of at most {fitting.nodes:,} nodes (with {fitting.edges:,} edges)"
+            f"buckets of at most {fitting.nodes:,} nodes (with {fitting.edges:,} edges{own})"
         )
 
     def __str__(self) -> str:
@@ -253,7 +254,7 @@ def scaled(capacity: Capacity, share: float) -> Capacity:
     largest_graph = capacity.max_graph_nodes
     return Capacity.distinct(
         max(largest_graph + capacity.node_reserve, int(capacity.nodes * share)),
-        int(capacity.edges * share),
+        max(capacity.edge_reserve, int(capacity.edges * share)),
         max(2, int(capacity.graphs * share)),
         largest_graph,
         [(name, max(1, int(rows * share))) for name, rows in capacity.extra],

@@ -9,6 +9,8 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
+Rows of a data set's own (its axes: nodes and edges of a type, triplets) add one term each; where
+nodes have types, all nodes and all edges are sums of these, and their own terms are left out.
 Which form holds is found out, not assumed: fused attention comes out linear, explicit weights do
 not. Where the reader tells what is live after every operation, each moment has its own sum and the
 peak is the largest: what is the peak at few edges need not be it at many. The invariant: a model is
@@ -25,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from operator import mul
 from typing import Literal, NamedTuple, get_args
 
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 
 from staticgraph.attention_blocks import attention_path
 from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.memory.least_squares import non_negative
 from staticgraph.sizes import Capacity
 
 Array = NDArray[np.float64]
@@ -62,7 +64,13 @@ def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
         "places": places,
         "pairs": pairs,
         "nodes^2": float(capacity.nodes) ** 2,
+        **{rows_of(name): float(rows) for name, rows in capacity.extra},
     }
+
+
+def rows_of(axis: str) -> str:
+    """The term of an axis, which no axis can share with ``nodes`` or another name of a form."""
+    return f"rows of {axis}"
 
 
 TERMS: dict[Form, tuple[str, ...]] = {
@@ -70,6 +78,8 @@ TERMS: dict[Form, tuple[str, ...]] = {
     "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
     "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
 }
+# Sums of the axes where nodes have types.
+SUMS = ("nodes", "edges")
 # The issue's bound: a form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
 # A simpler form is taken where it is this good; the fake-tensor reader has no noise at all.
@@ -101,12 +111,14 @@ class Fit(NamedTuple):
 
     Attributes:
         form: which sum of counts.
-        planes: bytes a count, in the order of ``TERMS[form]``, none negative; one sum for each
+        planes: bytes a count, in the order of :attr:`terms`, none negative; one sum for each
             moment of the step that is the peak somewhere. The peak is the largest of them.
         residual: largest relative error over the fitted points.
         held_out: relative error on the point that was left out; None where there was none.
         note: what was tried and given up, for people.
         layout: of the blocks whose places and pairs are counted.
+        axes: the rows of the data's own, one term each, after those of the form.
+        typed: nodes have types, so that :data:`SUMS` are no terms.
     """
 
     form: Form
@@ -115,6 +127,13 @@ class Fit(NamedTuple):
     held_out: float | None = None
     note: str = ""
     layout: Layout = "dense"
+    axes: tuple[str, ...] = ()
+    typed: bool = False
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What each number of a plane counts."""
+        return terms_of(self.form, self.axes, self.typed)
 
     def predict(self, capacity: Capacity) -> float:
         """Bytes that a step adds at this capacity."""
@@ -125,11 +144,18 @@ class Fit(NamedTuple):
         """Bytes of each term at the moment of the peak."""
         counts = self._counts(capacity)
         shares = [list(map(mul, plane, counts)) for plane in self.planes]
-        return dict(zip(TERMS[self.form], max(shares, key=sum), strict=True))
+        return dict(zip(self.terms, max(shares, key=sum), strict=True))
 
     def _counts(self, capacity: Capacity) -> list[float]:
+        own = [name for name, _ in capacity.extra]
+        if set(own) != set(self.axes):
+            raise ValueError(
+                f"the model of memory counts rows of {', '.join(self.axes) or 'no axis'}, and the "
+                f"capacity has those of {', '.join(own) or 'none'}: probe with the data that the "
+                "plan is for"
+            )
         counts = counts_of(capacity, self.layout)
-        return [counts[term] for term in TERMS[self.form]]
+        return [counts[term] for term in self.terms]
 
     @property
     def worst(self) -> float:
@@ -137,8 +163,18 @@ class Fit(NamedTuple):
         return max(self.residual, self.held_out or 0.0)
 
 
+def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:
+    """The terms of a form over data with these axes."""
+    own = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
+    return own + tuple(map(rows_of, axes))
+
+
 def fit(
-    points: Sequence[Point], form: Form | Literal["auto"] = "auto", held_out: Point | None = None
+    points: Sequence[Point],
+    form: Form | Literal["auto"] = "auto",
+    held_out: Point | None = None,
+    *,
+    typed: bool = False,
 ) -> Fit:
     """Fits a form by non-negative least squares on relative errors.
 
@@ -147,6 +183,7 @@ def fit(
         form: one of :data:`FORMS`, or ``auto``: the first that is within 1% everywhere, else the
             one with the smallest error.
         held_out: a point to check on, not fitted.
+        typed: nodes have types: all nodes and all edges are sums of the capacities' axes.
 
     Raises:
         FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
@@ -158,7 +195,7 @@ def fit(
     for name in FORMS if form == "auto" else (form,):
         for layout in LAYOUTS if name != "quadratic" else LAYOUTS[:1]:
             try:
-                fits.append(_fit_form(points, name, layout, held_out))
+                fits.append(_fit_form(points, name, layout, held_out, typed))
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
                 break
@@ -191,8 +228,11 @@ def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
     return found
 
 
-def _fit_form(points: Sequence[Point], form: Form, layout: Layout, held_out: Point | None) -> Fit:
-    terms = TERMS[form]
+def _fit_form(
+    points: Sequence[Point], form: Form, layout: Layout, held_out: Point | None, typed: bool
+) -> Fit:
+    axes = tuple(name for name, _ in points[0].capacity.extra) if points else ()
+    terms = terms_of(form, axes, typed)
     if len(points) <= len(terms):
         raise FitRefused(
             f"{len(points)} points for the {len(terms)} unknowns of the {form} form "
@@ -203,20 +243,28 @@ def _fit_form(points: Sequence[Point], form: Form, layout: Layout, held_out: Poi
     counts = _table([p.capacity for p in points], terms, layout)
     if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
         raise FitRefused(
-            f"the points do not tell {', '.join(terms)} apart: vary nodes, edges, graphs and the "
-            "largest graph each by itself"
+            f"the points do not tell {', '.join(terms)} apart: vary "
+            f"{', '.join((*(() if typed else SUMS), *axes, 'graphs'))} and the largest graph each "
+            "by itself"
         )
     peaks = np.array([p.nbytes for p in points])
     weighted = counts / peaks[:, None]
     targets, note = _moments(points, peaks, weighted, terms, layout), ""
-    planes = np.unique([_non_negative(weighted, target / peaks) for target in targets], axis=0)
+    planes = np.unique([non_negative(weighted, target / peaks) for target in targets], axis=0)
     if form == "quadratic" and len(targets) == 1:
         free, *_ = np.linalg.lstsq(weighted / counts.max(axis=0), np.ones(len(points)), rcond=None)
-        if free[-1] < -GOOD_RESIDUAL * peaks.max():
+        if free[terms.index("nodes^2")] < -GOOD_RESIDUAL * peaks.max():
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
     result = Fit(
-        form, tuple(tuple(map(float, p)) for p in planes), float(errors.max()), None, note, layout
+        form,
+        tuple(tuple(map(float, p)) for p in planes),
+        float(errors.max()),
+        None,
+        note,
+        layout,
+        axes,
+        typed,
     )
     if held_out is None:
         return result
@@ -258,33 +306,18 @@ def _drawn(capacities: Sequence[Capacity]) -> list[Capacity]:
         size = 10.0 ** generator.uniform(-1.0, 3.0)
         n, e, g, m = np.exp(generator.uniform(-1.5, 1.5, 4)) * [size, size, size, 1.0]
         largest = max(1, int(base.max_graph_nodes * m))
+        factors = np.exp(generator.uniform(-1.5, 1.5, len(base.extra))) * size
+        more = [
+            (name, 1 + int(rows * factor))
+            for (name, rows), factor in zip(base.extra, factors, strict=True)
+        ]
         drawn.append(
             Capacity.distinct(
                 largest + 1 + int(base.nodes * n),
                 int(base.edges * e),
                 2 + int(base.graphs * g),
                 largest,
+                more,
             )
         )
     return drawn
-
-
-def _non_negative(columns: Array, target: Array) -> Array:
-    """Least squares with no negative coefficient.
-
-    The optimum is the plain least squares solution over some subset of the columns; with at most
-    six columns all 63 subsets are tried, which leaves nothing to converge.
-    """
-    norms = np.linalg.norm(columns, axis=0)
-    scaled = columns / norms
-    best, least = np.zeros(columns.shape[1]), float(target @ target)
-    for count in range(1, columns.shape[1] + 1):
-        for chosen in map(list, combinations(range(columns.shape[1]), count)):
-            part, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
-            if (part < 0).any():
-                continue
-            miss = target - scaled[:, chosen] @ part
-            if float(miss @ miss) < least * (1 - 1e-9) - 1e-18:
-                least, best = float(miss @ miss), np.zeros(columns.shape[1])
-                best[chosen] = part
-    return best / norms

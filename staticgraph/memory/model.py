@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from staticgraph.memory.byte_sizes import human_bytes
-from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of
+from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
 from staticgraph.sizes import Capacity
 from staticgraph.table import table
 
@@ -43,6 +43,7 @@ class BatchBytes(NamedTuple):
     per_node: float = 0.0
     per_edge: float = 0.0
     per_graph: float = 0.0
+    per_axis: tuple[tuple[str, float], ...] = ()
 
     def of(self, capacity: Capacity) -> int:
         """Bytes of one slot of this capacity, an upper bound within the alignment."""
@@ -51,6 +52,7 @@ class BatchBytes(NamedTuple):
             + self.per_node * capacity.nodes
             + self.per_edge * capacity.edges
             + self.per_graph * capacity.graphs
+            + sum(nbytes * capacity.rows(name) for name, nbytes in self.per_axis)
         )
 
 
@@ -87,23 +89,32 @@ class MemoryModel:
 
     @classmethod
     def of(
-        cls, form: Form = "linear", resident: Resident | None = None, **coefficients: float
+        cls,
+        form: Form = "linear",
+        resident: Resident | None = None,
+        *,
+        axes: Mapping[str, float] | None = None,
+        **coefficients: float,
     ) -> MemoryModel:
-        """A model of given coefficients: ``MemoryModel.of(nodes=2048, edges=512)``.
+        """A model of given coefficients: ``MemoryModel.of(nodes=2048, edges=512)``, and bytes a row
+        of each axis of the data's own, ``axes={"triplets": 640}``.
 
         Raises:
             ValueError: a coefficient that is negative, or that the form has not.
         """
         bad = [name for name in coefficients if name not in TERMS[form]]
-        negative = [name for name, value in coefficients.items() if value < 0]
+        given = {**coefficients, **(axes or {})}
+        negative = [name for name, value in given.items() if value < 0]
         if bad or negative:
             raise ValueError(
                 f"the {form} form has no term {bad[0]!r}; it has {', '.join(TERMS[form])}"
                 if bad
-                else f"{negative[0]}={coefficients[negative[0]]} is negative"
+                else f"{negative[0]}={given[negative[0]]} is negative"
             )
         values = tuple(float(coefficients.get(term, 0.0)) for term in TERMS[form])
-        return cls(Fit(form, (values,)), resident or NOTHING_RESIDENT)
+        own = {name: float(value) for name, value in (axes or {}).items()}
+        fit = Fit(form, ((*values, *own.values()),), axes=tuple(own))
+        return cls(fit, resident or NOTHING_RESIDENT)
 
     def step_bytes(self, capacity: Capacity) -> int:
         """What a step adds at its peak to model, optimizer state and batch."""
@@ -111,15 +122,19 @@ class MemoryModel:
 
     def predict(self, capacity: Capacity) -> int:
         """Peak bytes of a step, with the model, the optimizer state and one batch."""
-        return self.resident.before_step + self.batch.of(capacity) + self.step_bytes(capacity)
+        step = self.step_bytes(capacity)  # says so where the capacity has other axes
+        return self.resident.before_step + self.batch.of(capacity) + step
 
     def binding(self, capacity: Capacity) -> str:
-        """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``,
-        ``attention`` or ``fixed`` (with everything resident)."""
+        """The term that takes most at this capacity: ``nodes``, ``edges``, ``graphs``, ``rows of``
+        an axis, ``attention`` or ``fixed`` (with everything resident)."""
         shares, counts = self.fit.shares(capacity), counts_of(capacity)
         shares["fixed"] += self.resident.before_step + self.batch.fixed
         for term in ("nodes", "edges", "graphs"):
-            shares[term] += getattr(self.batch, f"per_{term[:-1]}") * counts[term]
+            taken = getattr(self.batch, f"per_{term[:-1]}") * counts[term]
+            shares[term] = shares.get(term, 0.0) + taken
+        for name, nbytes in self.batch.per_axis:
+            shares[rows_of(name)] += nbytes * counts[rows_of(name)]
         shares["attention"] = shares.pop("places", 0.0) + shares.pop("pairs", 0.0)
         shares["nodes"] += shares.pop("nodes^2", 0.0)
         return max(shares, key=lambda term: shares[term])
@@ -133,13 +148,14 @@ class MemoryModel:
         return {
             "form": self.fit.form,
             "layout": self.fit.layout,
-            "terms": list(TERMS[self.fit.form]),
+            "terms": list(self.fit.terms),
+            **({"axes": list(self.fit.axes), "typed": self.fit.typed} if self.fit.axes else {}),
             "planes": [list(plane) for plane in self.fit.planes],
             "residual": self.fit.residual,
             "held_out": self.fit.held_out,
             "fit_note": self.fit.note,
             "resident": self.resident._asdict(),
-            "batch": self.batch._asdict(),
+            "batch": {k: v for k, v in self.batch._asdict().items() if k != "per_axis" or v},
             "update_bytes": self.update_bytes,
             "overhead": self.overhead,
             "workspace_bytes": self.workspace_bytes,
@@ -158,20 +174,25 @@ class MemoryModel:
         """
 
         def point(value: dict[str, Any]) -> Point:
-            return Point(Capacity(**value["capacity"]), value["bytes"])
+            # JSON has lists for tuples; a capacity with pairs makes them tuples itself.
+            given = {k: tuple(v) if v == [] else v for k, v in value["capacity"].items()}
+            return Point(Capacity(**given), value["bytes"])
 
         try:
             form: Form = values["form"]
-            if tuple(values["terms"]) != TERMS[form]:
-                raise ValueError(f"{form} has the terms {values['terms']}, not {TERMS[form]}")
+            axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
+            terms = terms_of(form, axes, typed)
+            if tuple(values["terms"]) != terms:
+                raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
             planes = tuple(map(tuple, values["planes"]))
             if values["layout"] not in LAYOUTS:
                 raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
             fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]
+            per_axis = tuple((str(k), v) for k, v in values["batch"].get("per_axis", ()))
             return cls(
-                Fit(form, planes, *fitted),
+                Fit(form, planes, *fitted, axes, typed),
                 Resident(**values["resident"]),
-                BatchBytes(**values["batch"]),
+                BatchBytes(**{**values["batch"], "per_axis": per_axis}),
                 values["update_bytes"],
                 values["overhead"],
                 values["workspace_bytes"],
@@ -196,6 +217,7 @@ class MemoryModel:
             raise ValueError(f"{path}: {error}") from error
 
     def __str__(self) -> str:
+        axes = self.fit.axes
         points = [(p, "fitted") for p in self.points]
         points += [(self.checked, "held out")] if self.checked else []
         rows = [
@@ -204,6 +226,7 @@ class MemoryModel:
                 f"{p.capacity.edges:,}",
                 f"{p.capacity.graphs:,}",
                 p.capacity.max_graph_nodes,
+                *([" / ".join(f"{rows:,}" for _, rows in p.capacity.extra)] if axes else []),
                 human_bytes(p.nbytes),
                 human_bytes(self.fit.predict(p.capacity)),
                 f"{round(100 * (self.fit.predict(p.capacity) / p.nbytes - 1), 2) + 0.0:+.2f}%",
@@ -211,13 +234,15 @@ class MemoryModel:
             )
             for p, role in points
         ]
-        headers = ("nodes", "edges", "graphs", "M", "measured", "fitted", "error", "")
+        more = ["rows of axes"] if axes else []
+        headers = ("nodes", "edges", "graphs", "M", *more, "measured", "fitted", "error", "")
         held = "none" if self.fit.held_out is None else f"{100 * self.fit.held_out:.2f}%"
         lines = [
             f"bytes that a step adds, measured by {self.reader}",
+            *([f"axes: {' / '.join(axes)}"] if axes else []),
             *([table(headers, rows)] if rows else []),
             f"{self.fit.form} form{_layout(self.fit.layout)}, the largest of:",
-            *(f"  {_sum(TERMS[self.fit.form], plane)}" for plane in self.fit.planes),
+            *(f"  {_sum(self.fit.terms, plane)}" for plane in self.fit.planes),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
             f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "

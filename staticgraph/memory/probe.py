@@ -2,7 +2,8 @@
 
 The problem: the bucket sizes come from the device, as large as fits and never larger, before the
 first step. The idea: run one warm step at a handful of capacities in which nodes, edges, graphs and
-the largest graph vary each by itself, fit the bytes that the step adds
+the largest graph vary each by itself (and the rows of each axis of the data's own; where nodes have
+types, these in place of all nodes and all edges), fit the bytes that the step adds
 (:mod:`staticgraph.memory.fit`), and check the fit on a capacity twice the largest that was fitted.
 The invariants: the process is left as it was found, in memory, weights and random state; an error
 that is not out-of-memory passes unchanged.
@@ -40,6 +41,7 @@ from staticgraph.memory.readers import (
     aligned,
     resident_bytes,
 )
+from staticgraph.reserves import with_reserves
 from staticgraph.running.arguments import Forward
 from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity, IntArray
@@ -61,6 +63,8 @@ SHAPES = (
     (10.0, 10.0, 10.0, 1.0),
 )
 HELD_OUT = (22.0, 21.0, 20.0, 0.75)
+# The share of its rows that one axis has while all else is as in the last shape.
+AXIS_APART = 0.7
 # The smallest base that is tried, where memory runs out, before a probe gives up.
 FEWEST_GRAPHS = 2
 
@@ -101,8 +105,7 @@ def probe(
     Raises:
         FitRefused: the points do not determine the form, or none explains them within 5%.
         ProbeFailed: memory ran out before enough points were measured.
-        ValueError: an unknown reader or path, a model that cannot be copied over fake tensors, or
-            data with rows of its own, which no form counts.
+        ValueError: an unknown reader or path, or a model that cannot be copied over fake tensors.
     """
     if path not in ("recorded", "counted"):
         raise ValueError(f"path={path!r}; choose 'recorded' or 'counted'")
@@ -111,29 +114,27 @@ def probe(
     if form not in ("auto", *TERMS):
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, TERMS))}")
     schema: Schema = store.schema
-    if schema.axes:
-        raise ValueError(
-            "the memory model counts nodes, edges and graphs, and this data has also "
-            f"{', '.join(axis.name for axis in schema.axes)}: choose the batch size yourself"
-        )
     subject = Subject(
         model, schema, loss, optimizer, forward, autocast, accumulate, path == "counted"
     )
     chosen = _reader(reader, model)
     with chosen.open(subject) as read:
         if capacities is None:
-            readings, checked, note = _grow(read, sizes_of(store)[:, :2])
+            readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
     return _model_of(readings, checked, subject, chosen.name, form, note)
 
 
-def probe_capacities(sizes: IntArray, graphs: int = BASE_GRAPHS) -> tuple[list[Capacity], Capacity]:
+def probe_capacities(
+    sizes: IntArray, graphs: int = BASE_GRAPHS, schema: Schema | None = None
+) -> tuple[list[Capacity], Capacity]:
     """What to measure for graphs of these sizes, and the capacity to check the fit on.
 
     Args:
-        sizes: ``[n, 2]`` nodes and edges of the data.
+        sizes: ``[n, C]`` nodes and edges of the data, and rows of its axes.
         graphs: of the smallest capacity.
+        schema: names the axes; none where it is None.
 
     Returns:
         Distinct capacities, each costlier than the one before, and one more than twice the last.
@@ -142,36 +143,60 @@ def probe_capacities(sizes: IntArray, graphs: int = BASE_GRAPHS) -> tuple[list[C
         raise ValueError("the data set is empty: there is no graph size to probe for")
     mean, widest = sizes.mean(axis=0), max(1, int(sizes[:, 0].max()))
 
-    def at(shape: tuple[float, ...]) -> Capacity:
+    axes = [axis.name for axis in schema.axes] if schema is not None else []
+
+    def at(shape: tuple[float, ...], apart: str = "") -> Capacity:
         nodes, edges, count, width = shape
         largest = max(1, round(widest * width))
         rows = max(mean[0] * graphs, widest + 1) * nodes
-        return Capacity.distinct(
+        # A row a graph at least: what is rare is measured where it can be told from nothing.
+        own = {
+            name: max(
+                2,
+                round(
+                    max(average, 1.0)
+                    * graphs
+                    * max(nodes, edges, count)
+                    * (AXIS_APART if name == apart else 1.0)
+                ),
+            )
+            for name, average in zip(axes, mean[2:], strict=True)
+        }
+        capacity = Capacity.distinct(
             max(largest + 1, round(rows)),
             max(1, round(mean[1] * graphs * edges)),
             max(2, round(graphs * count)),
             largest,
+            own,
         )
+        return with_reserves(capacity, schema) if axes else capacity
 
-    return ascending(map(at, SHAPES)), at(HELD_OUT)
+    if not axes:
+        return ascending(map(at, SHAPES)), at(HELD_OUT)
+    typed = schema is not None and schema.hetero
+    shapes = [shape for shape in SHAPES if not (typed and shape[0] != shape[1])]
+    return ascending([*map(at, shapes), *(at(SHAPES[-1], apart=name) for name in axes)]), at(
+        HELD_OUT
+    )
 
 
 def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
     """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
 
     def cost(c: Capacity) -> tuple[int, Capacity]:
-        return c.nodes + c.edges + c.graphs * c.max_graph_nodes, c
+        own = sum(rows for _, rows in c.extra)
+        return c.nodes + c.edges + own + c.graphs * c.max_graph_nodes, c
 
     return sorted(set(capacities), key=cost)
 
 
 def _grow(
-    read: Read, sizes: IntArray
+    read: Read, sizes: IntArray, schema: Schema
 ) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
     """Measures capacities chosen for the data, smaller ones where memory runs out."""
     graphs = BASE_GRAPHS
     while True:
-        capacities, held_out = probe_capacities(sizes, graphs)
+        capacities, held_out = probe_capacities(sizes, graphs, schema)
         last_try = graphs == FEWEST_GRAPHS
         try:
             readings, checked, note = _read_all(read, capacities, held_out)
@@ -243,7 +268,7 @@ def _model_of(
     ]
     held = None if checked is None else Point(checked[0], checked[1].step)
     try:
-        found = fit(points, form, held)
+        found = fit(points, form, held, typed=subject.schema.hetero)
     except FitRefused as refusal:
         if note:
             raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
@@ -265,20 +290,28 @@ def _model_of(
 
 def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     """Bytes of a slot for any capacity, alignment counted in full for every array."""
+    reserve = int(schema.counts_edges)
+    # Numbers that stay apart when one of them grows by 1.
+    own = {axis.name: 300 + 2 * k for k, axis in enumerate(schema.axes)}
 
-    def unaligned(nodes: int, edges: int, graphs: int) -> int:
-        layout = SlotLayout(0, Capacity(nodes, edges, graphs, 1), schema, pointers)
-        return sum(entry.nbytes for entry in layout.entries)
+    def layout(nodes: int = 100, edges: int = 200, graphs: int = 50, grown: str = "") -> SlotLayout:
+        extra = {name: rows + (name == grown) for name, rows in own.items()}
+        capacity = Capacity(nodes, edges, graphs, 1, tuple(extra.items()), reserve)
+        return SlotLayout(0, capacity, schema, pointers)
 
-    base = unaligned(100, 200, 50)
+    def unaligned(found: SlotLayout) -> int:
+        return sum(entry.nbytes for entry in found.entries)
+
+    base = unaligned(layout())
     node, edge, graph = (
-        unaligned(101, 200, 50) - base,
-        unaligned(100, 201, 50) - base,
-        unaligned(100, 200, 51) - base,
+        unaligned(layout(nodes=101)) - base,
+        unaligned(layout(edges=201)) - base,
+        unaligned(layout(graphs=51)) - base,
     )
-    entries = len(SlotLayout(0, Capacity(100, 200, 50, 1), schema, pointers).entries)
-    fixed = base - 100 * node - 200 * edge - 50 * graph + entries * ALIGNMENT
-    return BatchBytes(fixed, node, edge, graph)
+    rows = tuple((name, float(unaligned(layout(grown=name)) - base)) for name in own)
+    fixed = base - 100 * node - 200 * edge - 50 * graph + len(layout().entries) * ALIGNMENT
+    fixed -= round(sum(nbytes * own[name] for name, nbytes in rows))
+    return BatchBytes(fixed, node, edge, graph, rows)
 
 
 def _reader(reader: MemoryReader | str, model: torch.nn.Module) -> MemoryReader:

@@ -21,6 +21,8 @@ from staticgraph.memory.budget import MemoryBudget, largest
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plan import BucketPlan
+from staticgraph.reserves import with_reserves
+from staticgraph.schema import Schema
 from staticgraph.sizes import Capacity
 
 # Fewer updates an epoch than this rarely train well, however fast they are.
@@ -98,7 +100,7 @@ def _note(limit: str, found: object, budget: MemoryBudget) -> str:
 
 def in_tiles(plan: BucketPlan) -> BucketPlan:
     """The plan with rows rounded up to whole tiles, where that adds little."""
-    rounded = tuple(sorted({_rounded(capacity) for capacity in plan.capacities}))
+    rounded = tuple(sorted({_rounded(capacity, plan.schema) for capacity in plan.capacities}))
     first = plan.capacities[0]
     filled = [
         share * before / max(1, after)
@@ -112,12 +114,12 @@ def in_tiles(plan: BucketPlan) -> BucketPlan:
     return replace(plan, capacities=rounded, efficiency=tuple(filled))
 
 
-def _rounded(capacity: Capacity) -> Capacity:
+def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
     def up(rows: int) -> int:
         tile = TILE if rows >= 32 * TILE else SMALL_TILE
         return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
 
-    return Capacity.distinct(
+    rounded = Capacity.distinct(
         up(capacity.nodes),
         up(capacity.edges),
         up(capacity.graphs),
@@ -126,6 +128,8 @@ def _rounded(capacity: Capacity) -> Capacity:
         capacity.edge_reserve,
         capacity.node_reserve,
     )
+    # Rows of all types together are no type's own; other reserves were kept by the rounding.
+    return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded
 
 
 class Workers(NamedTuple):

@@ -57,9 +57,13 @@ class Subject:
         """The host counts that a batch of this capacity tells its layers."""
         if not self.counted:
             return None
-        return RealCounts(
-            capacity.node_limit, capacity.edge_limit, capacity.graph_limit, capacity.max_graph_nodes
-        )
+        schema, own = self.schema, tuple((name, rows - 1) for name, rows in capacity.extra)
+        nodes, edges = capacity.node_limit, capacity.edge_limit
+        if schema.hetero:
+            rows = dict(own)
+            nodes = sum(rows[axis.name] for axis in schema.node_axes)
+            edges = sum(rows[axis.name] for axis in schema.edge_axes)
+        return RealCounts(nodes, edges, capacity.graph_limit, capacity.max_graph_nodes, own)
 
 
 class Reading(NamedTuple):

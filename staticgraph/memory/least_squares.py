@@ -1,0 +1,72 @@
+"""Least squares with no negative coefficient.
+
+Bytes are never negative, so neither is what one node or edge of a batch takes. The optimum is the
+plain least squares solution over some subset of the columns: few columns have so few subsets that
+all are tried, which leaves nothing to converge; many are walked by Lawson and Hanson's active set.
+Pure numbers.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Columns of which all subsets are tried; the forms without axes have no more.
+FEW_COLUMNS = 6
+
+
+def non_negative(columns: Array, target: Array) -> Array:
+    """Coefficients ``[C]`` of ``columns`` ``[n, C]`` that best explain ``target`` ``[n]``."""
+    norms = np.linalg.norm(columns, axis=0)
+    scaled = columns / norms
+    if columns.shape[1] > FEW_COLUMNS:
+        return active_set(scaled, target) / norms
+    best, least = np.zeros(columns.shape[1]), float(target @ target)
+    for count in range(1, columns.shape[1] + 1):
+        for chosen in map(list, combinations(range(columns.shape[1]), count)):
+            part, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
+            if (part < 0).any():
+                continue
+            miss = target - scaled[:, chosen] @ part
+            if float(miss @ miss) < least * (1 - 1e-9) - 1e-18:
+                least, best = float(miss @ miss), np.zeros(columns.shape[1])
+                best[chosen] = part
+    return best / norms
+
+
+def active_set(columns: Array, target: Array) -> Array:
+    """The same for many columns, of length 1 each: Lawson and Hanson, "Solving Least Squares
+    Problems" (1974), chapter 23.
+
+    Columns enter one by one, the one that most reduces what is missed first; where the least
+    squares solution over those that are in has a negative part, the way to it is walked until the
+    first part is zero, which leaves. What is missed falls at every round, so no set comes twice.
+    """
+    count = columns.shape[1]
+    found, inside, barred = np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
+    tolerance = 1e-13 * max(1.0, float(np.linalg.norm(target)))
+    for _ in range(10 * count):  # a bound against rounding alone; it takes about ``count`` rounds
+        slope = np.where(inside | barred, -np.inf, columns.T @ (target - columns @ found))
+        entering = int(np.argmax(slope))
+        if slope[entering] <= tolerance:
+            break
+        inside[entering] = True
+        while True:
+            free = np.zeros(count)
+            free[inside], *_ = np.linalg.lstsq(columns[:, inside], target, rcond=None)
+            negative = np.flatnonzero(inside & (free < 0))
+            if not len(negative):
+                break
+            steps = found[negative] / (found[negative] - free[negative])
+            found = found + float(steps.min()) * (free - found)
+            leaving = negative[steps <= steps.min()]
+            found[leaving], inside[leaving] = 0.0, False
+        found = free
+        # What rounding lets in and out again at once stays out until another column has entered.
+        barred = barred & ~inside[entering]
+        barred[entering] = not inside[entering]
+    return found

@@ -1,0 +1,329 @@
+"""The memory of data with axes: typed nodes and index fields, against the profiler's peak.
+
+The molecules are real; their bonds are nodes of a second type, or pairs of bonds that share an atom
+are triplets. One relation has no edge in any graph: what is rare must be told from nothing, too.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import HGTConv, SAGEConv, global_mean_pool, to_hetero
+from torch_geometric.utils import scatter
+
+import staticgraph as sg
+from staticgraph import cli
+from staticgraph.memory.fit import FitRefused, Point, counts_of, fit, terms_of
+from staticgraph.memory.least_squares import active_set, non_negative
+from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.probe import batch_bytes, probe, probe_capacities
+from staticgraph.memory.readers import AllocatorReader, GivenReader, ProfilerAllocator, Subject
+from staticgraph.reserves import with_reserves
+from staticgraph.slots import SlotLayout
+
+WIDTH = 16
+COUNT = 120
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = SAGEConv((-1, -1), WIDTH), nn.BatchNorm1d(WIDTH)
+        self.second = SAGEConv((-1, -1), WIDTH)
+
+    def forward(self, x, edge_index):
+        return self.second(self.norm(self.first(x, edge_index)).relu(), edge_index)
+
+
+class Solubility(nn.Module):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(WIDTH, 1)
+
+    def forward(self, data):
+        h = self.encoder(data.x_dict, data.edge_index_dict)
+        return self.head(global_mean_pool(h["atom"], data["atom"].batch, data.num_graphs))
+
+
+class Triplets(Data):
+    """Pairs of edges that follow each other: the values count edges."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+class Directional(nn.Module):
+    """Messages along triplets to edges, along edges to nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward, self.message = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.outward = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, batch):
+        edges = self.inward(batch.edge_attr)
+        first, second = batch.triplets
+        edges = scatter(self.message(edges[first]).relu(), second, 0, edges.shape[0])
+        nodes = scatter(edges, batch.edge_index[1], 0, batch.num_nodes)
+        return self.outward(scatter(nodes, batch.batch, 0, batch.num_graphs))
+
+
+def typed(data: Data) -> HeteroData:
+    once = data.edge_index[0] < data.edge_index[1]
+    ends, bonds = data.edge_index[:, once], torch.arange(int(once.sum()))
+    made = HeteroData(y=data.y)
+    made["atom"].x = data.x.float()
+    made["bond"].x = data.edge_attr[once].float()
+    made["atom", "ends", "bond"].edge_index = torch.stack([ends.flatten(), bonds.repeat(2)])
+    made["bond", "joins", "atom"].edge_index = torch.stack([bonds.repeat(2), ends.flatten()])
+    made["bond", "never", "bond"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    return made
+
+
+def directed(data: Data) -> Triplets:
+    source, target = data.edge_index
+    follows = (target[:, None] == source[None, :]) & (source[:, None] != target[None, :])
+    return Triplets(
+        x=data.x.float(),
+        edge_index=data.edge_index,
+        edge_attr=data.edge_attr.float(),
+        triplets=follows.nonzero().t().contiguous(),
+        y=data.y,
+    )
+
+
+@pytest.fixture(scope="module")
+def stores(esol):
+    return {
+        make.__name__: sg.GraphStore.from_pyg([make(esol[i]) for i in range(COUNT)])
+        for make in (typed, directed)
+    }
+
+
+def subject_of(name: str, store) -> Subject:
+    torch.manual_seed(0)
+    if name == "triplets":
+        model = Directional()
+    else:
+        first = [store[0], store[1]]
+        kinds = first[0].metadata()
+        own = {"atom": 9, "bond": 3}
+        model = Solubility(
+            to_hetero(Encoder(), kinds) if name == "sage" else HGTConv(own, WIDTH, kinds, heads=2)
+        )
+        with torch.no_grad():
+            model(Batch.from_data_list(first))
+    return Subject(model, store.schema, squared, torch.optim.Adam(model.parameters()))
+
+
+@pytest.fixture(scope="module")
+def probed(stores):
+    found = {}
+    for name in ("sage", "hgt", "triplets"):
+        store = stores["directed" if name == "triplets" else "typed"]
+        subject = subject_of(name, store)
+        memory = probe(subject.model, store, loss=squared, optimizer=subject.optimizer)
+        found[name] = store, subject, memory
+    return found
+
+
+def measured(subject: Subject, capacity: sg.Capacity):
+    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+        return read(capacity)
+
+
+# ---------------------------------------------------------------------- against the profiler
+
+
+@pytest.mark.parametrize("name", ["sage", "hgt", "triplets"])
+def test_the_prediction_is_what_the_cpu_allocates(probed, name):
+    """Twice the largest probed capacity and a real plan's, within 3% (no slack to hide)."""
+    store, subject, memory = probed[name]
+    fitted = memory.fit
+    assert fitted.form == "linear"
+    assert len(memory.points) > len(fitted.terms)
+    assert fitted.worst < 1e-6
+    assert fitted.typed is store.schema.hetero
+    assert ("nodes" in fitted.terms) is not store.schema.hetero, "sums of the types' rows"
+    for capacity in (memory.checked.capacity, sg.plan_buckets(store, 32).capacities[-1]):
+        found = measured(subject, capacity)
+        assert fitted.predict(capacity) == pytest.approx(found.step, rel=0.03)
+        assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
+
+
+def test_full_counts_are_read_over_types(probed):
+    """With ``path="counted"`` the norms run over the real rows of each type alone, which is less;
+    nothing else of the law changes."""
+    store, subject, memory = probed["sage"]
+    counted = probe(subject.model, store, loss=squared, optimizer=subject.optimizer, path="counted")
+    last = memory.checked.capacity
+    assert counted.fit.predict(last) < memory.fit.predict(last)
+    alike = Subject(subject.model, store.schema, squared, subject.optimizer, counted=True)
+    assert counted.fit.predict(last) == pytest.approx(measured(alike, last).step, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["sage", "triplets"])
+def test_the_plan_by_memory_holds_the_cap(probed, name):
+    store, subject, memory = probed[name]
+    budget = sg.MemoryBudget("1.5MB")
+    plan = sg.plan_buckets(store, memory=memory, budget=budget, min_steps_per_epoch=1)
+    assert "by memory, most of it rows of " in plan.note
+    assert 1 < plan.batch_size < COUNT
+    found = budget.check(memory, plan.capacities)
+    steps = [measured(subject, capacity).step for capacity in plan.capacities]
+    assert found.total_bytes - found.pool - found.gradients + max(steps) <= budget.max_bytes
+    larger = sg.plan_buckets(store, 2 * plan.batch_size)
+    with pytest.raises(sg.BudgetExceeded, match=r"take batches of at most \d+ graphs.*rows of"):
+        budget.check(memory, larger.capacities)
+    for capacity in plan.capacities:
+        rows = dict(capacity.extra)
+        sums = [
+            sum(rows[axis.name] for axis in axes)
+            for axes in (store.schema.node_axes, store.schema.edge_axes)
+            if len(axes) > 1
+        ]
+        numbers = [capacity.graphs, *rows.values(), *sums]
+        assert len(set(numbers)) == len(numbers), "rounding keeps apart what is told by its size"
+    batches = list(sg.StaticLoader(store, plan))
+    assert sum(batch.num_real_graphs for batch in map(sg.StaticBatch.clone, batches)) == COUNT
+
+
+def test_a_runner_probes_for_its_budget(probed):
+    store, subject, _ = probed["triplets"]
+    plan = sg.plan_buckets(store, 16)
+    budget = sg.MemoryBudget("4MB")
+    runner = sg.StaticGraphRunner(
+        subject.model,
+        plan,
+        mode="eager",
+        loss=squared,
+        optimizer=subject.optimizer,
+        budget=budget,
+    )
+    runner.step(next(iter(sg.StaticLoader(store, plan))))
+    assert 0 < runner.stats().bytes_committed <= budget.max_bytes
+
+
+# ---------------------------------------------------------------------- the law itself
+
+
+def test_axes_are_told_apart_and_extrapolate(stores):
+    """Numbers made up by a sum of every count come back coefficient by coefficient."""
+    for store in stores.values():
+        hetero = store.schema.hetero
+        capacities, held = probe_capacities(store.sizes, schema=store.schema)
+        axes = [axis.name for axis in store.schema.axes]
+        terms = terms_of("linear", axes, hetero)
+        truth = {term: 50.0 + 13 * k for k, term in enumerate(terms)}
+
+        def made(capacity, truth=truth):
+            counts = counts_of(capacity)
+            return Point(capacity, sum(counts[term] * value for term, value in truth.items()))
+
+        found = fit([made(c) for c in capacities], "linear", made(held), typed=hetero)
+        assert dict(zip(found.terms, found.planes[0], strict=True)) == pytest.approx(truth, 1e-4)
+        alike = [c for c in capacities if c.extra != capacities[-2].extra]
+        assert len(alike) < len(capacities)
+        fixed = [made(c) for c in capacities if c.extra[-1] == capacities[-1].extra[-1]]
+        with pytest.raises(FitRefused, match=r"unknowns|apart"):
+            fit(fixed, "linear", typed=hetero)
+
+
+def test_data_with_other_axes_is_refused(stores, probed, esol):
+    memory = probed["triplets"][2]
+    with pytest.raises(ValueError, match=r"counts rows of triplets, and .* those of none: probe"):
+        memory.predict(sg.plan_buckets(esol, 16).capacities[-1])
+    with pytest.raises(ValueError, match=r"counts rows of no axis, and .* those of atom, bond"):
+        MemoryModel.of(nodes=10).predict(sg.plan_buckets(stores["typed"], 16).capacities[-1])
+
+
+def test_given_coefficients():
+    capacity = sg.Capacity(10, 20, 3, extra={"triplets": 40})
+    assert MemoryModel.of(nodes=1, axes={"triplets": 5}).predict(capacity) == 10 + 200
+    with pytest.raises(ValueError, match="triplets=-1 is negative"):
+        MemoryModel.of(axes={"triplets": -1})
+
+
+def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
+    for store in stores.values():
+        found = batch_bytes(store.schema)
+        for size in (1, 7, 32):
+            for capacity in sg.plan_buckets(store, size).capacities:
+                layout = SlotLayout(0, capacity, store.schema)
+                most = layout.nbytes + 256 * len(layout.entries)
+                assert layout.nbytes <= found.of(capacity) <= most
+
+
+def test_a_saved_model_is_the_same(probed, tmp_path):
+    for _, _, memory in probed.values():
+        memory.save(tmp_path / "memory.json")
+        assert MemoryModel.load(tmp_path / "memory.json") == memory
+        assert "rows of axes" in str(memory)
+    spoilt = {**json.loads((tmp_path / "memory.json").read_text()), "axes": []}
+    with pytest.raises(ValueError, match="has the terms"):
+        MemoryModel.from_dict(spoilt)
+
+
+def test_many_columns_are_solved_as_few_are():
+    """The active set against all subsets, and against scipy's own."""
+    from scipy.optimize import nnls
+
+    random = np.random.default_rng(0)
+    for trial in range(150):
+        count = int(random.integers(2, 7 if trial % 3 else 25))
+        columns = random.uniform(0, 1, (count + int(random.integers(1, 9)), count))
+        columns /= np.linalg.norm(columns, axis=0)
+        target = columns @ (random.uniform(0, 1, count) * (random.random(count) < 0.5))
+        target += random.normal(0, 0.1, len(target)) * (trial % 2)
+        found = active_set(columns, target)
+        assert (found >= 0).all()
+        best, least = nnls(columns, target)
+        assert np.linalg.norm(columns @ found - target) <= least + 1e-9
+        if count <= 6:
+            np.testing.assert_allclose(non_negative(columns, target), found, atol=1e-6)
+        if trial % 2:
+            np.testing.assert_allclose(found, best, atol=1e-6)
+
+
+def test_memory_that_runs_out_makes_the_probe_smaller(stores):
+    def bytes_of(capacity):
+        if capacity.rows("atom") > 1000:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+        return 10_000 + 30 * capacity.rows("atom") + 4 * capacity.rows("bond")
+
+    memory = probe(nn.Linear(1, 1), stores["typed"], reader=GivenReader(bytes_of))
+    assert all(p.capacity.rows("atom") <= 1000 for p in memory.points)
+    assert memory.fit.residual < 1e-6
+
+
+def test_the_command_refuses_types_with_the_way_out(stores, tmp_path, capsys):
+    stores["typed"].save(tmp_path / "typed")
+    assert cli.main(["probe", "--data", str(tmp_path / "typed")]) != 0
+    assert "call staticgraph.probe(model, store, ...)" in capsys.readouterr().err
+
+
+def test_the_nodes_of_all_types_are_no_edge_type_s_rows(stores):
+    """54 atoms and 55 bonds are 109 nodes, as many as ``ends`` has edges."""
+    rows = {
+        "atom": 54,
+        "bond": 55,
+        "atom__ends__bond": 109,
+        "bond__joins__atom": 110,
+        "bond__never__bond": 2,
+    }
+    made = with_reserves(sg.Capacity(300, 301, 3, 40, tuple(rows.items())), stores["typed"].schema)
+    own = dict(made.extra)
+    assert own["atom"] + own["bond"] == made.nodes not in own.values()
+    assert all(0 <= own[name] - count <= 1 for name, count in rows.items())
