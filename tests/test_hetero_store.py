@@ -218,5 +218,3 @@ def test_a_file_of_hetero_data_opens(molecules, tmp_path):
     torch.save(molecules[:5], tmp_path / "molecules.pt")
     store = sg.datasets.open(tmp_path / "molecules.pt")
     assert_same(store[3], molecules[3])
-    with pytest.raises(ValueError, match="counts nodes, edges and graphs, and this data has also"):
-        sg.probe(torch.nn.Linear(1, 1), store)

@@ -73,12 +73,12 @@ def test_no_coefficient_is_negative_where_plain_least_squares_has_one():
 @settings(max_examples=20, deadline=None)
 def test_non_negative_least_squares_is_scipys(seed):
     optimize = pytest.importorskip("scipy.optimize")
-    from staticgraph.memory.fit import _non_negative
+    from staticgraph.memory.least_squares import non_negative
 
     generator = np.random.default_rng(seed)
     columns, target = generator.random((9, 5)), generator.normal(size=9)
     expected, _ = optimize.nnls(columns, target)
-    assert np.allclose(_non_negative(columns, target), expected, atol=1e-8)
+    assert np.allclose(non_negative(columns, target), expected, atol=1e-8)
 
 
 def test_the_peak_moves_from_one_moment_to_another():

@@ -175,7 +175,9 @@ class MemoryModel:
 
         def point(value: dict[str, Any]) -> Point:
             # JSON has lists for tuples; a capacity with pairs makes them tuples itself.
-            given = {k: tuple(v) if v == [] else v for k, v in value["capacity"].items()}
+            given: dict[str, Any] = {
+                k: tuple(v) if v == [] else v for k, v in value["capacity"].items()
+            }
             return Point(Capacity(**given), value["bytes"])
 
         try:
