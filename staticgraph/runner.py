@@ -93,6 +93,7 @@ class StaticGraphRunner:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
         NotStatic: the optimizer's step cannot be recorded.
+        TypeError: no module, a loss module of torch, or an optimizer that needs a closure.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class StaticGraphRunner:
         budget: MemoryBudget | None = None,
         memory: MemoryModel | None = None,
     ) -> None:
+        _check_given(model, loss, optimizer)
         self.model = model
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self.loss = loss
@@ -381,3 +383,20 @@ class StaticGraphRunner:
     @property
     def _precision(self) -> str | None:
         return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+
+def _check_given(model: object, loss: object, optimizer: object) -> None:
+    """Refuses what would fail in the first step, with another message."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if type(loss).__module__ == torch.nn.modules.loss.__name__:
+        raise TypeError(
+            f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
+            "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
+            f"{type(loss).__name__}(reduction='none')(out, batch.y)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS calls the model several times a step, through a closure, which a step of fixed "
+            "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )

@@ -7,6 +7,7 @@ import json
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -117,7 +118,32 @@ class Classes(Net):
         return h * nn.functional.one_hot((h[:, 0] > 0).long()).sum(1, keepdim=True)  # here
 
 
+class ToList(Net):
+    def trick(self, h):
+        return h * sum(h.detach()[0].tolist())  # here
+
+
+class Formatted(Net):
+    def trick(self, h):
+        self.seen = f"largest {h.detach().max():.3f}"  # here
+        return h
+
+
+class NewTensor(Net):
+    def trick(self, h):
+        return h * h.new_tensor([1.0, 2.0] * 4)  # here
+
+
+class FromNumpy(Net):
+    def trick(self, h):
+        return h * torch.from_numpy(np.ones(C))  # here
+
+
 OBSTACLES = [
+    (ToList, "host read", ".tolist()"),
+    (Formatted, "host read", "a tensor as text"),
+    (NewTensor, "host-to-device copy", "a tensor of the host's values"),
+    (FromNumpy, "host-to-device copy", "a tensor of the host's values"),
     (Classes, "host read", "one_hot without num_classes"),
     (Item, "host read", ".item()"),
     (Nonzero, "size from data", "nonzero"),
@@ -292,6 +318,13 @@ def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
     runner = sg.StaticGraphRunner(model, PLAN, mode="default")
     with pytest.raises(sg.NotStatic, match="conv: GCNConv has a message_forward_hook"):
         runner(BATCH)
+
+
+def test_a_model_that_does_not_run_is_told_and_not_raised():
+    (obstacle,) = preflight(Net(), PLAN, STORE).obstacles  # float32, of data in float64
+    assert obstacle.kind == "the model raises"
+    assert obstacle.where.startswith(__file__)
+    assert "model.double()" in obstacle.remedy
 
 
 def test_a_model_that_cannot_be_copied_says_why():

@@ -556,3 +556,93 @@ def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
         outs[mode] = [float(runner.step(batch)) for _ in range(3)]
     assert outs["eager"] == pytest.approx(outs["default"], rel=1e-5)
     assert outs["eager"][0] > outs["eager"][1] > outs["eager"][2]
+
+
+# ---------------------------------------------------------------- what a newcomer gets wrong
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"loss": torch.nn.MSELoss()}, r"loss=MSELoss\(\) takes a target.*reduction='none'"),
+        ({"model": lambda batch: batch}, "the model is a function, not a torch.nn.Module"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS calls the model several times a step"),
+    ],
+)
+def test_what_cannot_run_is_refused_when_the_runner_is_made(plan, given, says):
+    model = given.get("model", Linear())
+    optimizer = given.get("optimizer")
+    with pytest.raises(TypeError, match=says):
+        sg.StaticGraphRunner(
+            model,
+            plan,
+            loss=given.get("loss"),
+            optimizer=optimizer and optimizer(model.parameters()),
+        )
+
+
+def test_what_a_step_cannot_take_is_named(hiv, plan):
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    runner = sg.StaticGraphRunner(Linear(), plan)
+    with pytest.raises(TypeError, match=r"a step takes a StaticBatch.*not a DataBatch"):
+        runner(Batch.from_data_list([hiv[0], hiv[1]]))
+    with pytest.raises(
+        ValueError, match=r"the batch is on cpu, the model on meta: pass StaticLoad"
+    ):
+        sg.StaticGraphRunner(Linear().to("meta"), plan)(batch)
+
+
+def losing(loss, plan, mode="eager"):
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+
+
+def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(TypeError, match="the loss gives a NoneType: return a tensor"):
+        losing(lambda out, batch: None, plan).step(batch)
+    with pytest.raises(sg.NotStatic, match=r"\nthe model or the loss raises ValueError\(.the loss"):
+        losing(lambda out, batch: out.mean(), plan, "default").step(batch)
+
+    class One(Linear):
+        def forward(self, x, edge_index, batch, num_graphs):
+            return super().forward(x, edge_index, batch, num_graphs)[:, :1]
+
+    model = One()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = sg.StaticGraphRunner(
+        model, plan, "eager", loss=lambda o, b: o - b.y.view(-1), optimizer=optimizer
+    )
+    with pytest.raises(ValueError, match=r"shape \[33, 1\] has the shape \[33, 33\].*squeeze"):
+        flat.step(batch)
+
+
+def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv, plan):
+    """What backward runs again sees the batch as the forward did: a BatchNorm, no padding."""
+
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
+
+        def forward(self, data):
+            h = data.x.double()
+            h = torch.utils.checkpoint.checkpoint(self.norm, h, use_reentrant=False)
+            return self.head(global_add_pool(h, data.batch))
+
+    torch.manual_seed(0)
+    model = Again().double()
+    plain = copy.deepcopy(model)
+    data = Batch.from_data_list([hiv[i] for i in range(30)])
+    plain(data).square().mean().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=lambda out, batch: out.square(), optimizer=optimizer
+    )
+    runner.step(sg.StaticBatch.of(hiv, range(30), plan.capacities[0]))
+    largest = max(float(p.grad.abs().max()) for p in plain.parameters())
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
+    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)

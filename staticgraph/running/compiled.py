@@ -19,6 +19,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from staticgraph.errors import NotStatic
 from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
+from staticgraph.running.failures import observed
 from staticgraph.running.modes import Mode
 from staticgraph.running.obstacles import obstacles
 from staticgraph.running.tracing import tracing_options
@@ -120,8 +121,11 @@ class CompiledFunction:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, NotStatic):
                 raise cause from None
+            said = observed(error)
             raise NotStatic(
-                f"{self._name} cannot be compiled in fixed shapes:\n{error}\n"
+                f"{self._name} cannot be compiled in fixed shapes:\n"
+                + (f"the model or the loss raises {said}\n" if said else "")
+                + f"{error}\n"
                 "Give the operation a static form, or use mode='eager'"
             ) from error
         self._warm = True

@@ -19,7 +19,7 @@ from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
-from staticgraph.running.losses import masked_mean, without_missing
+from staticgraph.running.losses import check_not_broadcast, masked_mean, without_missing
 from staticgraph.running.padding import sanitized, zero_padding
 
 Loss = Callable[[Any, StaticBatch], Tensor]
@@ -68,8 +68,12 @@ class Computation:
             finally:
                 self._context.leave()
 
-    def run(self, phase: str, batch: StaticBatch) -> Any:
-        """The output for phase ``forward``, the mean loss for ``step``."""
+    def run(self, phase: str, batch: StaticBatch, keep: bool = False) -> Any:
+        """The output for phase ``forward``, the mean loss for ``step``.
+
+        With ``keep`` the layers go on seeing the batch until :meth:`active` ends: a backward that
+        runs parts of the forward again (activation checkpointing) then runs them as they were.
+        """
         if self._sanitize:
             batch = sanitized(batch)
         if self._differentiable:
@@ -84,7 +88,8 @@ class Computation:
             seen = batch.replace()  # what the model sets on its batch ends with this forward
             out = zero_padding(self._output(seen), batch)
             result = out if phase == "forward" else self.mean_loss(out, seen)
-        self._context.leave()
+        if not keep:
+            self._context.leave()
         return result
 
     def _output(self, batch: StaticBatch) -> Any:
@@ -123,7 +128,9 @@ class Computation:
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
         """The loss over the real rows of a batch, 0-dim."""
         assert self._loss is not None
-        return masked_mean(self._loss(out, without_missing(batch)), batch)
+        values = self._loss(out, without_missing(batch))
+        check_not_broadcast(values, out)
+        return masked_mean(values, batch)
 
 
 def _detached(out: Any) -> Any:

@@ -11,6 +11,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.running.obstacles import Obstacle
 
 _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
+_OBSERVED = re.compile(r"raised exception (\w+\(.+\))")  # as torch 2.11 to 2.13 write it
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -18,7 +19,7 @@ def raised(error: Exception, module: str) -> Obstacle:
     """An exception as an obstacle, at the innermost line that belongs to the model."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = ([f for f in frames if _of_model(f.filename)] or frames)[-1]
-    kind = "refused" if isinstance(error, NotStatic) else "cannot be traced"
+    kind = "refused" if isinstance(error, NotStatic) else "the model raises"
     text = str(error) if isinstance(error, NotStatic) else f"{type(error).__name__}: {error}"
     return Obstacle(text, f"{frame.filename}:{frame.lineno}", frame.line or "", kind, module)
 
@@ -35,6 +36,16 @@ def untraceable(message: str, model: type) -> Obstacle:
     where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
     source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
     return Obstacle(": ".join(said[:2]), where, source, "cannot be traced")
+
+
+def observed(error: BaseException | None) -> str | None:
+    """The exception of the model or the loss that torch.compile met while it traced, as torch's
+    message has it; None where tracing stopped for a reason of its own."""
+    while error is not None:
+        if found := _OBSERVED.search(str(error)):
+            return found[1]
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def defined_at(kind: type) -> str:

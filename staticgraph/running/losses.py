@@ -39,6 +39,11 @@ def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
             of which some are missing.
     """
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"the loss gives a {type(values).__name__}: return a tensor of one value a row, such "
+            "as F.mse_loss(out, batch.y, reduction='none')"
+        )
     if values.dim() == 0:
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value a row, "
@@ -55,6 +60,24 @@ def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
         mask = mask & ~torch.isnan(target).view(values.shape)
     count = mask.sum().clamp(min=1)
     return torch.where(mask, values, 0).sum() / count
+
+
+def check_not_broadcast(values: Tensor, out: object) -> None:
+    """Refuses the loss of an output ``[R, 1]`` against a target ``[R]``: each row against every
+    target, ``[R, R]``, of which the mean is a number like any other.
+
+    Raises:
+        ValueError: the loss is that.
+    """
+    if not isinstance(out, Tensor) or out.dim() != 2 or not isinstance(values, Tensor):
+        return
+    rows = out.shape[0]
+    if rows > 1 and out.shape[1] == 1 and tuple(values.shape) == (rows, rows):
+        raise ValueError(
+            f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
+            "each row was compared with every row's target; use out.squeeze(1), or "
+            "batch.y.view(-1, 1)"
+        )
 
 
 def _is_target(field: Field) -> bool:

@@ -54,6 +54,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "leave it out, and give the plan smaller buckets, or let torch.compile recompute",
     ),
     "refused": ("it has no static form", ""),  # the message names the remedy
+    "the model raises": (
+        "the model does not run on this batch, in eager either",
+        "look at the field it stops at: print(store) tells each one's dtype and width "
+        "(model.double() for float64 data)",
+    ),
     "cannot be traced": (
         "torch.compile stops here",
         "write this part in operations on tensors, or run this model with mode='eager'",

@@ -84,10 +84,9 @@ class _Preflight:
 
     def report(self) -> PreflightReport:
         """All runs, and what they found."""
-        ran = self._watched()
+        ran, stopped = self._watched()
         self._host_attributes()
         self._hooks()
-        stopped = any(o.kind == "refused" for o in self._obstacles)
         graphs = 0 if stopped else self._traced()
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
@@ -111,10 +110,10 @@ class _Preflight:
         context = context_of(model)
         return model, context, StaticCalls(model, context)
 
-    def _watched(self) -> list[str]:
-        """Runs once under watch; the paths of the modules that ran."""
+    def _watched(self) -> tuple[list[str], bool]:
+        """Runs once under watch; the paths of the modules that ran, and whether one raised."""
         model, context, calls = self._copy()
-        watch, ran = Watch(), []
+        watch, ran, stopped = Watch(), [], False
         stack: list[str] = []
 
         def enter(path: str) -> Any:
@@ -141,13 +140,14 @@ class _Preflight:
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
                 self._obstacles.append(raised(error, stack[-1] if stack else ""))
+                stopped = True
             else:
                 self._obstacles += watch.obstacles
             finally:
                 context.leave()
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
         layers = {p for p, m in self._stock.named_modules() if _is_layer(m)}
-        return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)]
+        return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
 
     def _host_attributes(self) -> None:
         """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not

@@ -95,14 +95,27 @@ class Steps:
         """A batch as the steps take it: with pointers if the model reads them, else without.
 
         Raises:
-            ValueError: it belongs to no bucket of these, or lacks the pointers.
+            TypeError: it is no batch of fixed shape.
+            ValueError: it belongs to no bucket of these, is on another device than the model, or
+                lacks the pointers.
         """
+        if not isinstance(batch, StaticBatch):
+            raise TypeError(
+                f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
+                f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
+            )
         if batch.bucket >= len(self._capacities) or (
             batch.capacity != self._capacities[batch.bucket]
         ):
             raise ValueError(
                 f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
+            )
+        if batch.device.type != self._device.type:
+            raise ValueError(
+                f"the batch is on {batch.device}, the model on {self._device}: pass "
+                f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
+                "moved before its runner is made"
             )
         if self._pointers and not batch.layout.pointers:
             raise ValueError(
@@ -144,8 +157,13 @@ class Steps:
                 self._update()
             return loss
         self._update.zero_grad()
-        loss = self.run("step", batch, way)
-        loss.backward()
+        if way == "eager":
+            with self._computation.active():
+                loss = self._computation.run("step", batch, keep=True)
+                loss.backward()
+        else:
+            loss = self.run("step", batch, way)
+            loss.backward()
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 

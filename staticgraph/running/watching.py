@@ -38,6 +38,8 @@ _ZOO = "staticgraph.models"
 _READS: dict[Any, tuple[str, str]] = {
     Tensor.item: (".item()", "host read"),
     Tensor.tolist: (".tolist()", "host read"),
+    Tensor.__repr__: ("a tensor as text", "host read"),
+    Tensor.__format__: ("a tensor as text", "host read"),
     Tensor.__int__: ("int() of a tensor", "host read"),
     Tensor.__float__: ("float() of a tensor", "host read"),
     Tensor.__index__: ("a tensor as a number", "host read"),
@@ -52,6 +54,8 @@ _READS: dict[Any, tuple[str, str]] = {
 }
 # Makers of tensors from data of the host; they copy, whatever device they are told.
 _FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy}
+# Reads that pass no operation in which they could be seen.
+_UNSEEN = {Tensor.tolist, Tensor.__repr__, Tensor.__format__}
 # Makers of tensors that are on the CPU unless told otherwise.
 _FACTORIES = {
     torch.arange,
@@ -82,6 +86,7 @@ class Watch:
         self.obstacles: list[Obstacle] = []
         self.module = ""
         self._call: tuple[str, str] | None = None
+        self._making = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -145,10 +150,12 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         watch = self._watch
         before, watch._call = watch._call, _READS.get(func)
+        making, watch._making = watch._making, watch._making or func in _FROM_HOST
         if func is F.one_hot:
             watch._call = _one_hot(*args, **kwargs)
         try:
-            if watch._call is not None and watch._call[1] == "device-to-host copy":
+            copies = watch._call is not None and watch._call[1] == "device-to-host copy"
+            if watch._call is not None and (copies or func in _UNSEEN):
                 watch.found(*watch._call)
             elif func is Tensor.to and _names_cpu((*args[1:], *kwargs.values())):
                 watch.found(".to('cpu')", "device-to-host copy")
@@ -156,7 +163,7 @@ class _Calls(TorchFunctionMode):
             _look_at_made(watch, func, args, kwargs, out)
             return out
         finally:
-            watch._call = before
+            watch._call, watch._making = before, making
 
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> tuple[str, str]:
@@ -210,8 +217,11 @@ class _Operations(TorchDispatchMode):
         elif name in ("index_put", "index_put_", "_index_put_impl_"):
             if is_mask(args[1]) and args[2].numel() != 1:
                 watch.found("x[mask] = y", "write through a mask")
-        elif name in ("equal", "is_nonzero"):
+        elif name in ("equal", "allclose", "is_nonzero"):
             watch.found(*(watch._call or (name, "branch on data")))
+        elif name == "lift_fresh":  # new_tensor, FloatTensor, from_numpy, x[[0, 2]]
+            if args[0].dim() > 0 and not watch._making and not _inside_pyg():
+                watch.found("a tensor of the host's values", "host-to-device copy")
         elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
             watch.found(name.lstrip("_"), "size from data")
         out = func(*args, **kwargs)
