@@ -279,6 +279,11 @@ class GivenClasses(Net):
         return h * nn.functional.one_hot((h[:, :1] > 0).long(), 2)[:, 0, :1]
 
 
+class GivenRepeats(Net):
+    def trick(self, h):
+        return h.repeat_interleave(torch.ones_like(h[:, 0]).long(), dim=0, output_size=len(h))
+
+
 class FollowsDevice(Net):
     def trick(self, h):
         return h.to(h.device).to(torch.device(h.device))
@@ -290,7 +295,7 @@ class OldNorm(Net):
         self.head = nn.utils.spectral_norm(self.head)
 
 
-@pytest.mark.parametrize("kind", [GivenClasses, FollowsDevice, OldNorm])
+@pytest.mark.parametrize("kind", [GivenClasses, GivenRepeats, FollowsDevice, OldNorm])
 def test_what_a_recording_can_hold_is_not_blamed(kind):
     preflight(kind().double(), PLAN, STORE).raise_for_obstacles()
 

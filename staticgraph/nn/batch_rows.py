@@ -27,6 +27,8 @@ class Rows(NamedTuple):
         counted: the level in :class:`RealCounts` whose rows these are, real ones first; None for
             rows that the batch did not come with.
         widest: the most real rows that a group can have; None where nothing bounds it.
+        ends: how many rows an index ``[2, R]`` over these names, where that is not ``groups``: an
+            axis's own vector names graphs, its index fields mostly nodes. 0 where unknown.
     """
 
     what: str
@@ -34,6 +36,7 @@ class Rows(NamedTuple):
     groups: int | None
     counted: str | None = None
     widest: int | None = None
+    ends: int | None = None
 
 
 def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
@@ -69,4 +72,13 @@ def _rows_of_axis(batch: StaticBatch, axis: Axis) -> Rows:
         return Rows(f"edges {axis.key}", mask, batch.capacity.rows(axis.type[2]), axis.name)
     what = f"nodes {axis.key!r}" if axis.kind == "node" else axis.name
     widest = batch.capacity.max_graph_nodes if axis.kind == "node" else None
-    return Rows(what, mask, batch.num_graphs, axis.name, widest)
+    return Rows(what, mask, batch.num_graphs, axis.name, widest, _ends(batch, axis))
+
+
+def _ends(batch: StaticBatch, axis: Axis) -> int | None:
+    """The rows that the ``[2, R]`` index fields of an axis count; 0 if they do not count alike."""
+    if axis.kind != "rows":
+        return None
+    fields = [f for f in batch.layout.schema if f.level == axis.name and f.is_index]
+    counted = {level for f in fields if f.shape == (2,) for level in f.counts}
+    return batch.capacity.rows(counted.pop()) if len(counted) == 1 else 0

@@ -170,13 +170,14 @@ class BatchContext:
             NotStatic: its number of edges belongs to nothing in this batch.
         """
         rows = self.find_rows(edge_index.size(1))
-        if rows is None or rows.groups is None:
+        ends = None if rows is None else rows.groups if rows.ends is None else rows.ends
+        if not ends:
             raise NotStatic(
                 f"the number of nodes of an edge_index of shape {list(edge_index.shape)} can only "
                 "be read from its values, which a recorded step cannot do: pass num_nodes= at "
                 "this call (x.size(0))"
             )
-        return rows.groups
+        return ends
 
     # ------------------------------------------------------------------ dense blocks
 

@@ -119,7 +119,7 @@ def without_self_loops(
     )
     if rows is not None:
         mask = torch.cat([rows.mask & ~loops, loops.new_zeros(more)])
-        context.register(size, Rows(WITHOUT, mask, rows.groups))
+        context.register(size, Rows(WITHOUT, mask, last + 1))
     if edge_attr is None:
         return out_index, None
     kept = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)

@@ -222,6 +222,8 @@ class _Operations(TorchDispatchMode):
         elif name == "lift_fresh":  # new_tensor, FloatTensor, from_numpy, x[[0, 2]]
             if args[0].dim() > 0 and not watch._making and not _inside_pyg():
                 watch.found("a tensor of the host's values", "host-to-device copy")
+        elif name == "repeat_interleave" and kwargs.get("output_size") is not None:
+            pass  # told its size, it has no need of the counts
         elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
             watch.found(name.lstrip("_"), "size from data")
         out = func(*args, **kwargs)
