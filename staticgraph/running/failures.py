@@ -11,7 +11,9 @@ from staticgraph.errors import NotStatic
 from staticgraph.running.obstacles import Obstacle
 
 _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
-_OBSERVED = re.compile(r"raised exception (\w+\(.+\))")  # as torch 2.11 to 2.13 write it
+_OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
+# How torch 2.11 writes the exception's text within that.
+_CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -43,7 +45,7 @@ def observed(error: BaseException | None) -> str | None:
     message has it; None where tracing stopped for a reason of its own."""
     while error is not None:
         if found := _OBSERVED.search(str(error)):
-            return found[1]
+            return _CONSTANT.sub(r"(\1)", found[1])
         error = error.__cause__ or error.__context__
     return None
 
