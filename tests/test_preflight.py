@@ -345,6 +345,8 @@ def test_without_data_graphs_are_made_up_from_the_schema():
     assert preflight(Net().double(), plan).ok
     with pytest.raises(ValueError, match=r"pass preflight\(model, plan, store\)"):
         preflight(Net(), PLAN)
+    with pytest.raises(TypeError, match=r"the example is a list; .*GraphStore\.from_pyg\(graphs\)"):
+        preflight(Net(), PLAN, [STORE[0]])
 
 
 def test_no_layer_of_the_table_is_blamed():

@@ -23,6 +23,11 @@ GARBAGE = 1000.0
 def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> StaticBatch:
     if isinstance(example, StaticBatch):
         return example
+    if example is not None and not isinstance(example, GraphStore):
+        raise TypeError(
+            f"the example is a {type(example).__name__}; a preflight takes a GraphStore or a "
+            "StaticBatch: GraphStore.from_pyg(graphs)"
+        )
     if example is None:
         if plan.schema is None:
             raise ValueError(
