@@ -82,7 +82,7 @@ def call(model, batch):
 def compare(model: Model) -> nn.Module:
     """One step with kernels equals plain PyG's; gives the converted model back."""
     expected = plain_step(model, call, BATCH)
-    ours = sg.convert(copy.deepcopy(model), kernels=True)
+    ours = sg.convert(copy.deepcopy(model), kernels="all")
     for batch in (BATCH, unknown_counts(poisoned(BATCH, 1e3))):
         found, _ = static_step(ours, call, batch)
         assert found is not None
@@ -232,13 +232,21 @@ STOCK = {
 }
 
 
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+def test_a_slower_kernel_is_left_out_and_said_so(kind):
+    model = sg.convert(Model(gat(kind)), kernels=True)
+    sg.StaticGraphRunner(model, [CAPACITY])(BATCH)
+    reasons = {layer.name: layer.stock_reason for layer in fused_layers(model)}
+    assert "the stock layer is faster" in reasons["first"]
+
+
 @pytest.mark.parametrize("name", STOCK)
 def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
     torch.manual_seed(0)
     make, change, reason = STOCK[name]
     stock = make()
     forward = change(stock)
-    ours = sg.convert(copy.deepcopy(stock), kernels=True)
+    ours = sg.convert(copy.deepcopy(stock), kernels="all")
     runner = sg.StaticGraphRunner(ours, [CAPACITY], forward=forward)
     torch.manual_seed(1)
     out = runner(BATCH)[: len(NODES)]
@@ -251,7 +259,7 @@ def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
 
 def test_attention_weights_come_from_the_stock_code():
     stock = gat(GATConv).double()
-    model = sg.convert(nn.Sequential(copy.deepcopy(stock)), kernels=True)
+    model = sg.convert(nn.Sequential(copy.deepcopy(stock)), kernels="all")
     runner = sg.StaticGraphRunner(
         model,
         [CAPACITY],
@@ -262,7 +270,7 @@ def test_attention_weights_come_from_the_stock_code():
 
 
 def test_degrees_are_computed_once_for_all_layers():
-    model = sg.convert(Model(gcn(), "weight"), kernels=True)
+    model = sg.convert(Model(gcn(), "weight"), kernels="all")
     runner = sg.StaticGraphRunner(model, [CAPACITY], forward=call)
     with OperationCounter() as counter:
         runner(BATCH)
@@ -295,7 +303,7 @@ def test_a_pool_by_another_vector_is_the_stock_one():
         return torch.stack([*pooled, m[0](b.x, other, dim_size=b.num_graphs)], 1)
 
     expected = forward(model, BATCH)
-    sg.convert(model, kernels=True)
+    sg.convert(model, kernels="all")
     found = sg.StaticGraphRunner(model, [CAPACITY], forward=forward)(BATCH)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     assert "not the batch's own" in model[0].stock_reason
@@ -305,7 +313,7 @@ def test_a_pool_by_another_vector_is_the_stock_one():
 def test_a_compiled_step_is_one_graph(name):
     torch.manual_seed(0)
     model = LAYERS[name]() if name in LAYERS else Model(gcn(), pool=SoftmaxAggregation(learn=True))
-    model = sg.convert(model, kernels=True)
+    model = sg.convert(model, kernels="all")
     context, names = model.norm._staticgraph, tuple(BATCH.tensors())
 
     def run(*tensors):
@@ -356,7 +364,7 @@ def test_second_derivatives_are_refused_by_name():
     for name, operator in (("gcn", "gcn_sum"), ("gat", "neighbour_attention"), ("gatv2", "pair")):
         model = LAYERS[name]()
         model.norm, model.pool = nn.Identity(), lambda x, _: x[: CAPACITY[2]]
-        sg.convert(model, kernels=True)
+        sg.convert(model, kernels="all")
         out = sg.StaticGraphRunner(model, [CAPACITY], forward=call)(batch)
         (force,) = torch.autograd.grad(out.sum(), batch.x, create_graph=True)
         with pytest.raises(RuntimeError, match=operator):

@@ -112,7 +112,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
             return loss_of(out, batch).mean()
     else:
         kernels = name.endswith("kernels")
-        sg.convert(model, kernels=kernels)
+        sg.convert(model, kernels="all" if kernels else False)
         sizes = store.sizes[list(ids)].sum(0)
         largest = int(store.sizes[list(ids), 0].max())
         capacity = sg.Capacity.distinct(int(sizes[0]) + 2, int(sizes[1]) + 2, len(ids) + 1, largest)

@@ -32,13 +32,23 @@ from staticgraph.nn.size_classes import ClassedLayout
 class BatchContext:
     """The present batch of one model, or none."""
 
-    __slots__ = ("_blocks", "_dense", "_made", "_rows", "attention", "batch", "kernels")
+    __slots__ = (
+        "_blocks",
+        "_dense",
+        "_made",
+        "_rows",
+        "all_kernels",
+        "attention",
+        "batch",
+        "kernels",
+    )
 
     def __init__(self) -> None:
         self.batch: StaticBatch | None = None
         self._dense: DenseLayout | None = None
         self.attention = "auto"
         self.kernels = False
+        self.all_kernels = False
         self._made: dict[Hashable, Any] = {}
         self._rows: dict[int, Rows] | None = None
         self._blocks: dict[tuple[int, int], DenseLayout] | None = None
