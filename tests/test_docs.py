@@ -1,4 +1,4 @@
-"""The code in README, quick start and the page on types runs as it stands, and their links lead somewhere."""
+"""The code in README, quick start and the page on types runs as it stands; links lead somewhere."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_siz
     assert int((~batch.node_mask).sum()) == 2
     source, target = batch.edge_index[:, ~batch.edge_mask]
     assert (batch.pos[source] - batch.pos[target]).norm(dim=1).min() > 0.5
+    short = sg.Capacity(full.nodes - 1, full.edges, 2, node_reserve=2)
     with pytest.raises(sg.GraphTooLarge):
-        short = sg.Capacity(full.nodes - 1, full.edges, 2, node_reserve=2)
         sg.StaticBatch.of(store, [largest], short)
     model = Forces().double()
     runner = runner_of(model, batch)

@@ -27,7 +27,7 @@ class TrainConfig:
         lr: learning rate of Adam.
         seed: of the split, the model and the order.
         kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
-            to gain, which is for GINE on a CPU.
+            to gain, which is for GINE, GPS and GCN on a CPU.
         compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
         store: ``host``; ``device``, where the graphs are moved once and only ids cross; or
