@@ -74,6 +74,11 @@ class StaticLoader:
         world_size: int = 1,
         **batching: Any,
     ) -> None:
+        if not isinstance(store, GraphStore | DeviceStore):
+            raise TypeError(
+                f"a StaticLoader reads a GraphStore, not a {type(store).__name__}: make one of the "
+                "graphs with sg.GraphStore.from_pyg(graphs)"
+            )
         self.store = store
         self.device = _device_of(store, device)
         self.num_workers = 0 if isinstance(store, DeviceStore) else num_workers

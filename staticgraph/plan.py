@@ -251,10 +251,20 @@ def sizes_of(source: Any) -> IntArray:
     """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
     if isinstance(source, SizeHistogram):
         return np.repeat(source.sizes, source.counts, axis=0)
+    if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):
+        raise TypeError(
+            f"a {type(source).__name__} of graphs has no table of sizes: make a store of it first, "
+            "sg.GraphStore.from_pyg(graphs)"
+        )
     rows = np.asarray(getattr(source, "sizes", source))
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
     return np.ascontiguousarray(rows, dtype=np.int64)
+
+
+def _first(source: Any) -> list[Any]:
+    """The first item of a sequence, where there is one."""
+    return [source[0]] if hasattr(source, "__getitem__") and len(source) else []
 
 
 def histogram_of(source: Any) -> SizeHistogram:

@@ -210,7 +210,6 @@ def as_it_is(model):
 
 
 STOCK = {
-    "cached": (lambda: Model(gcn(cached=True)), as_it_is, "cached=True"),
     "gradient": (lambda: Model(gcn()), weight_with_gradient, "no derivative by edge_weight"),
     "not its edges": (lambda: Model(gcn()), other_edges, "not the batch's own"),
     "mean": (lambda: Model(gcn(aggr="mean")), as_it_is, "aggr='mean'"),
@@ -252,7 +251,7 @@ def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
     out = runner(BATCH)[: len(NODES)]
     found = {layer.name: layer.stock_reason for layer in fused_layers(ours)}
     assert reason in found["first"]
-    if name not in ("dropout", "cached"):  # other draws; edges of a batch of its own
+    if name != "dropout":  # which draws otherwise
         static = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], forward=forward)
         assert torch.allclose(out, static(BATCH)[: len(NODES)], rtol=0, atol=1e-11)
 

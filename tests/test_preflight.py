@@ -446,3 +446,22 @@ def test_a_width_that_only_a_compiled_step_has_is_told():
 
     (obstacle,) = preflight(Backwards().double(), PLAN, STORE).obstacles
     assert obstacle.kind == "differs from plain PyG"
+
+
+def test_a_layer_that_keeps_the_first_batch_is_refused():
+    """In fixed shapes nothing would notice that the edges are another batch's."""
+    model = Net()
+    model.conv = GCNConv(C, C, cached=True)
+    (obstacle,) = preflight(model.double(), PLAN, STORE).obstacles
+    assert (obstacle.kind, obstacle.module) == ("refused", "conv")
+    assert "pass cached=False" in obstacle.operation
+    with pytest.raises(sg.NotStatic, match=r"conv: GCNConv\(cached=True\).*pass cached=False"):
+        sg.StaticGraphRunner(model, PLAN)
+
+
+def test_a_list_of_graphs_is_no_store():
+    graphs = [STORE[i] for i in range(3)]
+    with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):
+        sg.plan_buckets(graphs, batch_size=2)
+    with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):
+        sg.StaticLoader(graphs, PLAN)

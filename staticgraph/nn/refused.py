@@ -105,6 +105,17 @@ def unheard_hooks(model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
+def caching_layers(model: torch.nn.Module) -> dict[str, str]:
+    """For each layer that keeps the first batch's normalisation, by its path: why it is refused. A
+    batch of another size would make PyG raise; fixed shapes would hide that it is another batch."""
+    return {
+        path: f"{type(module).__name__}(cached=True) would go on with the first batch's edges: "
+        "pass cached=False"
+        for path, module in model.named_modules()
+        if isinstance(module, pyg.MessagePassing) and getattr(module, "cached", False) is True
+    }
+
+
 def refused_forms() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
     """For each refused layer a subclass whose forward, inside the runner, says so."""
     forms = {}

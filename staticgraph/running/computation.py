@@ -17,7 +17,7 @@ from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.refused import unheard_hooks
+from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.losses import check_not_broadcast, masked_mean, without_missing
 from staticgraph.running.padding import sanitized, zero_padding
@@ -56,6 +56,8 @@ class Computation:
         self._device = device
         self._sanitize = sanitize
         self._differentiable = tuple(differentiable)
+        for path, why in caching_layers(model).items():
+            raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
         self._static_calls = StaticCalls(model, self._context)
 

@@ -25,7 +25,7 @@ from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
-from staticgraph.nn.refused import unheard_hooks
+from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.comparison import (
@@ -86,7 +86,7 @@ class _Preflight:
         """All runs, and what they found."""
         ran, stopped = self._watched()
         self._host_attributes()
-        self._hooks()
+        self._refused_options()
         graphs = 0 if stopped else self._traced()
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
@@ -166,8 +166,9 @@ class _Preflight:
                         )
                     )
 
-    def _hooks(self) -> None:
-        for path, why in unheard_hooks(self._stock).items():
+    def _refused_options(self) -> None:
+        """Layers that are refused for what they were given, and not for what they are."""
+        for path, why in (unheard_hooks(self._stock) | caching_layers(self._stock)).items():
             kind = type(self._stock.get_submodule(path))
             self._obstacles.append(
                 Obstacle(why, defined_at(kind), f"class {kind.__name__}", "refused", path)

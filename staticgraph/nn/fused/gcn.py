@@ -61,8 +61,6 @@ class FusedGCNConv(Fused, GCNConv):
         reason = obstacle(self, batch, x, edge_index, None, aggr=aggr)
         if reason is not None:
             return reason
-        if self.normalize and self.cached:
-            return "cached=True keeps the first batch's normalisation"
         if edge_weight is None:
             return None
         if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
