@@ -168,7 +168,8 @@ class StaticBatch:
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
-        return self._tensors["graph_ids"].device
+        known = getattr(self._tensors, "device", None)  # without making arrays not yet made
+        return known or self._tensors["graph_ids"].device
 
     def release(self) -> None:
         """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.

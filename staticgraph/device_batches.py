@@ -51,6 +51,11 @@ class CollatedTensors(Mapping[str, Tensor]):
         self._arrays = lease.slot.tensors(layout.bucket)
         self._made = False
 
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are, or will be."""
+        return self.ids.device
+
     def __getitem__(self, name: str) -> Tensor:
         if not self._made:
             self.into(self._layout, self._arrays)
