@@ -63,8 +63,9 @@ def bytes_of(text: str) -> int:
 
 
 def state(number: int, of: int) -> None:
-    """Progress within an epoch."""
-    say(f"\rstate {number + 1} of {of} ")
+    """Progress within an epoch, on a terminal, where it can be written over."""
+    if sys.stderr.isatty():
+        say(f"\rstate {number + 1} of {of} ")
 
 
 def say(text: str) -> None:

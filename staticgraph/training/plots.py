@@ -107,7 +107,9 @@ def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacit
             axes.barh(y, 1.0, color=PADDING, height=0.8)
             axes.barh(y, share, color=color, height=0.8)
             text = f"{100 * share:.1f}%" if mine else "not used"
-            axes.text(0.01, y, text, va="center", color="white" if mine else "black", fontsize=9)
+            inside = mine and share > 0.12  # as wide as its label
+            x, color = (0.01, "white") if inside else (share + 0.01, "black")
+            axes.text(x, y, text, va="center", color=color, fontsize=9)
             labels.append(f"bucket {bucket}: {limit:,} {name}")
     axes.set_yticks([-number for number in range(len(labels))], labels)
     axes.set(xlim=(0, 1), xlabel="share of the physical rows (grey: padding)")
