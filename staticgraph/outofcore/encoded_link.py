@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from staticgraph.outofcore.adagrad import EPSILON, adagrad_rows
 from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.buffer import EmbeddingBuffer
+from staticgraph.outofcore.committed_epochs import CommittedEpochs
 from staticgraph.outofcore.decoders import DECODERS, Decoder
 from staticgraph.outofcore.first_embeddings import open_for
 from staticgraph.outofcore.graph import PartitionedGraph
@@ -60,7 +61,7 @@ class EncodedLinkLoss(nn.Module):
         return self._step.loss(self.encoder(x, hops), self.relations, *ends)
 
 
-class EncodedLinkTrainer:
+class EncodedLinkTrainer(CommittedEpochs):
     """Trains embeddings and a graph network over them.
 
     Args:
@@ -147,21 +148,6 @@ class EncodedLinkTrainer:
     def relations(self) -> Tensor:
         """``[2, R, D']``."""
         return self.model.relations.detach().cpu()
-
-    def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
-        """One pass over all edges, committed at its end.
-
-        Args:
-            on_state: told the number of the state that begins and of how many.
-        """
-        try:
-            return self._train_epoch(on_state)
-        except BaseException:
-            # Also an interrupt: the next epoch must begin where this one did.
-            self.buffer.abandon()
-            self.file.rollback()
-            self._restore()
-            raise
 
     def close(self) -> None:
         """Ends the threads and closes the file."""

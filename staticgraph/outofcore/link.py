@@ -24,6 +24,7 @@ from torch import Tensor
 from staticgraph.outofcore.adagrad import adagrad_rows
 from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.buffer import EmbeddingBuffer, Resident
+from staticgraph.outofcore.committed_epochs import CommittedEpochs
 from staticgraph.outofcore.decoders import DECODERS, Decoder
 from staticgraph.outofcore.first_embeddings import open_for
 from staticgraph.outofcore.graph import PartitionedGraph
@@ -48,7 +49,7 @@ class LinkEpoch:
     waited_s: float
 
 
-class LinkTrainer:
+class LinkTrainer(CommittedEpochs):
     """Trains embeddings of a partitioned graph.
 
     Args:
@@ -84,21 +85,6 @@ class LinkTrainer:
     def epoch(self) -> int:
         """Epochs that are committed."""
         return self.file.epoch
-
-    def train_epoch(self, on_state: Callable[[int, int], None] | None = None) -> LinkEpoch:
-        """One pass over all edges, committed at its end.
-
-        Args:
-            on_state: told the number of the state that begins and of how many.
-        """
-        try:
-            return self._train_epoch(on_state)
-        except BaseException:
-            # Also an interrupt: the next epoch must begin where this one did.
-            self.buffer.abandon()
-            self.file.rollback()
-            self._restore()
-            raise
 
     def close(self) -> None:
         """Ends the thread and closes the file."""
