@@ -325,7 +325,8 @@ class StaticBatch:
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """The same batch with some tensors exchanged; without any, an object of its own over the
         same memory, on which a model may set attributes."""
-        other = StaticBatch(self.layout, {**self._tensors, **tensors}, self.real, self._lease)
+        held = {**self._tensors, **tensors} if tensors else self._tensors
+        other = StaticBatch(self.layout, held, self.real, self._lease)
         other._extra = self._extra
         return other
 

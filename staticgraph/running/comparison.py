@@ -21,7 +21,8 @@ from staticgraph.nn.convert import context_of
 from staticgraph.running.arguments import Forward
 from staticgraph.running.example_batch import poisoned
 
-# Of the largest value: what float32 loses over a deep network, a tenth of what garbage does.
+# Of the largest value: what float32 loses over a deep network, a tenth of what garbage does. GINE
+# 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients among it.
 TOLERANCE = 1e-3
 
 

@@ -23,8 +23,8 @@ from staticgraph.kernels.segment_sum import segment_sum
 from staticgraph.nn.fused.conv import SUM, obstacle
 from staticgraph.nn.fused.layer import Fused
 
-# GAT 4x64, batch 128, one thread of a shared CPU: 23.1 ms a step with the kernel, 20.0 without
-# (2026-11-20): a softmax an edge and head is too little work a loop.
+# GAT 4x64, batch 128, ten steps of one run on one thread of a shared CPU, 2026-11-20: 23.1 ms a
+# step with the kernel, 20.0 without: a softmax an edge and head is too little work a loop.
 SLOWER_ON_CPU = 'on a CPU the stock layer is faster; convert(kernels="all") uses the kernel'
 
 
