@@ -71,5 +71,21 @@ class BudgetExceeded(RuntimeError):
         self.floor_bytes = floor_bytes
 
 
+class Diverged(RuntimeError):
+    """A training's loss, or what it trained, is not finite; what was good before is kept.
+
+    Attributes:
+        epoch: the epoch, counted from 1.
+    """
+
+    def __init__(self, message: str, epoch: int = 0) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+class FolderInUse(RuntimeError):
+    """Another process writes into the folder of a run; the message names it."""
+
+
 class ProbeFailed(RuntimeError):
     """A model's memory could not be measured: not even the smallest capacities fit."""

@@ -64,7 +64,8 @@ def everything(trainer) -> list[np.ndarray]:
     rows = np.empty(shape, np.float32)
     for k, (values, sums) in enumerate(rows):
         trainer.file.read(k, values, sums)
-    extras = trainer.file.extras
+    # The history has seconds in it, which no two runs share.
+    extras = {name: a for name, a in trainer.file.extras.items() if name != "history"}
     return [rows, *(extras[name] for name in sorted(extras))]
 
 

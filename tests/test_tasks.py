@@ -98,3 +98,16 @@ def test_classes_take_cross_entropy():
     out, y = torch.randn(4, 3), torch.tensor([0, 2, 1, 0])
     expected = torch.nn.functional.cross_entropy(out, y)
     assert tasks.mean_loss(task, out, y) == pytest.approx(float(expected))
+
+
+def test_a_model_whose_outputs_are_nan_has_no_metric():
+    """Not the best one: a NaN would stand first among ranks and be the largest of classes."""
+    broken = torch.full((4, 1), math.nan)
+    answers = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
+    assert math.isnan(tasks.roc_auc(broken, answers))
+    assert math.isnan(tasks.rmse(broken, answers))
+    assert math.isnan(tasks.accuracy(torch.full((4, 2), math.nan), torch.zeros(4, 1)))
+    # Where the answer is missing, the output does not matter.
+    answers[0] = math.nan
+    broken[1:] = torch.tensor([[2.0], [3.0], [1.0]])
+    assert tasks.roc_auc(broken, answers) == 1.0

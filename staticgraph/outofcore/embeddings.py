@@ -28,6 +28,9 @@ from staticgraph.outofcore.reading import BlockFile
 
 DATA = "embeddings.bin"
 COMMIT = "commit.bin"
+# Stands from before the first byte until epoch 0 is committed: what a kill left of a creation is
+# thus told from embeddings that lost a file.
+CREATING = ".creating"
 MAGIC = b"SGEMB001"
 
 FloatArray = NDArray[np.float32]
@@ -43,19 +46,16 @@ class EmbeddingFile:
     Attributes:
         epoch: committed epochs.
         extras: the other arrays of the commit (relation parameters, a configuration).
+        not_finite: partitions in which, as last written, some value or sum is NaN or infinite.
 
     Raises:
         FileNotFoundError: nothing was ever committed there.
-        StoreCorrupt: the commit or the data is not what was written.
+        StoreCorrupt: the commit or the data is missing, or not what was written.
     """
 
     def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
         self.folder = Path(folder)
-        if not (self.folder / COMMIT).exists():
-            raise FileNotFoundError(
-                f"{self.folder} holds no committed embeddings: make them with "
-                "EmbeddingFile.create(...)"
-            )
+        _require_both(self.folder)
         commit = _read_commit(self.folder / COMMIT)
         self.epoch = int(commit.pop("epoch"))
         self.num_partitions, self.partition_size, self.dimension = (
@@ -66,6 +66,7 @@ class EmbeddingFile:
         self.extras: dict[str, NDArray[Any]] = commit
         self._place = self._committed.copy()
         self._committed_crc = self._crc.copy()
+        self.not_finite: set[int] = set()
         self._file = BlockFile(self.folder / DATA, writable=True, cached=cached)
         expected = 2 * self.num_partitions * self.record_bytes
         if (found := (self.folder / DATA).stat().st_size) != expected:
@@ -99,6 +100,7 @@ class EmbeddingFile:
         """
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
+        (root / CREATING).touch()
         (root / COMMIT).unlink(missing_ok=True)
         sums = np.zeros((partition_size, dimension), np.float32)
         crc = np.zeros(num_partitions, np.uint32)
@@ -114,6 +116,7 @@ class EmbeddingFile:
         shape = np.array([num_partitions, partition_size, dimension])
         place = np.zeros(num_partitions, np.uint8)
         _write_commit(root, 0, shape, place, crc, extras or {})
+        (root / CREATING).unlink()
         return cls(root, cached=cached)
 
     @property
@@ -148,20 +151,32 @@ class EmbeddingFile:
         offset = self._offset(partition)
         self._file.write(offset, [values, sums])
         self._crc[partition] = _checksum(values, sums)
+        # In float64 no sum of float32 overflows, so it is finite exactly where all of them are.
+        with np.errstate(invalid="ignore"):
+            total = values.sum(dtype=np.float64) + sums.sum(dtype=np.float64)
+        if np.isfinite(total):
+            self.not_finite.discard(partition)
+        else:
+            self.not_finite.add(partition)
+
+    def sync(self) -> None:
+        """Waits until everything written so far is on the disk."""
+        os.fsync(self._file.descriptor)
 
     def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Makes everything written so far the state that a restart finds."""
-        os.fsync(self._file.descriptor)
-        if extras is not None:
-            self.extras = dict(extras)
+        self.sync()
+        kept = self.extras if extras is None else dict(extras)
         shape = np.array([self.num_partitions, self.partition_size, self.dimension])
-        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, self.extras)
+        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, kept)
         self.epoch += 1
+        self.extras = kept
         self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
 
     def rollback(self) -> None:
         """Forgets everything written since the last commit."""
         self._place, self._crc = self._committed.copy(), self._committed_crc.copy()
+        self.not_finite.clear()
 
     def close(self) -> None:
         """Closes the file; what was not committed is forgotten."""
@@ -170,6 +185,22 @@ class EmbeddingFile:
     def _offset(self, partition: int) -> int:
         place = int(self._place[partition])
         return (place * self.num_partitions + partition) * self.record_bytes
+
+
+def _require_both(folder: Path) -> None:
+    """Raises where one file of the two is gone, or where nothing was ever committed."""
+    data, commit = (folder / DATA).exists(), (folder / COMMIT).exists()
+    if not commit and (not data or (folder / CREATING).exists()):
+        raise FileNotFoundError(
+            f"{folder} holds no committed embeddings: make them with EmbeddingFile.create(...)"
+        )
+    (folder / CREATING).unlink(missing_ok=True)
+    if data != commit:
+        there, gone = (DATA, COMMIT) if data else (COMMIT, DATA)
+        raise StoreCorrupt(
+            f"{folder} has {there} but no {gone}: what was trained there cannot be read without "
+            f"it. Put {gone} back, or remove the folder to start training anew"
+        )
 
 
 def _checksum(values: FloatArray, sums: FloatArray) -> int:

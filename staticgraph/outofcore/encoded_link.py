@@ -13,7 +13,6 @@ sees relations. Source: MariusGNN, EuroSys 2023, sections 4 and 7.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staticgraph.outofcore.adagrad import EPSILON, adagrad_rows
-from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.buffer import EmbeddingBuffer
-from staticgraph.outofcore.committed_epochs import CommittedEpochs
+from staticgraph.outofcore.committed_epochs import CommittedEpochs, Pass
 from staticgraph.outofcore.decoders import DECODERS, Decoder
 from staticgraph.outofcore.first_embeddings import open_for
 from staticgraph.outofcore.graph import PartitionedGraph
 from staticgraph.outofcore.hop_runner import HopRunner
 from staticgraph.outofcore.layers import Hops, SampledGNN
-from staticgraph.outofcore.link import LinkEpoch
 from staticgraph.outofcore.link_step import LinkConfig, LinkStep
 from staticgraph.outofcore.loader import SampledLoader
 from staticgraph.outofcore.neighbours import Direction
@@ -140,11 +137,6 @@ class EncodedLinkTrainer(CommittedEpochs):
         )
 
     @property
-    def epoch(self) -> int:
-        """Epochs that are committed."""
-        return self.file.epoch
-
-    @property
     def relations(self) -> Tensor:
         """``[2, R, D']``."""
         return self.model.relations.detach().cpu()
@@ -165,9 +157,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         low = partition * self.graph.partition_size
         return self._encoded[1][low : low + self.graph.nodes_of(partition)]
 
-    def _train_epoch(self, on_state: Callable[[int, int], None] | None) -> LinkEpoch:
-        started, waited = time.perf_counter(), self.buffer.waited_s
-        read_before = self.file.bytes_read
+    def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
         self.loader.epoch = self.epoch
         schedule = self.policy.epoch(
             self.graph.num_partitions, np.random.default_rng([self.config.seed, self.epoch, 1])
@@ -177,25 +167,15 @@ class EncodedLinkTrainer(CommittedEpochs):
         edges = batches = 0
         state = -1
         for batch in self.loader:
-            if on_state is not None and batch.state != state:
-                on_state(state := batch.state, len(schedule.states))
+            if batch.state != state:
+                self._refuse_divergence(loss)
+                state = batch.state
+                if on_state is not None:
+                    on_state(state, len(schedule.states))
             loss += self._train_batch(batch)
             assert batch.ends is not None
             edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
-        self.file.commit({"identity": self.file.extras["identity"], **self._parameters()})
-        return LinkEpoch(
-            epoch=self.epoch,
-            loss=float(loss) / max(1, edges),
-            edges=edges,
-            batches=batches,
-            states=len(schedule.states),
-            swaps=schedule.swaps,
-            partitions_read=schedule.reads,
-            bytes_read=self.file.bytes_read - read_before,
-            bias=edge_permutation_bias(schedule, self.graph.bucket_sizes),
-            seconds=time.perf_counter() - started,
-            waited_s=self.buffer.waited_s - waited,
-        )
+        return Pass(loss, edges, batches, schedule)
 
     def _train_batch(self, batch: SampledBatch) -> Tensor:
         hops, ends, config = batch.hops, batch.ends, self.config

@@ -7,6 +7,8 @@ in :mod:`staticgraph.outofcore.embeddings`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,16 @@ class PartitionedGraph:
     def bucket_sizes(self) -> NDArray[np.int64]:
         """``[p, p]`` edges of each bucket."""
         return np.diff(self.offsets).reshape(self.num_partitions, self.num_partitions)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with the numbering of the nodes, with the cut into
+        partitions and with any edge (SHA-256 of the files' checksums)."""
+        files = self.manifest.files
+        said = [self.num_nodes, self.num_partitions, self.partition_size]
+        for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
+            said += [files[name].bytes, *files[name].blocks, *files[name].crc32]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
     def nodes_of(self, partition: int) -> int:
         """Real nodes of a partition; the last may have fewer."""

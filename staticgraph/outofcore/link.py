@@ -10,9 +10,7 @@ would have. Source: Marius, OSDI 2021, sections 2 and 3.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.outofcore.adagrad import adagrad_rows
-from staticgraph.outofcore.bias import edge_permutation_bias
 from staticgraph.outofcore.buffer import EmbeddingBuffer, Resident
-from staticgraph.outofcore.committed_epochs import CommittedEpochs
+from staticgraph.outofcore.committed_epochs import CommittedEpochs, Pass
 from staticgraph.outofcore.decoders import DECODERS, Decoder
 from staticgraph.outofcore.first_embeddings import open_for
 from staticgraph.outofcore.graph import PartitionedGraph
+from staticgraph.outofcore.link_epoch import LinkEpoch
 from staticgraph.outofcore.link_step import LinkConfig, LinkStep
 from staticgraph.outofcore.policy import EdgePolicy
 
-
-@dataclass(frozen=True, slots=True)
-class LinkEpoch:
-    """What one epoch did. Seconds of waiting are part of the seconds."""
-
-    epoch: int
-    loss: float
-    edges: int
-    batches: int
-    states: int
-    swaps: int
-    partitions_read: int
-    bytes_read: int
-    bias: float
-    seconds: float
-    waited_s: float
+__all__ = ["LinkEpoch", "LinkTrainer"]
 
 
 class LinkTrainer(CommittedEpochs):
@@ -59,7 +42,8 @@ class LinkTrainer(CommittedEpochs):
         folder: where the embeddings live; training goes on from what is committed there.
 
     Raises:
-        ValueError: the folder holds embeddings that were trained with another configuration.
+        ValueError: the folder holds embeddings of another partitioning, or that were trained with
+            another configuration.
     """
 
     def __init__(
@@ -81,11 +65,6 @@ class LinkTrainer(CommittedEpochs):
         self.step = LinkStep(config, self.decoder)
         self._place = np.full(len(self.buffer.values), -1, np.int32)
 
-    @property
-    def epoch(self) -> int:
-        """Epochs that are committed."""
-        return self.file.epoch
-
     def close(self) -> None:
         """Ends the thread and closes the file."""
         self.buffer.close()
@@ -98,9 +77,7 @@ class LinkTrainer(CommittedEpochs):
         self.file.read(partition, values, sums)
         return torch.from_numpy(values[: self.graph.nodes_of(partition)])
 
-    def _train_epoch(self, on_state: Callable[[int, int], None] | None) -> LinkEpoch:
-        started, waited = time.perf_counter(), self.buffer.waited_s
-        read_before = self.file.bytes_read
+    def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
         seed, epoch = self.config.seed, self.epoch
         schedule = self.policy.epoch(
             self.graph.num_partitions, np.random.default_rng([seed, epoch, 1])
@@ -116,20 +93,8 @@ class LinkTrainer(CommittedEpochs):
                 rows = resident.edges[order[low : low + self.config.batch_size]]
                 loss += self._train_batch(rows, resident, rng)
                 edges, batches = edges + len(rows), batches + 1
-        self.file.commit(self._extras())
-        return LinkEpoch(
-            epoch=self.epoch,
-            loss=float(loss) / max(1, edges),
-            edges=edges,
-            batches=batches,
-            states=len(schedule.states),
-            swaps=schedule.swaps,
-            partitions_read=schedule.reads,
-            bytes_read=self.file.bytes_read - read_before,
-            bias=edge_permutation_bias(schedule, self.graph.bucket_sizes),
-            seconds=time.perf_counter() - started,
-            waited_s=self.buffer.waited_s - waited,
-        )
+            self._refuse_divergence(loss)
+        return Pass(loss, edges, batches, schedule)
 
     def _restore(self) -> None:
         """Relation parameters as they were committed."""
@@ -152,9 +117,8 @@ class LinkTrainer(CommittedEpochs):
             )
         return loss
 
-    def _extras(self) -> dict[str, NDArray[Any]]:
+    def _parameters(self) -> dict[str, NDArray[Any]]:
         return {
-            "identity": self.file.extras["identity"],
             "relations": self.relations.numpy().copy(),
             "relation_sums": self.relation_sums.numpy().copy(),
         }

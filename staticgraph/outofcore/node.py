@@ -6,6 +6,7 @@ samples, or on full neighbourhoods with PyG's layers over the whole graph in mem
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from staticgraph.errors import Diverged
 from staticgraph.outofcore.hop_runner import HopRunner
 from staticgraph.outofcore.hops import HopBatch
 from staticgraph.outofcore.layers import SampledGNN
@@ -62,7 +64,11 @@ class NodeTrainer:
         self.runner = HopRunner(model, mode)
 
     def train_epoch(self) -> NodeEpoch:
-        """One pass over the loader's seeds."""
+        """One pass over the loader's seeds.
+
+        Raises:
+            Diverged: the loss of the epoch is not finite.
+        """
         started, waited = time.perf_counter(), self.loader.waited_s
         read = self.loader.states.partitions_read
         self.model.train()
@@ -76,11 +82,18 @@ class NodeTrainer:
             self.optimizer.step()
             n = len(batch.seeds)
             loss_sum += loss * n
-            right += (out.argmax(1) == y).sum()
+            right += _right(out, y).sum()
             seeds, batches = seeds + n, batches + 1
+        loss = float(loss_sum) / max(1, seeds)
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the training diverged in epoch {self.loader.epoch}: the loss is {loss}. Train "
+                "anew with a lower rate",
+                self.loader.epoch,
+            )
         return NodeEpoch(
             epoch=self.loader.epoch,
-            loss=float(loss_sum) / max(1, seeds),
+            loss=loss,
             accuracy=float(right) / max(1, seeds),
             seeds=seeds,
             batches=batches,
@@ -97,7 +110,7 @@ class NodeTrainer:
             for batch in loader:
                 _, y = self._inputs(batch.hops)
                 out = self.runner(batch.hops)
-                right += int((out.argmax(1) == y).sum())
+                right += int(_right(out, y).sum())
                 seeds += len(batch.seeds)
         return right / max(1, seeds)
 
@@ -128,7 +141,7 @@ class NodeTrainer:
         with torch.no_grad():
             out = self.model.whole(x, edges).cpu()[rows]
         y = torch.from_numpy(np.asarray(labels, np.int64)[np.asarray(nodes)])
-        return float((out.argmax(1) == y).float().mean())
+        return float(_right(out, y).float().mean())
 
     def _inputs(self, hops: HopBatch) -> tuple[Tensor, Tensor]:
         if hops.x is None:
@@ -140,3 +153,8 @@ class NodeTrainer:
 
 def _loss(out: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(out, y, ignore_index=-1)
+
+
+def _right(out: Tensor, y: Tensor) -> Tensor:
+    """``[S]`` whether a row's largest output is its class; the first of NaNs is no answer."""
+    return (out.argmax(1) == y) & out.isfinite().all(1)

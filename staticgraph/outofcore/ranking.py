@@ -3,8 +3,9 @@
 For each test edge every node is a candidate for its destination and for its source; candidates that
 make an edge known to be true are left out. All nodes are scored, partition by partition, so that
 the table of embeddings need not fit; the rank is 1 plus the better ones plus half of the equal
-ones, so that a model which scores everything alike gains nothing. Source: Bordes et al., NeurIPS
-2013.
+ones, so that a model which scores everything alike gains nothing. A score that is not finite is
+worse than every finite one, and a true end that has one stands last, so that a model which diverged
+gains nothing either. Source: Bordes et al., NeurIPS 2013.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ QUERIES = 512
 
 @dataclass(frozen=True, slots=True)
 class LinkScore:
-    """Filtered metrics over both directions of ``edges`` edges."""
+    """Filtered metrics over both directions of ``edges`` edges.
+
+    ``not_finite`` of the ``2 * edges`` true ends have a score that is not finite, and rank last: of
+    a model that has not diverged there are none.
+    """
 
     edges: int
     mrr: float
     hits: dict[int, float]
+    not_finite: int = 0
 
 
 def evaluate_links(
@@ -49,11 +55,12 @@ def evaluate_links(
         known: ``[3, K]`` all true edges, the tested ones among them.
         hits: the k of Hits@k.
     """
-    ranks = filtered_ranks(trainer, edges, known)
+    ranks, not_finite = _ranks(trainer, edges, known)
     return LinkScore(
         edges=edges.shape[1],
         mrr=float((1.0 / ranks).mean()),
         hits={k: float((ranks <= k).mean()) for k in hits},
+        not_finite=not_finite,
     )
 
 
@@ -61,6 +68,13 @@ def filtered_ranks(
     trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
 ) -> NDArray[np.float64]:
     """``[2, T]`` ranks of the destinations and of the sources."""
+    return _ranks(trainer, edges, known)[0]
+
+
+def _ranks(
+    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
+) -> tuple[NDArray[np.float64], int]:
+    """The ranks, and how many true ends have a score that is not finite."""
     graph = trainer.graph
     new = np.empty(graph.num_nodes, np.int64)
     new[graph.node_ids] = np.arange(graph.num_nodes)
@@ -68,12 +82,13 @@ def filtered_ranks(
     # An edge may be known twice; it is left out once.
     true = np.unique(_renumber(known, new), axis=1)
     values = _rows_of(trainer, tested[:2])
-    ranks = np.empty((2, tested.shape[1]))
+    ranks, not_finite = np.empty((2, tested.shape[1])), 0
     for way in (0, 1):
         first, keys, ends = way, tested[way], tested[1 - way]
         relation = torch.from_numpy(tested[2])
         query = trainer.decoder.query(values[first], trainer.relations[way, relation])
         positive = trainer.decoder.score(query, values[1 - first])
+        not_finite += int((~torch.isfinite(positive)).sum())
         pointers, others = _true_ends(keys, tested[2], true, way)
         counts = np.zeros((len(ends), 2), np.int64)
         for partition in range(graph.num_partitions):
@@ -87,7 +102,7 @@ def filtered_ranks(
                     counts[span],
                 )  # fmt: skip
         ranks[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
-    return ranks
+    return ranks, not_finite
 
 
 def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -123,18 +138,22 @@ def _true_ends(
 
 @numba.njit(cache=True, nogil=True)
 def _count(scores, positive, low, pointers, others, counts):
-    """Adds the candidates of a block that are better than, and equal to, the true end."""
+    """Adds the candidates of a block that are better than, and equal to, the true end.
+
+    Against a true end whose score is not finite every candidate is better.
+    """
     for q in range(scores.shape[0]):
+        last = not np.isfinite(positive[q])
         better, equal = 0, 0
         for v in range(scores.shape[1]):
-            if scores[q, v] > positive[q]:
+            if last or positive[q] < scores[q, v] < np.inf:
                 better += 1
             elif scores[q, v] == positive[q]:
                 equal += 1
         for k in range(pointers[q], pointers[q + 1]):
             v = others[k] - low
             if 0 <= v < scores.shape[1]:
-                if scores[q, v] > positive[q]:
+                if last or positive[q] < scores[q, v] < np.inf:
                     better -= 1
                 elif scores[q, v] == positive[q]:
                     equal -= 1

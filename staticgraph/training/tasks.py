@@ -92,12 +92,17 @@ def mean_loss(task: Task, out: Tensor, y: Tensor) -> float:
 
 
 def roc_auc(out: Tensor, y: Tensor) -> float:
-    """Area under the ROC curve, the mean over targets that have both answers (as OGB takes it)."""
+    """Area under the ROC curve, the mean over targets that have both answers (as OGB takes it).
+
+    NaN where an answered score is NaN: it has no rank.
+    """
     from torchmetrics.functional.classification import binary_auroc
 
     areas = []
     for scores, answers in zip(_columns(out), _columns(y), strict=True):
         known = ~torch.isnan(answers)
+        if scores[known].isnan().any():
+            return float("nan")
         if answers[known].unique().numel() == 2:
             # The ranks of the scores, since torchmetrics' sigmoid would make large ones equal.
             ranks = scores[known].unique(return_inverse=True)[1].double()
@@ -118,10 +123,12 @@ def rmse(out: Tensor, y: Tensor) -> float:
 
 
 def accuracy(out: Tensor, y: Tensor) -> float:
-    """The share of graphs whose largest output is their class."""
+    """The share of graphs whose largest output is their class; NaN where an output is NaN."""
     from torchmetrics.functional.classification import multiclass_accuracy
 
     classes = out.shape[1]
+    if out.isnan().any():
+        return float("nan")
     return float(multiclass_accuracy(out, y.view(-1).long(), classes, average="micro"))
 
 

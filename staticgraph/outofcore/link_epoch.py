@@ -1,0 +1,38 @@
+"""What one epoch of link prediction did, as it is shown, reported and kept with its commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEpoch:
+    """What one epoch did. Seconds of waiting are part of the seconds."""
+
+    epoch: int
+    loss: float
+    edges: int
+    batches: int
+    states: int
+    swaps: int
+    partitions_read: int
+    bytes_read: int
+    bias: float
+    seconds: float
+    waited_s: float
+
+
+def to_bytes(history: Sequence[LinkEpoch]) -> NDArray[np.uint8]:
+    """Epochs as an array that a commit can carry."""
+    text = json.dumps([asdict(epoch) for epoch in history], allow_nan=False)
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def from_bytes(kept: NDArray[np.uint8]) -> tuple[LinkEpoch, ...]:
+    """What :func:`to_bytes` was given."""
+    return tuple(LinkEpoch(**values) for values in json.loads(kept.tobytes()))

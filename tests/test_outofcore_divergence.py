@@ -1,0 +1,239 @@
+"""Embeddings that diverged rank last, are never committed, and the error names the epoch; and those
+of one numbering of the nodes are not taken for those of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from staticgraph.errors import Diverged, StoreCorrupt
+from staticgraph.outofcore import (
+    Beta,
+    EncodedLinkTrainer,
+    InMemory,
+    LinkConfig,
+    LinkTrainer,
+    NodeTrainer,
+    SampledGNN,
+    SampledLoader,
+    evaluate_links,
+    partition,
+)
+from staticgraph.outofcore.ranking import filtered_ranks
+
+N = 23
+SMALL = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, seed=3)
+WILD = replace(SMALL, rate=1e30)
+
+
+def generated(e: int = 90, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, N, e), rng.integers(0, N, e), rng.integers(0, 3, e)])
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    return partition(generated(), N, 4, tmp_path_factory.mktemp("graph") / "g")
+
+
+def encoded(graph, folder, config=SMALL) -> EncodedLinkTrainer:
+    torch.manual_seed(0)
+    encoder = SampledGNN("sage", 4, 4, 4, 1)
+    return EncodedLinkTrainer(graph, Beta(2), config, encoder, (3,), folder)
+
+
+def plain(graph, folder, config=SMALL) -> LinkTrainer:
+    return LinkTrainer(graph, Beta(2), config, folder)
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
+    """All of the 23 nodes but the true end are candidates: the last rank is 23."""
+    tested = np.array([[0, 1], [1, 2], [2, 2]])
+    graph = partition(generated(), N, 2, tmp_path / "g")
+    trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
+    for k in range(2):
+        values, sums = np.empty((2, graph.partition_size, 4), np.float32)
+        trainer.file.read(k, values, sums)
+        trainer.file.write(k, np.full_like(values, value), sums)
+    trainer.file.commit()
+    np.testing.assert_array_equal(filtered_ranks(trainer, tested, tested), N)
+    score = evaluate_links(trainer, tested, tested)
+    assert score.mrr == pytest.approx(1 / N)
+    assert set(score.hits.values()) == {0.0}
+    assert score.not_finite == 4
+    trainer.close()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_path, value):
+    """Only the true ends are finite, so they are first."""
+    graph = partition(generated(), N, 2, tmp_path / "g")
+    trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
+    tested = np.array([[0], [1], [2]])
+    new = np.empty(N, np.int64)
+    new[graph.node_ids] = np.arange(N)
+    for k in range(2):
+        values, sums = np.empty((2, graph.partition_size, 4), np.float32)
+        trainer.file.read(k, values, sums)
+        mine = np.arange(k * len(values), (k + 1) * len(values))
+        values[~np.isin(mine, new[[0, 1]])] = value
+        trainer.file.write(k, values, sums)
+    trainer.file.commit()
+    # The true end and, as a candidate, the other finite end: equal or not, at most one is better.
+    assert (filtered_ranks(trainer, tested, tested) <= 2).all()
+    assert evaluate_links(trainer, tested, tested).not_finite == 0
+    trainer.close()
+
+
+def test_a_node_whose_outputs_are_nan_is_not_classified(graph_of_nodes, tmp_path):
+    graph, labels = graph_of_nodes
+    loader = SampledLoader(graph, InMemory(), [2], 4, seeds=np.arange(8), labels=labels)
+    model = SampledGNN("sage", 3, 4, 2, 1)
+    trainer = NodeTrainer(model, loader)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(np.nan)
+    # All labels are 0, which is where argmax finds the first NaN.
+    assert trainer.evaluate_whole(np.arange(8), labels) == 0.0
+    assert trainer.evaluate_sampled(loader) == 0.0
+    with pytest.raises(Diverged, match=r"diverged in epoch 2: the loss is nan.*lower rate") as told:
+        trainer.train_epoch()
+    assert told.value.epoch == 2
+    loader.close()
+
+
+@pytest.fixture
+def graph_of_nodes(tmp_path):
+    features = np.ones((N, 3), np.float32)
+    graph = partition(generated()[:2], N, 2, tmp_path / "nodes", features=features)
+    return graph, np.zeros(N, np.int64)
+
+
+# ---------------------------------------------------------------------- what is committed
+
+
+@pytest.mark.parametrize("made", [plain, encoded])
+def test_a_diverged_epoch_is_named_and_not_committed(graph, tmp_path, made):
+    trainer = made(graph, tmp_path, WILD)
+    with pytest.raises(Diverged, match=r"diverged in epoch 1: .*epoch 0 is what .* lower rate"):
+        trainer.train_epoch()
+    assert trainer.epoch == 0
+    assert trainer.relations.isfinite().all()
+    for k in range(graph.num_partitions):
+        assert trainer.rows(k).isfinite().all()
+    trainer.close()
+    again = made(graph, tmp_path, WILD)
+    assert again.epoch == 0
+    again.close()
+
+
+def test_embeddings_that_end_an_epoch_broken_are_not_committed(graph, tmp_path):
+    """The loss is that of before the last update, so it need not tell."""
+    trainer = plain(graph, tmp_path)
+    trainer.train_epoch()
+    write = trainer.file.write
+    bad = np.float32("nan")
+    trainer.file.write = lambda k, values, sums: write(k, values + (bad if k == 2 else 0), sums)
+    with pytest.raises(Diverged, match="embeddings of partition 2"):
+        trainer.train_epoch()
+    trainer.file.write = write
+    assert trainer.epoch == 1
+    assert trainer.train_epoch().epoch == 2
+    trainer.close()
+
+
+@pytest.mark.parametrize("made", [plain, encoded])
+def test_the_history_is_that_of_all_sittings_and_of_committed_epochs(graph, tmp_path, made):
+    trainer = made(graph, tmp_path)
+    done = [trainer.train_epoch()]
+    trainer.close()
+    trainer = made(graph, tmp_path)
+    assert trainer.history == (done[0],)
+
+    def interrupt(number, of):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_epoch(interrupt)
+    done.append(trainer.train_epoch())
+    assert trainer.history == tuple(done)
+    assert [epoch.epoch for epoch in done] == [1, 2]
+    trainer.close()
+
+
+def test_a_commit_that_fails_is_forgotten(graph, tmp_path, monkeypatch):
+    """What is kept beside the embeddings goes back too, where the disk is full."""
+    trainer = plain(graph, tmp_path)
+    trainer.train_epoch()
+    before = trainer.relations.clone()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("staticgraph.outofcore.embeddings._write_commit", full)
+        with pytest.raises(OSError, match="No space"):
+            trainer.train_epoch()
+    assert (trainer.epoch, len(trainer.history)) == (1, 1)
+    torch.testing.assert_close(trainer.relations, before, rtol=0, atol=0)
+    trainer.close()
+
+
+# ---------------------------------------------------------------------- whose embeddings
+
+
+@pytest.mark.parametrize("made", [plain, encoded])
+def test_embeddings_of_another_numbering_are_refused(graph, tmp_path, made):
+    made(graph, tmp_path / "e").close()
+    other = partition(generated(), N, 4, tmp_path / "g", seed=1)
+    assert other.digest != graph.digest
+    with pytest.raises(ValueError, match=rf"{graph.digest}.* is {other.digest}.* the same seed"):
+        made(other, tmp_path / "e")
+    same = partition(generated(), N, 4, tmp_path / "g", seed=0)
+    assert same.digest == graph.digest
+    made(same, tmp_path / "e").close()
+
+
+def test_the_digest_changes_with_an_edge_and_with_the_cut(graph, tmp_path):
+    edges = generated()
+    edges[0, 0] = (edges[0, 0] + 1) % N
+    found = {
+        graph.digest,
+        partition(edges, N, 4, tmp_path / "a").digest,
+        partition(generated(), N, 2, tmp_path / "b").digest,
+    }
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("gone", ["embeddings.bin", "commit.bin"])
+def test_a_missing_file_is_no_new_start(graph, tmp_path, gone):
+    plain(graph, tmp_path).close()
+    left = next(path for path in tmp_path.iterdir() if path.name != gone)
+    contents = left.read_bytes()
+    (tmp_path / gone).unlink()
+    with pytest.raises(StoreCorrupt, match=rf"{left.name} but no {gone}.*Put {gone} back"):
+        plain(graph, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [left.name]
+    assert left.read_bytes() == contents
+
+
+def test_a_creation_that_was_killed_is_begun_anew(graph, tmp_path, monkeypatch):
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("staticgraph.outofcore.embeddings._write_commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            plain(graph, tmp_path)
+    assert (tmp_path / "embeddings.bin").exists()
+    trainer = plain(graph, tmp_path)
+    assert trainer.epoch == 0
+    trainer.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["commit.bin", "embeddings.bin"]
