@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
@@ -28,6 +27,7 @@ from staticgraph.loader import StaticLoader
 from staticgraph.memory.budget import MemoryBudget, MemoryModel
 from staticgraph.memory.commitments import Commitments, RunnerStats
 from staticgraph.predictions import predictions_of
+from staticgraph.progress import bar
 from staticgraph.report import Report, device_name, versions
 from staticgraph.running import warm_start
 from staticgraph.running.arguments import Forward
@@ -289,17 +289,17 @@ class StaticGraphRunner:
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         with (
             untouched(self.model, self.optimizer),
-            tqdm(keys, desc="warming up", unit=" key", disable=not progress, leave=False) as bar,
+            bar(keys, desc="warming up", unit=" key", show=progress) as shown,
         ):
             if self._choosing is None:
-                for bucket, role in bar:
-                    bar.set_postfix_str(f"bucket {bucket} {role}")
+                for bucket, role in shown:
+                    shown.set_postfix_str(f"bucket {bucket} {role}")
                     self._prepare(self._steps.mode.name, bucket, role)
             else:
                 trials = Trials(self.model, self._steps, self._choosing, self.device, self._prepare)
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=self.device)
-                self._choices = trials.run(bar, self._schema, batches, file)
+                self._choices = trials.run(shown, self._schema, batches, file)
                 self._notes = trials.notes
         self._warmup_s = time.perf_counter() - started
         if cache is not None:

@@ -248,13 +248,20 @@ class SizeHistogram:
         Raises:
             ValueError: no ``count`` column, or a value that is not a whole number.
         """
-        with Path(path).open() as file:
-            header = file.readline().strip().split(",")
+        try:
+            # With or without the byte-order mark that spreadsheets write.
+            with Path(path).open(encoding="utf-8-sig") as file:
+                header = file.readline().strip().split(",")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not text; expected num_nodes,num_edges,count") from None
         if len(header) < 2 or header[-1] != "count":
             raise ValueError(
                 f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
             )
-        table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+        try:
+            table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
         components = tuple(name.removeprefix("num_") for name in header[:-1])
         order = np.lexsort(table[:, -2::-1].T)
         table = table[order]

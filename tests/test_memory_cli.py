@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
@@ -80,7 +81,7 @@ def test_a_plan_probes_the_model_that_is_named(data, capsys):
     ],
 )
 def test_errors_are_one_message_and_status_two(data, words, message, capsys):
-    assert cli.main(["plan", "--data", data, *SMALL, *words]) == 2
+    assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown

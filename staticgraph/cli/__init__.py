@@ -1,9 +1,10 @@
-"""The command line: ``staticgraph plan | train | report``.
+"""The command line: ``staticgraph plan | train | report`` and more.
 
 A command is a module with ``register(subparsers)``, which describes it, and a function that runs
 it, which imports what it needs only then: ``staticgraph --help`` must not wait for torch. Results
-go to stdout (as JSON with ``--json``), progress to stderr. An error that a user can mend is one
-line and exit status 2; anything else is a bug and shows its traceback.
+go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0; 1 where the answer
+is no (a training diverged, a model is not static); 2 with one line for an error that a user can
+mend; anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -11,48 +12,74 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from staticgraph import errors
 
 COMMANDS = ("plan", "probe", "check", "train", "report", "bench", "partition", "train_large")
+DIVERGED = 1
 FAILED = 2
-# What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT.
+# What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT; and of one whose reader went
+# away, as that of `staticgraph ... | head` does: 128 + SIGPIPE.
 INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 
 def _is_error(kind: type) -> bool:
     return kind.__module__ == errors.__name__ and issubclass(kind, Exception)
 
 
-# Errors whose message is written for the user.
+# Errors whose message is written for the user; the system's say which file and why.
 KNOWN = (
     *(kind for kind in vars(errors).values() if isinstance(kind, type) and _is_error(kind)),
-    FileNotFoundError,
-    FileExistsError,
-    PermissionError,
+    OSError,
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line; the usage is a page away, with ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with one line and exit status 2."""
+        self.exit(FAILED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon_output()
+        return PIPE_CLOSED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     try:
         return args.run(args)
     except KeyboardInterrupt as stop:
         print(f"staticgraph: {str(stop) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except Exception as error:
-        if not _is_for_the_user(error):
+        text = _for_the_user(error)
+        if text is None:
             raise
-        print(f"staticgraph {args.command}: {error}", file=sys.stderr)
-        return FAILED
+        print(f"staticgraph {args.command}: {text}", file=sys.stderr)
+        return DIVERGED if isinstance(error, errors.Diverged) else FAILED
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="staticgraph",
         description="Train graph neural networks in a few fixed shapes.",
         epilog="Begin with: staticgraph train --data examples/data/esol.npz --model gine",
@@ -65,14 +92,34 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _is_for_the_user(error: Exception) -> bool:
-    """Whether the message is one of ours. A ValueError is if our own code raised it."""
+def _for_the_user(error: Exception) -> str | None:
+    """The message, where it is one for the user. A ValueError is if our own code raised it."""
     if isinstance(error, KNOWN):
-        return True
+        return str(error)
+    if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
+        first = str(error).splitlines()[0] if str(error) else "no more is to be had"
+        return f"out of memory ({first}): ask for smaller sizes or batches"
     if not isinstance(error, ValueError):
-        return False
+        return None
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
-    return raised_in.split(".")[0] == "staticgraph"
+    return str(error) if raised_in.split(".")[0] == "staticgraph" else None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from staticgraph.memory.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _abandon_output() -> None:
+    """Sends what is still to be written nowhere, or Python would complain of it when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

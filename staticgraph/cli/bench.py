@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
+
+from staticgraph.cli import values
+from staticgraph.cli.train import MODELS
+from staticgraph.json_text import to_json
 
 EXAMPLE = """\
 example:
@@ -25,12 +28,14 @@ def register(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--count-kernels", action="store_true", required=True)
-    parser.add_argument("--data", required=True, help="a data set by name or path")
-    parser.add_argument("--model", default="gine", help="gine, gps, gin, gcn, gat or sage")
-    parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--hidden", type=int, default=300)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument(
+        "--data", required=True, type=values.words, help="a data set by name or path"
+    )
+    parser.add_argument("--model", choices=MODELS, default="gine")
+    parser.add_argument("--layers", type=values.whole(1, values.MOST_LAYERS), default=5)
+    parser.add_argument("--hidden", type=values.whole(1, values.WIDEST), default=300)
+    parser.add_argument("--heads", type=values.whole(1, values.WIDEST), default=4)
+    parser.add_argument("--batch-size", type=values.whole(), default=32)
     parser.add_argument("--operators", action="store_true", help="also list them by name")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run)
@@ -52,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             }
             for name, found in counted.items()
         }
-        print(json.dumps(document, indent=1))
+        print(to_json(document))
         return 0
     print(
         f"{args.model} {args.layers}x{args.hidden}, batch {args.batch_size}: operations a training "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+from staticgraph.cli import values
+from staticgraph.json_text import to_json
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -36,17 +38,23 @@ def register(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model", required=True, metavar="MODULE:NAME", help="what builds the model"
+        "--model",
+        required=True,
+        type=values.words,
+        metavar="MODULE:NAME",
+        help="what builds the model",
     )
-    parser.add_argument("--data", required=True, metavar="SPEC", help="as for staticgraph train")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="B")
+    parser.add_argument(
+        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+    )
+    parser.add_argument("--batch-size", type=values.whole(), default=32, metavar="B")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
-    if ":" not in args.model:
+    if not all(args.model.partition(":")):
         args.parser.error(f"--model {args.model}: expected MODULE:NAME, such as mymodule:build")
     from staticgraph import datasets
     from staticgraph.buckets import plan_buckets
@@ -55,23 +63,35 @@ def run(args: argparse.Namespace) -> int:
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     report = preflight(_built(args.model, store), plan, store)
-    print(json.dumps(report.to_dict(), indent=2) if args.json else report)
+    print(to_json(report.to_dict(), indent=2) if args.json else report)
     return 0 if report.ok else NOT_STATIC
 
 
 def _built(spec: str, store: GraphStore) -> Module:
     """Imports and calls what ``MODULE:NAME`` names; modules of the present folder are found."""
+    from torch.nn import Module
+
     module, _, name = spec.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         build = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(f"--model {spec}: there is no module {module!r} here") from None
     except AttributeError:
         raise ValueError(f"--model {spec}: {module} has nothing called {name!r}") from None
+    except (TypeError, ValueError) as error:  # a name that no module can have, such as ".a"
+        raise ValueError(f"--model {spec}: {module!r} is no name of a module ({error})") from None
+    if not callable(build):
+        raise ValueError(f"--model {spec}: {name} is a {type(build).__name__}; name what builds it")
     parameters = inspect.signature(build).parameters.values()
     needs = any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
-    return build(store) if needs else build()
+    model = build(store) if needs else build()
+    if not isinstance(model, Module):
+        raise ValueError(
+            f"--model {spec}: {name} gives a {type(model).__name__}; it should give a "
+            "torch.nn.Module"
+        )
+    return model

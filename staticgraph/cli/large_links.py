@@ -6,14 +6,17 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from staticgraph.cli.large_run import bytes_of, fanouts_of, graph_of, say, sizes_of, state
+from staticgraph.cli.large_run import EMBEDDINGS, PICTURE, given, graph_of, sizes_of
+from staticgraph.errors import Diverged
+from staticgraph.progress import Status, say
 
 if TYPE_CHECKING:
     from staticgraph.outofcore import LinkConfig
 
 
-def links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Trains and ranks; the report and its table."""
+def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
+    """Trains and ranks; the report, its table, and what went wrong. A run that diverged has no
+    score: that of the epoch before is had with ``--epochs``."""
     from staticgraph.outofcore import (
         Beta,
         Comet,
@@ -31,18 +34,16 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     config = LinkConfig(
         decoder=args.decoder,
         dimension=args.dimension,
-        batch_size=args.batch_size or 1000,
-        chunks=args.chunks or (1 if args.encoder else 10),
+        batch_size=given(args.batch_size, 1000),
+        chunks=given(args.chunks, 1 if args.encoder else 10),
         negatives=args.negatives,
         degree_fraction=args.degree_fraction,
-        rate=args.rate or 0.1,
+        rate=given(args.rate, 0.1),
         seed=args.seed,
     )
     tuned = None
-    if args.memory:
-        tuned = tune(
-            triples.num_nodes, triples.train.shape[1], 8 * args.dimension, 12, bytes_of(args.memory)
-        )
+    if args.memory is not None:
+        tuned = tune(triples.num_nodes, triples.train.shape[1], 8 * args.dimension, 12, args.memory)
     p, c, logical = sizes_of(args, tuned)
     policy = {"in-memory": InMemory(), "beta": None, "comet": None}[args.policy]
     if policy is None:
@@ -51,31 +52,57 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if args.encoder:
         trainer = _encoded(args, graph, policy, config)
     else:
-        trainer = LinkTrainer(graph, policy, config, args.out / "embeddings")
-    epochs = []
-    while trainer.epoch < (args.epochs or 10):
-        epochs.append(asdict(trainer.train_epoch(state)))
-        done = epochs[-1]
-        say(
-            f"\repoch {done['epoch']:3}  loss {done['loss']:.4f}  {done['states']} states  "
-            f"{done['partitions_read']} reads  bias {done['bias']:.3f}  {done['seconds']:.1f} s  "
-            f"waited {done['waited_s']:.2f} s\n"
-        )
+        trainer = LinkTrainer(graph, policy, config, args.out / EMBEDDINGS)
+    diverged, score = _train(trainer, given(args.epochs, 10)), None
     if trainer.buffer.times:
-        timeline.plot(trainer.buffer.times, p, args.out / "schedule.png")
-    score = evaluate_links(trainer, triples.test, triples.known)
+        timeline.plot(trainer.buffer.times, p, args.out / PICTURE)
+    if diverged is None:
+        score = evaluate_links(trainer, triples.test, triples.known)
+        if score.not_finite:
+            diverged = Diverged(
+                f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
+                f"{2 * score.edges} tested ends have a score that is not finite. Train anew with a "
+                "lower --rate",
+                trainer.epoch,
+            )
+    epochs = [asdict(epoch) for epoch in trainer.history]
     trainer.close()
-    rows = [("MRR", f"{score.mrr:.4f}")] + [
-        (f"Hits@{k}", f"{v:.4f}") for k, v in score.hits.items()
-    ]
+    rows = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
+    if score is not None:
+        rows += [("MRR", f"{score.mrr:.4f}")]
+        rows += [(f"Hits@{k}", f"{v:.4f}") for k, v in score.hits.items()]
     model = f"{args.encoder}, {config.decoder}" if args.encoder else config.decoder
     title = f"{triples.name}, {args.policy} p={p} c={policy.slots(p)}, {model}"
     report = {
         "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
         "encoder": args.encoder, "fanouts": args.fanouts if args.encoder else None,
-        "config": asdict(config), "epochs": epochs, "test": asdict(score),
+        "config": asdict(config), "epochs": epochs,
+        "diverged": diverged.epoch if diverged else None,
+        "test": asdict(score) if score else None,
     }  # fmt: skip
-    return report, table((title, "filtered test"), rows)
+    return report, table((title, "filtered test"), rows), diverged
+
+
+def _train(trainer: Any, epochs: int) -> Diverged | None:
+    """Trains until so many epochs are committed, or one diverges."""
+    status = Status()
+
+    def state(number: int, of: int) -> None:
+        status.show(f"epoch {trainer.epoch + 1}: state {number + 1} of {of}")
+
+    while trainer.epoch < epochs:
+        try:
+            done = trainer.train_epoch(state)
+        except Diverged as error:
+            status.clear()
+            return error
+        status.clear()
+        say(
+            f"epoch {done.epoch:3}  loss {done.loss:.4f}  {done.states} states  "
+            f"{done.partitions_read} reads  bias {done.bias:.3f}  {done.seconds:.1f} s  "
+            f"waited {done.waited_s:.2f} s"
+        )
+    return None
 
 
 def _encoded(args: argparse.Namespace, graph: Any, policy: Any, config: LinkConfig) -> Any:
@@ -84,12 +111,12 @@ def _encoded(args: argparse.Namespace, graph: Any, policy: Any, config: LinkConf
 
     from staticgraph.outofcore import EncodedLinkTrainer, SampledGNN
 
-    fanouts, d = fanouts_of(args), config.dimension
+    fanouts, d = args.fanouts, config.dimension
     # Heads of attention must divide the width.
     heads = next(h for h in (4, 2, 1) if d % h == 0)
     torch.manual_seed(args.seed)
     encoder = SampledGNN(args.encoder, d, d, d, len(fanouts), heads=heads)
     return EncodedLinkTrainer(
-        graph, policy, config, encoder, fanouts, args.out / "embeddings",
+        graph, policy, config, encoder, fanouts, args.out / EMBEDDINGS,
         encoder_rate=args.encoder_rate,
     )  # fmt: skip

@@ -6,11 +6,14 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from staticgraph.cli.large_run import fanouts_of, graph_of, say, sizes_of
+from staticgraph.cli.large_run import PICTURE, given, graph_of, sizes_of
+from staticgraph.errors import Diverged
+from staticgraph.progress import say
 
 
-def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Trains and evaluates; the report and its table."""
+def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
+    """Trains and evaluates; the report, its table, and what went wrong. A run that diverged is not
+    tested."""
     import numpy as np
     import torch
 
@@ -26,46 +29,55 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     )
     from staticgraph.table import table
 
-    given = data.open_nodes(args.data)
+    found = data.open_nodes(args.data)
     p, c, _ = sizes_of(args, None)
-    fanouts = fanouts_of(args)
+    fanouts = args.fanouts
     cache = args.policy == "node-cache"
     policy = InMemory() if args.policy == "in-memory" else None
     if policy is None:
         policy = NodeCache(c) if cache else Dispersed(c)
     graph = graph_of(
-        args, given.edges, len(given.labels), p, features=given.features,
-        training_nodes=given.train if cache else None,
+        args, found.edges, len(found.labels), p, features=found.features,
+        training_nodes=found.train if cache else None,
     )  # fmt: skip
     loader = SampledLoader(
-        graph, policy, fanouts, args.batch_size or 64, seeds=given.train, labels=given.labels,
+        graph, policy, fanouts, given(args.batch_size, 64), seeds=found.train, labels=found.labels,
         seed=args.seed,
     )  # fmt: skip
     torch.manual_seed(args.seed)
-    classes = int(given.labels.max()) + 1
+    classes = int(found.labels.max()) + 1
     model = SampledGNN(
-        args.model, given.features.shape[1], args.hidden, classes, len(fanouts), args.dropout
+        args.model, found.features.shape[1], args.hidden, classes, len(fanouts), args.dropout
     )
-    trainer = NodeTrainer(model, loader, rate=args.rate or 0.01)
-    epochs = []
+    trainer = NodeTrainer(model, loader, rate=given(args.rate, 0.01))
+    epochs: list[dict[str, Any]] = []
+    diverged: Diverged | None = None
     best, chosen = -1.0, {k: v.clone() for k, v in model.state_dict().items()}
-    for _ in range(args.epochs or 50):
-        done = asdict(trainer.train_epoch())
-        done["valid"] = trainer.evaluate_whole(given.valid, given.labels)
+    for _ in range(given(args.epochs, 50)):
+        try:
+            done = asdict(trainer.train_epoch())
+        except Diverged as error:
+            diverged = error
+            break
+        done["valid"] = trainer.evaluate_whole(found.valid, found.labels)
         if done["valid"] > best:
             best, chosen = done["valid"], {k: v.clone() for k, v in model.state_dict().items()}
         epochs.append(done)
         say(
             f"epoch {done['epoch']:3}  loss {done['loss']:.4f}  train {done['accuracy']:.3f}  "
             f"valid {done['valid']:.3f}  {done['partitions_read']} reads  {done['seconds']:.2f} s  "
-            f"waited {done['waited_s']:.2f} s\n"
+            f"waited {done['waited_s']:.2f} s"
         )
-    timeline.plot(loader.states.times, p, args.out / "schedule.png")
+    timeline.plot(loader.states.times, p, args.out / PICTURE)
     model.load_state_dict(chosen)
-    accuracy = trainer.evaluate_whole(given.test, given.labels)
+    accuracy = None
+    if diverged is None:
+        accuracy = trainer.evaluate_whole(found.test, found.labels)
     statistics = loader.ladder.statistics if loader.ladder else None
     loader.close()
-    rows = [("best validation accuracy", f"{best:.4f}"), ("test accuracy", f"{accuracy:.4f}")]
+    rows = [("diverged", f"in epoch {diverged.epoch}")] if diverged else []
+    rows += [("best validation accuracy", f"{best:.4f}")] if epochs else []
+    rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     if statistics is not None:
         rows += [
             ("batches a rung", " ".join(map(str, statistics.batches))),
@@ -73,10 +85,11 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
             ("row efficiency", f"{statistics.efficiency:.3f}"),
         ]
     report = {
-        "task": "node", "data": given.name, "policy": str(policy), "partitions": p,
+        "task": "node", "data": found.name, "policy": str(policy), "partitions": p,
         "model": args.model, "fanouts": fanouts, "seed": args.seed, "epochs": epochs,
-        "valid_accuracy": best, "test_accuracy": accuracy,
-        "majority": float(np.bincount(given.labels[given.test]).max() / len(given.test)),
+        "diverged": diverged.epoch if diverged else None,
+        "valid_accuracy": best if epochs else None, "test_accuracy": accuracy,
+        "majority": float(np.bincount(found.labels[found.test]).max() / len(found.test)),
     }  # fmt: skip
-    title = f"{given.name}, {args.policy} p={p} c={policy.slots(p)}, {args.model}"
-    return report, table((title, ""), rows)
+    title = f"{found.name}, {args.policy} p={p} c={policy.slots(p)}, {args.model}"
+    return report, table((title, ""), rows), diverged

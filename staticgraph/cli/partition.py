@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
+
+from staticgraph.cli import values
+from staticgraph.json_text import to_json
+from staticgraph.progress import Status
 
 EXAMPLE = """\
 examples:
@@ -26,16 +27,27 @@ def register(commands: Any) -> None:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--data", metavar="SPEC", help="fb15k-237, cora, citeseer, cornell5, or a .npz (its edges)"
-    )
-    source.add_argument("--edges", metavar="FILE", help=".npy of integers [2, E] or [3, E]")
-    parser.add_argument("--nodes", type=int, metavar="N", help="with --edges: nodes of the graph")
-    parser.add_argument("--features", metavar="FILE", help="with --edges: .npy of [N, F]")
+        "--data", type=values.words, metavar="SPEC",
+        help="fb15k-237, cora, citeseer, cornell5, or a .npz (its edges)",
+    )  # fmt: skip
+    source.add_argument(
+        "--edges", type=values.file_to_read, metavar="FILE",
+        help=".npy of integers [2, E] or [3, E]",
+    )  # fmt: skip
     parser.add_argument(
-        "--partitions", default="auto", metavar="P", help="how many, or auto (default: auto)"
+        "--nodes", type=values.whole(1, 2**62), metavar="N", help="with --edges: nodes of the graph"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the new numbers (default: 0)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to")
+    parser.add_argument(
+        "--features", type=values.file_to_read, metavar="FILE", help="with --edges: .npy of [N, F]"
+    )
+    parser.add_argument(
+        "--partitions", type=values.auto_or(values.whole()), default="auto", metavar="P",
+        help="how many, or auto (default: auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=values.seed, default=0, help="of the new numbers (default: 0)"
+    )
+    parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
     parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
@@ -45,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """Partitions, and prints what came of it."""
     if args.edges is not None and args.nodes is None:
         args.parser.error("--edges needs --nodes")
-    if args.partitions != "auto" and not args.partitions.isdigit():
-        args.parser.error(f"--partitions {args.partitions}: give a number, or auto")
+    if args.edges is None and (args.nodes is not None or args.features is not None):
+        args.parser.error("--nodes and --features go with --edges; --data brings its own")
 
     import numpy as np
 
@@ -54,15 +66,18 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.table import table
 
     edges: Any = args.edges
-    nodes, features = int(args.nodes or 0), None
+    nodes, features = args.nodes, None
     if args.edges is not None:
         features = np.load(args.features, mmap_mode="r") if args.features else None
     else:
         links = data.open_links(args.data, held_out=0.0)
         edges, nodes = links.train, links.num_nodes
-    count = "auto" if args.partitions == "auto" else int(args.partitions)
-    partition(edges, nodes, count, args.out, features=features, seed=args.seed, progress=_progress)
-    print(file=sys.stderr)
+    status = Status()
+    partition(
+        edges, nodes, args.partitions, args.out, features=features, seed=args.seed,
+        progress=lambda stage, done: status.show(f"{stage}: {done:,} edges"),
+    )  # fmt: skip
+    status.clear()
     graph = PartitionedGraph(args.out, verify=args.verify)
     sizes = graph.bucket_sizes
     found = {
@@ -77,9 +92,5 @@ def run(args: argparse.Namespace) -> int:
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
     rows = [(name.replace("_", " "), f"{value:,}") for name, value in found.items()]
-    print(json.dumps(found, indent=1) if args.json else table(("what", str(args.out)), rows))
+    print(to_json(found) if args.json else table(("what", str(args.out)), rows))
     return 0
-
-
-def _progress(stage: str, done: int) -> None:
-    print(f"\r{stage}: {done:,} edges ".ljust(40), end="", file=sys.stderr, flush=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from staticgraph.cli import values
 from staticgraph.cli.probe import add_model
+from staticgraph.json_text import to_json
 
 if TYPE_CHECKING:
     from staticgraph.buckets import BucketPlan
@@ -44,8 +44,12 @@ def register(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_argument_group("data (one of)")
-    source.add_argument("--data", metavar="SPEC", help="a data set, as for staticgraph train")
-    source.add_argument("--histogram", type=Path, metavar="FILE", help="sizes and counts as CSV")
+    source.add_argument(
+        "--data", type=values.words, metavar="SPEC", help="a data set, as for staticgraph train"
+    )
+    source.add_argument(
+        "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
+    )
     source.add_argument(
         "--reproduce-paper",
         action="store_true",
@@ -53,29 +57,41 @@ def register(subparsers: Any) -> None:
     )
     target = parser.add_argument_group("what to plan (one of; --graphs 128 by default)")
     target.add_argument(
-        "--batch-size", type=int, metavar="B", help="exactly B graphs in each training batch"
-    )
+        "--batch-size", type=values.whole(), metavar="B",
+        help="exactly B graphs in each training batch",
+    )  # fmt: skip
     target.add_argument(
-        "--graphs", type=int, metavar="B", help="as many graphs as fit, about B a batch"
-    )
+        "--graphs", type=values.whole(), metavar="B",
+        help="as many graphs as fit, about B a batch",
+    )  # fmt: skip
     target.add_argument(
-        "--efficiency", type=float, metavar="X", help="the smallest limits that fill so much"
-    )
+        "--efficiency", type=values.number(0, 1, more=True), metavar="X",
+        help="the smallest limits that fill so much",
+    )  # fmt: skip
     target.add_argument(
-        "--limits", type=int, nargs="+", metavar="N", help="pack at these limits: nodes edges ..."
-    )
+        "--limits", type=values.whole(0), nargs="+", metavar="N",
+        help="pack at these limits: nodes edges ...",
+    )  # fmt: skip
     memory = parser.add_argument_group("memory (with --data; the largest batches that fit)")
-    memory.add_argument("--max-memory", metavar="SIZE", help="a cap, such as 20GiB")
     memory.add_argument(
-        "--memory", type=Path, metavar="FILE", help="of staticgraph probe --out; else probed now"
+        "--max-memory", type=values.byte_size, metavar="SIZE", help="a cap, such as 20GiB"
     )
     memory.add_argument(
-        "--min-steps", type=int, default=32, metavar="K", help="batches an epoch at least (32)"
-    )
+        "--memory", type=values.file_to_read, metavar="FILE",
+        help="of staticgraph probe --out; else probed now",
+    )  # fmt: skip
+    memory.add_argument(
+        "--min-steps", type=values.whole(), default=32, metavar="K",
+        help="batches an epoch at least (32)",
+    )  # fmt: skip
     add_model(parser)
     more = parser.add_argument_group("how")
-    more.add_argument("--max-graphs", type=int, metavar="G", help="most graphs in a pack")
-    more.add_argument("--buckets", type=int, metavar="K", help="capacities; by cost if not given")
+    more.add_argument(
+        "--max-graphs", type=values.whole(), metavar="G", help="most graphs in a pack"
+    )
+    more.add_argument(
+        "--buckets", type=values.whole(), metavar="K", help="capacities; by cost if not given"
+    )
     more.add_argument(
         "--attention",
         choices=("auto", "size-classed"),
@@ -83,7 +99,7 @@ def register(subparsers: Any) -> None:
     )
     more.add_argument(
         "--cost",
-        type=float,
+        type=values.number(0),
         nargs=4,
         metavar=("FIXED", "NODE", "EDGE", "PAIR"),
         help="of a step: FIXED + NODE*N + EDGE*E + PAIR*G*M*M (default: 1000 1 0.5 0)",
@@ -95,12 +111,13 @@ def register(subparsers: Any) -> None:
         "--compare", action="store_true", help="with --limits: beside the paper's heuristics"
     )
     out = parser.add_argument_group("output")
-    out.add_argument("--out", type=Path, metavar="FILE", help="write the plan as JSON")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw sizes, limits and packs (PNG)")
-    out.add_argument("--map", type=Path, metavar="FILE", help="efficiency over limits as CSV")
-    out.add_argument(
-        "--knee", type=Path, metavar="FILE", help="draw the cost against 1 to 6 buckets (PNG)"
-    )
+    for name, what in (
+        ("--out", "write the plan as JSON"),
+        ("--plot", "draw sizes, limits and packs (PNG)"),
+        ("--map", "efficiency over limits as CSV"),
+        ("--knee", "draw the cost against 1 to 6 buckets (PNG)"),
+    ):
+        out.add_argument(name, type=values.file_to_write, metavar="FILE", help=what)
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
 
@@ -184,7 +201,7 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
         found["paper"] = _paper_results(args, histogram)
     _pictures(args, histogram, [packing])
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(to_json(found))
         return 0
     _print_packings(args, found)
     return 0
@@ -208,13 +225,13 @@ def _paper_results(args: argparse.Namespace, histogram: SizeHistogram) -> dict[s
 def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
     from staticgraph.table import table
 
-    def row(name: str, values: dict[str, Any]) -> list[str]:
-        filled = [f"{v:.2%}" for k, v in values.items() if k.endswith("_efficiency")]
-        return [name, f"{values['packs']:,}", *filled, f"{1000 * values['seconds']:.1f} ms"]
+    def row(name: str, of: dict[str, Any]) -> list[str]:
+        filled = [f"{v:.2%}" for k, v in of.items() if k.endswith("_efficiency")]
+        return [name, f"{of['packs']:,}", *filled, f"{1000 * of['seconds']:.1f} ms"]
 
     components = [k.removesuffix("_efficiency") for k in found if k.endswith("_efficiency")]
     rows = [row("staticgraph", found)]
-    rows += [row(f"paper, {name}", values) for name, values in found.get("paper", {}).items()]
+    rows += [row(f"paper, {name}", result) for name, result in found.get("paper", {}).items()]
     print(f"limits {', '.join(map(str, args.limits))}, at most {args.max_graphs or 'any'} graphs")
     print(table(["packing", "packs", *(f"{c}s filled" for c in components), "time"], rows))
     if "bound" in found:
@@ -240,7 +257,7 @@ def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     }
     _pictures(args, histogram, [choice.packing])
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(to_json(found))
     else:
         print(f"limits {', '.join(map(str, limits))} (capacity {choice.capacity})")
         print(f"{choice.packing.harmonic_mean:.2%} filled (harmonic mean): {choice.reason}")
@@ -259,7 +276,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
         source,
         args.batch_size,
         num_buckets=args.buckets,
-        graphs=args.graphs or 128,
+        graphs=128 if args.graphs is None else args.graphs,
         cost=price,
         attention=args.attention,
         **_memory(args, source),
@@ -270,7 +287,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
     _pictures(args, histogram, [], plan)
     costs = _knee(args, histogram, price) if args.knee else {}
     if args.json:
-        print(json.dumps({**report.to_dict(), **costs}, indent=1))
+        print(to_json({**report.to_dict(), **costs}))
         return 0
     print(report)
     for number, cost in enumerate(costs.get("cost_by_buckets", []), 1):
@@ -331,14 +348,14 @@ def _reproduce(args: argparse.Namespace) -> int:
 
     rows = reproduce()
     if args.json:
-        print(json.dumps([row.to_dict() for row in rows], indent=1))
+        print(to_json([row.to_dict() for row in rows]))
         return 0
 
-    def pair(values: tuple[float, float] | None) -> str:
-        return "-" if values is None else f"{values[0]:.2f} {values[1]:.2f}"
+    def pair(of: tuple[float, float] | None) -> str:
+        return "-" if of is None else f"{of[0]:.2f} {of[1]:.2f}"
 
-    def mean(values: tuple[float, float] | None) -> str:
-        return "-" if values is None else f"{2 / (1 / values[0] + 1 / values[1]):.2f}"
+    def mean(of: tuple[float, float] | None) -> str:
+        return "-" if of is None else f"{2 / (1 / of[0] + 1 / of[1]):.2f}"
 
     print("node and edge efficiency in percent; printed figures are those of the paper's tutorial")
     print(

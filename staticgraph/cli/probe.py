@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from staticgraph.cli import values
 from staticgraph.cli.train import MODELS
+from staticgraph.json_text import to_json
 
 if TYPE_CHECKING:
     from staticgraph.memory.model import MemoryModel
@@ -35,18 +36,25 @@ def register(subparsers: Any) -> None:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", metavar="SPEC", required=True, help="as for staticgraph train")
+    parser.add_argument(
+        "--data", type=values.words, metavar="SPEC", required=True, help="as for staticgraph train"
+    )
     add_model(parser)
     how = parser.add_argument_group("how")
     how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
     how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     how.add_argument("--like", choices=("cpu", "cuda"), default="cpu", help="on a CPU: count as on")
-    how.add_argument("--max-memory", metavar="SIZE", help="a cap, such as 20GiB, to show beside it")
+    how.add_argument(
+        "--max-memory", type=values.byte_size, metavar="SIZE",
+        help="a cap, such as 20GiB, to show beside it",
+    )  # fmt: skip
     out = parser.add_argument_group("output")
-    out.add_argument("--out", type=Path, metavar="FILE", help="write the model of memory as JSON")
+    out.add_argument(
+        "--out", type=values.file_to_write, metavar="FILE", help="write the model of memory as JSON"
+    )
     out.add_argument(
         "--plot",
-        type=Path,
+        type=values.file_to_write,
         nargs="?",
         const=Path("memory.png"),
         metavar="FILE",
@@ -60,12 +68,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """The options that say which model takes a step, and how it is trained."""
     group = parser.add_argument_group("model and training")
     group.add_argument("--model", choices=MODELS, default="gine")
-    group.add_argument("--hidden", type=int, default=64, help="columns of every layer")
-    group.add_argument("--layers", type=int, default=4, help="convolutions")
-    group.add_argument("--dropout", type=float, default=0.0, help="between layers")
+    group.add_argument(
+        "--hidden", type=values.whole(1, values.WIDEST), default=64, help="columns of every layer"
+    )
+    group.add_argument(
+        "--layers", type=values.whole(1, values.MOST_LAYERS), default=4, help="convolutions"
+    )
+    group.add_argument("--dropout", type=values.share, default=0.0, help="between layers")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
-    group.add_argument("--accumulate", type=int, default=1, help="backward passes to one update")
+    group.add_argument(
+        "--accumulate", type=values.whole(), default=1, help="backward passes to one update"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
         save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
     if args.json:
-        print(json.dumps({**memory.to_dict(), "seconds": seconds}, indent=1))
+        print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:
         print(memory)
         print(f"{len(memory.points) + (memory.checked is not None)} points in {seconds:.1f} s")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
+
+from staticgraph.cli import values
+from staticgraph.json_text import to_json
 
 EXAMPLE = """\
 example:
@@ -23,7 +24,7 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the --out of the run")
+    parser.add_argument("folder", type=values.folder, metavar="DIR", help="the --out of the run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run)
 
@@ -33,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.report import TrainReport
 
     report = TrainReport.load(args.folder)
-    print(json.dumps(report.to_dict(), indent=1) if args.json else report)
+    print(to_json(report.to_dict()) if args.json else report)
     return 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from staticgraph.cli import values
+from staticgraph.errors import Diverged
+from staticgraph.json_text import to_json
 from staticgraph.running.modes import MODES
 
 EXAMPLE = """\
@@ -37,21 +39,34 @@ def register(commands: Any) -> None:
     data = parser.add_argument_group("data")
     data.add_argument(
         "--data",
+        type=values.words,
         metavar="SPEC",
         help="tu:NAME, molnet:NAME, ogb:NAME, a store's folder, or a .npz, .pt or .csv file",
     )
-    data.add_argument("--target", metavar="COLUMN", help="column of a CSV to predict")
+    data.add_argument(
+        "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
+    )
     model = parser.add_argument_group("model")
     model.add_argument("--model", choices=MODELS, help="(default: gine)")
-    model.add_argument("--hidden", type=int, help="columns of every layer (default: 64)")
-    model.add_argument("--layers", type=int, help="convolutions (default: 4)")
-    model.add_argument("--dropout", type=float, help="between layers (default: 0)")
+    model.add_argument(
+        "--hidden", type=values.whole(1, values.WIDEST), help="columns of every layer (default: 64)"
+    )
+    model.add_argument(
+        "--layers", type=values.whole(1, values.MOST_LAYERS), help="convolutions (default: 4)"
+    )
+    model.add_argument("--dropout", type=values.share, help="between layers (default: 0)")
     model.add_argument("--pool", choices=("mean", "add"), help="over nodes (default: mean)")
     training = parser.add_argument_group("training")
-    training.add_argument("--batch-size", type=int, help="graphs in a batch (default: 128)")
-    training.add_argument("--epochs", type=int, help="those before a resume included (default: 3)")
-    training.add_argument("--lr", type=float, help="learning rate of Adam (default: 0.001)")
-    training.add_argument("--seed", type=int, help="of split, model and order (default: 0)")
+    training.add_argument(
+        "--batch-size", type=values.whole(), help="graphs in a batch (default: 128)"
+    )
+    training.add_argument(
+        "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
+    )
+    training.add_argument(
+        "--lr", type=values.number(0, more=True), help="learning rate of Adam (default: 0.001)"
+    )
+    training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--compile-mode",
@@ -63,7 +78,9 @@ def register(commands: Any) -> None:
         action="store_true",
         help="run modes that record CUDA graphs on a CPU, where they record nothing",
     )
-    machine.add_argument("--device", help="cpu, cuda, cuda:1, or auto (default: auto)")
+    machine.add_argument(
+        "--device", type=values.device, help="cpu, cuda, cuda:1, or auto (default: auto)"
+    )
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
@@ -74,10 +91,16 @@ def register(commands: Any) -> None:
         choices=("auto", "host", "device"),
         help="where the graphs are: auto is on CUDA if they fit a quarter of it (default: auto)",
     )
-    machine.add_argument("--workers", type=int, help="threads that fill batches (default: 0)")
+    machine.add_argument(
+        "--workers", type=values.whole(0, 256), help="threads that fill batches (default: 0)"
+    )
     files = parser.add_argument_group("files")
-    files.add_argument("--out", type=Path, metavar="DIR", help=f"the run's folder (default: {OUT})")
-    files.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="(default: 100)")
+    files.add_argument(
+        "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"
+    )
+    files.add_argument(
+        "--checkpoint-every", type=values.whole(), metavar="STEPS", help="(default: 100)"
+    )
     begin = files.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="continue the run in --out")
     begin.add_argument("--overwrite", action="store_true", help="replace the run in --out")
@@ -98,11 +121,20 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("the argument --data is required, but for --resume")
 
     from staticgraph.training.config import TrainConfig
+    from staticgraph.training.report import TrainReport
     from staticgraph.training.train import resume, train
 
-    if resuming:
-        report = resume(out, given)
-    else:
-        report = train(TrainConfig(**given), out, overwrite=getattr(args, "overwrite", False))
-    print(json.dumps(report.to_dict(), indent=1) if getattr(args, "json", False) else f"\n{report}")
+    def show(report: TrainReport) -> None:
+        as_json = getattr(args, "json", False)
+        print(to_json(report.to_dict()) if as_json else f"\n{report}")
+
+    try:
+        if resuming:
+            report = resume(out, given)
+        else:
+            report = train(TrainConfig(**given), out, overwrite=getattr(args, "overwrite", False))
+    except Diverged:
+        show(TrainReport.load(out))
+        raise
+    show(report)
     return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from staticgraph.cli.large_run import DEFAULTS
+from staticgraph.cli import values
+from staticgraph.cli.large_run import DEFAULTS, EMBEDDINGS, GRAPH, PICTURE, REPORT
+from staticgraph.json_text import save_json, to_json
 
 EXAMPLE = """\
 examples:
@@ -35,49 +36,13 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--task", choices=("link", "node"), required=True)
     parser.add_argument(
-        "--data", required=True, metavar="SPEC",
+        "--data", required=True, type=values.words, metavar="SPEC",
         help="fb15k-237, cora, citeseer, cornell5, or a .npz file",
     )  # fmt: skip
-    buffer = parser.add_argument_group("buffer")
-    buffer.add_argument(
-        "--policy", choices=tuple(DEFAULTS), default="comet",
-        help="comet and beta for links, node-cache and dispersed for nodes (default: comet)",
-    )  # fmt: skip
-    buffer.add_argument("--partitions", type=int, metavar="P", help="on disk")
-    buffer.add_argument("--buffer", type=int, metavar="C", help="partitions resident at once")
-    buffer.add_argument("--logical", type=int, metavar="L", help="comet's groups (default: 2P/C)")
-    buffer.add_argument(
-        "--memory", metavar="BYTES", help="choose all three for so much memory, as in 512M (comet)"
-    )
-    training = parser.add_argument_group("training")
-    training.add_argument("--epochs", type=int, help="(default: 10 for links, 50 for nodes)")
-    training.add_argument("--batch-size", type=int, help="(default: 1000 edges, 64 nodes)")
-    training.add_argument("--rate", type=float, help="(default: 0.1 for links, 0.01 for nodes)")
-    training.add_argument("--seed", type=int, default=0, help="(default: 0)")
-    links = parser.add_argument_group("links")
-    links.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="distmult")
-    links.add_argument("--dimension", type=int, default=50, help="(default: 50)")
-    links.add_argument("--chunks", type=int, help="of a batch (default: 10, or 1 with an encoder)")
-    links.add_argument("--negatives", type=int, default=500, help="a chunk and side (default: 500)")
-    links.add_argument("--degree-fraction", type=float, default=0.0, help="(default: 0)")
-    links.add_argument(
-        "--encoder",
-        choices=("sage", "gcn", "gat"),
-        help="of sampled neighbourhoods (default: none)",
-    )
-    links.add_argument(
-        "--encoder-rate", type=float, default=0.01, help="Adagrad's on the encoder (default: 0.01)"
-    )
-    nodes = parser.add_argument_group("nodes")
-    nodes.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")
-    nodes.add_argument("--hidden", type=int, default=64, help="(default: 64)")
-    nodes.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
+    _add_sizes(parser.add_argument_group("buffer"))
+    _add_training(parser)
     parser.add_argument(
-        "--fanouts", default="10,10",
-        help="with --model and --encoder: a layer each, from the seeds on (default: 10,10)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/large"), metavar="DIR",
+        "--out", type=values.folder, default=Path("runs/large"), metavar="DIR",
         help="the run's folder (default: runs/large)",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
@@ -85,20 +50,102 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run, parser=parser)
 
 
+def _add_sizes(buffer: Any) -> None:
+    """What is resident when."""
+    buffer.add_argument(
+        "--policy", choices=tuple(DEFAULTS), default="comet",
+        help="comet and beta for links, node-cache and dispersed for nodes (default: comet)",
+    )  # fmt: skip
+    buffer.add_argument("--partitions", type=values.whole(), metavar="P", help="on disk")
+    buffer.add_argument(
+        "--buffer", type=values.whole(), metavar="C", help="partitions resident at once"
+    )
+    buffer.add_argument(
+        "--logical", type=values.whole(), metavar="L", help="comet's groups (default: 2P/C)"
+    )
+    buffer.add_argument(
+        "--memory", type=values.byte_count, metavar="BYTES",
+        help="choose all three for so much memory, as in 512M (comet)",
+    )  # fmt: skip
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    """How to train, on links and on nodes."""
+    rate = values.number(0, more=True)
+    width = values.whole(1, values.WIDEST)
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--epochs", type=values.whole(), help="(default: 10 for links, 50 for nodes)"
+    )
+    training.add_argument(
+        "--batch-size", type=values.whole(), help="(default: 1000 edges, 64 nodes)"
+    )
+    training.add_argument("--rate", type=rate, help="(default: 0.1 for links, 0.01 for nodes)")
+    training.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
+    links = parser.add_argument_group("links")
+    links.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="distmult")
+    links.add_argument("--dimension", type=width, default=50, help="(default: 50)")
+    links.add_argument(
+        "--chunks", type=values.whole(), help="of a batch (default: 10, or 1 with an encoder)"
+    )
+    links.add_argument(
+        "--negatives", type=values.whole(), default=500, help="a chunk and side (default: 500)"
+    )
+    links.add_argument("--degree-fraction", type=values.share, default=0.0, help="(default: 0)")
+    links.add_argument(
+        "--encoder",
+        choices=("sage", "gcn", "gat"),
+        help="of sampled neighbourhoods (default: none)",
+    )
+    links.add_argument(
+        "--encoder-rate", type=rate, default=0.01, help="Adagrad's on the encoder (default: 0.01)"
+    )
+    nodes = parser.add_argument_group("nodes")
+    nodes.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")
+    nodes.add_argument("--hidden", type=width, default=64, help="(default: 64)")
+    nodes.add_argument("--dropout", type=values.share, default=0.5, help="(default: 0.5)")
+    parser.add_argument(
+        "--fanouts", type=values.fanouts, default=[10, 10], metavar="K,K",
+        help="with --model and --encoder: a layer each, from the seeds on (default: 10,10)",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains, evaluates, and prints the report."""
     allowed = LINK_POLICIES if args.task == "link" else NODE_POLICIES
     if args.policy not in allowed:
         args.parser.error(f"--task {args.task} takes --policy {', '.join(allowed)}")
-    if args.overwrite and args.out.exists():
-        if any(args.out.iterdir()) and not (args.out / "graph" / "manifest.json").exists():
-            args.parser.error(f"{args.out} is not a run; choose another --out")
-        shutil.rmtree(args.out)
     if args.task == "link":
         from staticgraph.cli.large_links import links as task
     else:
         from staticgraph.cli.large_nodes import nodes as task
-    report, text = task(args)
-    (args.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1) if args.json else text)
+    from staticgraph.training.folder_lock import folder_lock
+
+    with folder_lock(args.out):
+        if args.overwrite:
+            _remove_run(args)
+        report, text, diverged = task(args)
+        save_json(args.out / REPORT, report)
+    print(to_json(report) if args.json else text)
+    if diverged is not None:
+        raise diverged
     return 0
+
+
+def _remove_run(args: argparse.Namespace) -> None:
+    """Removes what this command wrote into ``--out``, and nothing else."""
+    from staticgraph.outofcore import manifest
+
+    foreign = {
+        path.name
+        for path in args.out.iterdir()
+        if path.name not in (GRAPH, EMBEDDINGS, REPORT, PICTURE) and path.name[0] != "."
+    }
+    ours = manifest.is_ours(args.out / GRAPH)
+    if (foreign and not ours) or ((args.out / GRAPH).exists() and not ours):
+        args.parser.error(f"{args.out} is not a run; choose another --out")
+    for name in (EMBEDDINGS, GRAPH):
+        if (args.out / name).exists():
+            shutil.rmtree(args.out / name)
+    for name in (REPORT, PICTURE):
+        (args.out / name).unlink(missing_ok=True)

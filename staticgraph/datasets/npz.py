@@ -38,7 +38,7 @@ def open_npz(path: Path) -> GraphStore:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UnknownDataset(f"{path} is not an .npz of plain arrays: {error}") from None
     if set(MOLECULES) <= set(arrays):
         return _molecules(arrays, path.stem)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from staticgraph.datasets.npz import SPLITS, both_directions
 from staticgraph.errors import BadGraph, MissingPackage
+from staticgraph.progress import bar
 from staticgraph.schema import Level
 from staticgraph.sizes import IntArray
 from staticgraph.store import Array, GraphStore
@@ -47,7 +47,7 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
         BadGraph: no such column, no target, a SMILES that RDKit cannot read (with its line).
     """
     chem = _rdkit()
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows:
         raise BadGraph(f"{path} has no rows below its header")
@@ -58,12 +58,11 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
     molecules = [
         _molecule(chem, row[names["smiles"]], path, line)
         for line, row in enumerate(
-            tqdm(
+            bar(
                 rows,
                 desc=f"reading {path.stem}",
                 unit=" graphs",
-                disable=not progress or len(rows) < PROGRESS_FROM,
-                leave=False,
+                show=progress and len(rows) >= PROGRESS_FROM,
             ),
             start=2,
         )

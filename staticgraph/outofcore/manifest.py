@@ -128,6 +128,14 @@ class Manifest:
         return manifest
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a partitioned graph, of whatever version, by its own word."""
+    try:
+        return json.loads((folder / NAME).read_text())["format"] == FORMAT
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def _crc(file: Any, length: int) -> int:
     checksum = 0
     while length and (block := file.read(min(length, 1 << 20))):

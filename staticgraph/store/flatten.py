@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tqdm import tqdm
-
 from staticgraph.errors import BadGraph
+from staticgraph.progress import bar
 from staticgraph.schema import Level, Schema
 from staticgraph.store import GraphStore
 from staticgraph.store.hetero import HeteroReader
@@ -53,12 +52,11 @@ def from_pyg(
     if len(dataset) == 0:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
     reader: PygReader | None = None
-    for number in tqdm(
+    for number in bar(
         range(len(dataset)),
         desc=f"reading {name}",
         unit=" graphs",
-        disable=not progress or len(dataset) < PROGRESS_FROM,
-        leave=False,
+        show=progress and len(dataset) >= PROGRESS_FROM,
     ):
         data = dataset[number]
         if reader is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Settings that another sitting of the same run may change.
@@ -63,5 +64,10 @@ class TrainConfig:
             raise ValueError(f"kernels={self.kernels!r}; choose of {', '.join(KERNELS)}")
         if self.store not in STORES:
             raise ValueError(f"store={self.store!r}; choose of {', '.join(STORES)}")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr={self.lr} must be a number above 0")
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout={self.dropout} is a share, 0 to 1")
+        for name in ("seed", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")

@@ -32,7 +32,7 @@ def save_picture(
     Args:
         path: of the PNG.
         report: of the run.
-        steps: all steps; at least one.
+        steps: all steps; at least one. Of losses that are not finite none is drawn.
         capacities: of the plan, by bucket.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -54,21 +54,28 @@ def save_picture(
 
 
 def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
-    """Loss a step, its running mean, and the validation loss and metric at each epoch's end."""
-    losses = np.array([step.loss for step in steps])
-    number = np.arange(1, len(losses) + 1)
-    width = max(1, round(SMOOTHING * len(losses)))
+    """Loss a step, its running mean, and the validation loss and metric at each epoch's end.
+
+    Only what is finite: of a run that diverged, how it came to that.
+    """
+    every = np.array([step.loss for step in steps])
+    shown = np.isfinite(every)
+    losses, number = every[shown], np.flatnonzero(shown) + 1
+    width = max(1, round(SMOOTHING * len(every)))
     axes.plot(number, losses, color=LOSS, alpha=0.25, linewidth=0.8, label="training loss a batch")
-    smooth = running_mean(losses, np.array([step.graphs for step in steps]), width)
+    smooth = running_mean(losses, np.array([step.graphs for step in steps])[shown], width)
     axes.plot(number, smooth, color=LOSS, linewidth=2, label=f"mean of {width} batches")
     ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
     for end in ends[:-1]:
         axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="step", ylabel="loss", xlim=(0, len(losses) * 1.04))
-    low, high = np.percentile(losses, [0, 99.5])
-    space = 0.1 * (high - low) + 1e-12
-    axes.set_ylim(max(0, low - space), high + space)
-    axes.set_title("learning", loc="left", fontsize=11)
+    axes.set(xlabel="step", ylabel="loss", xlim=(0, len(every) * 1.04))
+    if len(losses):
+        low, high = np.percentile(losses, [0, 99.5])
+        space = 0.1 * (high - low) + 1e-12
+        axes.set_ylim(max(0, low - space), high + space)
+    lost = len(every) - len(losses)
+    title = f"learning; the losses of {lost:,} steps are not finite" if lost else "learning"
+    axes.set_title(title, loc="left", fontsize=11)
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
     metrics = np.array([_number(epoch.val_metric) for epoch in report.epochs])
     if np.isfinite(val_losses).any():
@@ -81,7 +88,8 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
 
 
 def draw_metric(axes: Axes, name: str, ends: np.ndarray, metrics: np.ndarray) -> Line2D:
-    """The validation metric at the end of each epoch, the last one in figures."""
+    """The validation metric at the end of each epoch, the last one in figures; some is finite."""
+    ends, metrics = ends[np.isfinite(metrics)], metrics[np.isfinite(metrics)]
     (line,) = axes.plot(ends, metrics, "o-", color=METRIC, linewidth=1.5, markersize=7)
     axes.annotate(
         f"{metrics[-1]:.3f}",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from staticgraph.json_text import finite, save_json
 from staticgraph.report import Report
 from staticgraph.table import table
 from staticgraph.training.history import Epoch
@@ -29,6 +30,8 @@ class TrainReport:
         parameters: numbers that were trained.
         epochs: one entry an epoch.
         test_metric: of the final model, None without test graphs.
+        diverged: the epoch, counted from 1, in which the loss ceased to be finite; None where it
+            did not.
         resumed_at: steps that earlier sittings made; the runner's figures begin after them.
         runner: buckets, compiles, recordings and fallbacks of the last sitting.
     """
@@ -44,15 +47,16 @@ class TrainReport:
     resumed_at: int
     runner: Report
     files: dict[str, str] = field(default_factory=dict)
+    diverged: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: what is not a finite number is None."""
         epochs = [{**e._asdict(), "graphs_per_s": round(e.graphs_per_s, 1)} for e in self.epochs]
-        return _finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
+        return finite({**asdict(self), "epochs": epochs, "runner": self.runner.to_dict()})
 
     def save(self, path: Path) -> None:
         """Writes the report as JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        save_json(path, self.to_dict())
 
     @classmethod
     def load(cls, folder: Path) -> TrainReport:
@@ -111,7 +115,9 @@ class TrainReport:
             "",
             table(headers, rows),
             "",
-            f"test {self.metric} of the final model: {_number(self.test_metric)}",
+            f"diverged in epoch {self.diverged}: the loss is not finite"
+            if self.diverged is not None
+            else f"test {self.metric} of the final model: {_number(self.test_metric)}",
             "",
             str(self.runner),
         ]
@@ -123,12 +129,3 @@ class TrainReport:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,22 +6,23 @@ out, with progress, checkpoints, validation and Ctrl-C added.
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from staticgraph import datasets, models
 from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph.errors import Diverged
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.nn import convert
+from staticgraph.progress import Bar, bar, say
 from staticgraph.runner import StaticGraphRunner
 from staticgraph.store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
@@ -106,7 +107,7 @@ class Training:
         self.state = state
 
     def run(self) -> TrainReport:
-        """Trains what is left, and writes every file."""
+        """Trains what is left, and writes every file; also where it diverges, before it says so."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,9 +119,13 @@ class Training:
         self.runner.warmup(self.source, progress=self.progress)
         events = SummaryWriter(str(self.folder), purge_step=resumed_at)
         with events, Interrupt() as interrupt:
-            while self.loader.epoch < self.config.epochs:
-                self._train_epoch(events, interrupt)
-                self._finish_epoch(events)
+            try:
+                while self.loader.epoch < self.config.epochs:
+                    self._train_epoch(events, interrupt)
+                    self._finish_epoch(events)
+            except Diverged as error:
+                self._finish(resumed_at, error.epoch)
+                raise
         return self._finish(resumed_at)
 
     # ------------------------------------------------------------------ training
@@ -130,15 +135,13 @@ class Training:
         unread: list[tuple[Step, Tensor]] = []
         done = sum(step.graphs for step in self.steps if step.epoch == epoch)
         clock = time.perf_counter()
-        with tqdm(
+        with bar(
             total=len(self.store.splits["train"]),
             initial=done,
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             unit=" graphs",
-            disable=not self.progress,
-            mininterval=0.5,
-            leave=False,
-        ) as bar:
+            show=self.progress,
+        ) as shown:
             for batch in self.loader:
                 real = batch.real
                 assert real is not None, "a loader knows what it filled in"
@@ -148,8 +151,8 @@ class Training:
                 number = len(self.steps) + len(unread)
                 due = number % self.config.checkpoint_every == 0 or interrupt.requested
                 if due or len(unread) == READ_EVERY:
-                    self._read(unread, events, bar)
-                bar.update(real.graphs)
+                    self._read(unread, events, shown)
+                shown.update(real.graphs)
                 if due:
                     self.seconds, clock = self._elapsed(clock)
                     self._save()
@@ -158,25 +161,34 @@ class Training:
                         f"stopped after {number} steps; continue with "
                         f"staticgraph train --resume --out {self.folder}"
                     )
-            self._read(unread, events, bar)
+            self._read(unread, events, shown)
         self.seconds, _ = self._elapsed(clock)
 
     def _elapsed(self, clock: float) -> tuple[float, float]:
         now = time.perf_counter()
         return self.seconds + now - clock, now
 
-    def _read(
-        self, unread: list[tuple[Step, Tensor]], events: SummaryWriter, bar: tqdm[Any]
-    ) -> None:
-        """Fetches losses from the device, in one go."""
+    def _read(self, unread: list[tuple[Step, Tensor]], events: SummaryWriter, shown: Bar) -> None:
+        """Fetches losses from the device, in one go, and ends the run where one is not finite."""
         if not unread:
             return
         losses = torch.stack([loss for _, loss in unread]).tolist()
         for (step, _), loss in zip(unread, losses, strict=True):
             events.add_scalar("loss/train", loss, len(self.steps))
             self.steps.append(step._replace(loss=loss))
-        bar.set_postfix_str(f"loss {sum(losses) / len(losses):.4f}", refresh=False)
+        shown.set_postfix_str(f"loss {sum(losses) / len(losses):.4f}", refresh=False)
         unread.clear()
+        for number, loss in enumerate(losses, len(self.steps) - len(losses) + 1):
+            if not math.isfinite(loss):
+                self._diverged(f"the loss of step {number} is {loss}")
+
+    def _diverged(self, what: str) -> NoReturn:
+        epoch = self.steps[-1].epoch + 1
+        raise Diverged(
+            f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
+            f"{self.folder / FILE} says how far it came",
+            epoch,
+        )
 
     def _finish_epoch(self, events: SummaryWriter) -> None:
         number = self.loader.epoch - 1
@@ -229,11 +241,16 @@ class Training:
     # ------------------------------------------------------------------ keeping
 
     def _save(self) -> None:
+        state = self.model.state_dict()
+        floats = [value for value in state.values() if value.is_floating_point()]
+        # A checkpoint that is not finite would take the place of the last good one.
+        if not torch.stack([value.isfinite().all() for value in floats]).all():
+            self._diverged("what was trained is not finite")
         checkpoint.save(
             self.folder,
             config=asdict(self.config),
             plan=self.plan.to_dict(),
-            model=self.model.state_dict(),
+            model=state,
             optimizer=self.optimizer.state_dict(),
             loader=self.loader.state_dict(),
             steps=[tuple(step) for step in self.steps],
@@ -250,7 +267,7 @@ class Training:
         self.seconds = state["seconds"]
         checkpoint.set_random_state(state["random"])
 
-    def _finish(self, resumed_at: int) -> TrainReport:
+    def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
         from staticgraph.training.plots import save_picture
 
         write_steps(self.folder / STEPS, self.steps)
@@ -267,13 +284,14 @@ class Training:
             metric=self.task.metric_name,
             parameters=sum(p.numel() for p in self.model.parameters()),
             epochs=tuple(self.epochs),
-            test_metric=self._evaluate("test")[1],
+            test_metric=None if diverged else self._evaluate("test")[1],
             resumed_at=resumed_at,
             runner=self.runner.report(),
             files={"steps": STEPS, "report": FILE, "picture": PICTURE},
+            diverged=diverged,
         )
-        save_picture(self.folder / PICTURE, report, self.steps, self.plan.capacities)
         report.save(self.folder / FILE)
+        save_picture(self.folder / PICTURE, report, self.steps, self.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ saying
@@ -296,13 +314,18 @@ class Training:
 
     def _say(self, text: str) -> None:
         if self.progress:
-            tqdm.write(text, file=sys.stderr)
+            say(text)
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name!r}: use 'cpu', 'cuda', 'cuda:1' or 'auto'") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
     return device

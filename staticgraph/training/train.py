@@ -20,6 +20,7 @@ from typing import Any
 from staticgraph.errors import MissingPackage
 from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
+from staticgraph.training.folder_lock import folder_lock
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import Training
@@ -43,20 +44,23 @@ def train(
         DatasetUnavailable: the data cannot be had.
         MissingPackage: one of the extra ``train``, or of the data set, is not installed.
         BadGraph: the data has no target that a task can be made of.
+        Diverged: the loss ceased to be finite; report, steps and picture are in the folder.
+        FolderInUse: another process trains into the folder.
         Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
     """
     folder = Path(folder)
-    if (folder / checkpoint.FILE).exists() and not overwrite:
-        raise FileExistsError(
-            f"{folder} holds a run already: continue it with --resume, replace it with "
-            "--overwrite, or choose another --out"
-        )
     _require_extra()
-    training = Training(config, folder, progress)
-    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
-        for old in folder.glob(pattern):
-            old.unlink()
-    return training.run()
+    with folder_lock(folder):
+        if (folder / checkpoint.FILE).exists() and not overwrite:
+            raise FileExistsError(
+                f"{folder} holds a run already: continue it with --resume, replace it with "
+                "--overwrite, or choose another --out"
+            )
+        training = Training(config, folder, progress)
+        for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
+            for old in folder.glob(pattern):
+                old.unlink()
+        return training.run()
 
 
 def resume(
@@ -72,9 +76,17 @@ def resume(
     Raises:
         FileNotFoundError: there is no run.
         ValueError: a setting was to change that decides what the run computes.
+        Diverged: the loss ceased to be finite; report, steps and picture are in the folder.
+        FolderInUse: another process trains into the folder.
         Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.
     """
     folder, changes = Path(folder), changes or {}
+    _require_extra()
+    with folder_lock(folder):
+        return _resume(folder, changes, progress)
+
+
+def _resume(folder: Path, changes: Mapping[str, Any], progress: bool) -> TrainReport:
     state = checkpoint.load(folder)
     config = TrainConfig(**state["config"])
     for name, value in changes.items():
@@ -84,7 +96,6 @@ def resume(
                 f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
                 f"{value!r}: leave it out to resume, or begin another run"
             )
-    _require_extra()
     return Training(replace(config, **changes), folder, progress, state).run()
 
 

@@ -1,0 +1,39 @@
+"""JSON that any program reads: what is not a finite number is null.
+
+Python writes NaN and Infinity, which are not JSON, so that a run that diverged would print what
+``jq`` refuses. Every command prints, and every report is written, through here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def to_json(values: Any, indent: int | None = 1) -> str:
+    """Plain values as JSON, with null for NaN and infinities."""
+    return json.dumps(finite(values), indent=indent, allow_nan=False)
+
+
+def finite(values: Any) -> Any:
+    """The same values with None for every float that is not finite."""
+    if isinstance(values, dict):
+        return {key: finite(item) for key, item in values.items()}
+    if isinstance(values, list | tuple):
+        return [finite(item) for item in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def save_json(path: str | Path, values: Any) -> None:
+    """Writes values as JSON, whole or not at all."""
+    target = Path(path)
+    scratch = target.with_name(f".{target.name}-{os.getpid()}")
+    try:
+        scratch.write_text(to_json(values) + "\n")
+        os.replace(scratch, target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,144 @@
+"""How far something is: a bar on a terminal, and elsewhere a line now and then.
+
+A bar is written over in place, a hundred times a minute. In a log, in the output of a cluster's
+scheduler or under ``nohup`` nothing is written over, and each of these would be a line. So where
+stderr is no terminal there is one plain line every :data:`EVERY_S` seconds, the first after so
+long: what is done sooner says nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+EVERY_S = 10.0
+WIDTH = 40
+
+
+class Bar(Protocol):
+    """What a bar and lines have in common: iterated over, or told by hand."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def update(self, n: float | None = 1) -> Any:
+        """So many more are done."""
+        ...
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> Any:
+        """Something to say beside the numbers."""
+        ...
+
+
+def bar(
+    items: Collection[Any] = (),
+    *,
+    desc: str,
+    unit: str,
+    show: bool = True,
+    total: int | None = None,
+    initial: int = 0,
+) -> Bar:
+    """A bar over ``items``, or for ``total`` of something where it is told by hand.
+
+    Args:
+        items: what to iterate over.
+        desc: what is going on.
+        unit: what is counted, with a space before it.
+        show: whether to say anything at all.
+        total: how many there will be, where not as many as ``items``.
+        initial: how many are done already.
+    """
+    count = len(items) if total is None else total
+    if show and not on_terminal():
+        return Lines(items, desc, unit, count, initial)
+    return tqdm(
+        items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
+        mininterval=0.5, leave=False,
+    )  # fmt: skip
+
+
+def on_terminal() -> bool:
+    """Whether stderr can be written over."""
+    return sys.stderr.isatty()
+
+
+def say(text: str) -> None:
+    """A line to stderr that leaves a bar below it whole."""
+    if on_terminal():
+        tqdm.write(text, file=sys.stderr)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Lines:
+    """A bar for where nothing can be written over."""
+
+    def __init__(
+        self, items: Collection[Any], desc: str, unit: str, total: int, initial: int
+    ) -> None:
+        self._items, self._desc, self._unit, self._total = items, desc, unit, total
+        self._done, self._beside = initial, ""
+        self._status = Status()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def update(self, n: float | None = 1) -> None:
+        """So many more are done."""
+        self._done += int(n or 0)
+        beside = f", {self._beside}" if self._beside else ""
+        self._status.show(f"{self._desc}: {self._done:,} of {self._total:,}{self._unit}{beside}")
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Something to say beside the numbers, in the next line."""
+        self._beside = s
+
+
+class Status:
+    """How far something is whose end is not known: one line, or a line now and then."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._open = False
+
+    def show(self, text: str) -> None:
+        """Says it, in place or if it is time."""
+        if on_terminal():
+            print(f"\r{text}".ljust(WIDTH), end="", file=sys.stderr, flush=True)
+            self._open = True
+        elif time.monotonic() - self._last >= EVERY_S:
+            print(text, file=sys.stderr, flush=True)
+            self._last = time.monotonic()
+
+    def clear(self) -> None:
+        """Makes room for a line that stays."""
+        if self._open:
+            print("\r".ljust(WIDTH) + "\r", end="", file=sys.stderr, flush=True)
+            self._open = False
