@@ -12,5 +12,4 @@ def status_of(argv: Sequence[str]) -> int:
     try:
         return cli.main(list(argv))
     except SystemExit as stop:
-        assert isinstance(stop.code, int), stop.code
-        return stop.code
+        return int(stop.code or 0)

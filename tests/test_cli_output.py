@@ -1,0 +1,150 @@
+"""What a command prints: JSON that is JSON, a pipe that may close, progress that fits a log."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from staticgraph import cli, progress
+from staticgraph.json_text import save_json, to_json
+
+
+def test_json_has_null_for_what_is_not_finite():
+    values = {"a": math.nan, "b": [1.5, (math.inf, -math.inf)], 3: {"c": float("nan")}, "d": "nan"}
+    text = to_json(values)
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "a": None, "b": [1.5, [None, None]], "3": {"c": None}, "d": "nan",
+    }  # fmt: skip
+
+
+def test_no_command_writes_json_of_its_own():
+    """One writer, so that none prints NaN."""
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        assert "json.dumps" not in path.read_text(), path
+
+
+def test_a_file_of_json_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "report.json"
+    save_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        save_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [found.name for found in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    # argparse does not mind that nobody reads its help.
+    [(["train", "--help"], 0), (["report", "{run}", "--json"], cli.PIPE_CLOSED)],
+)
+def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
+    """As in ``| head``: the reader is gone before the first line is written."""
+    script = (
+        "import sys\n"
+        "from staticgraph import cli\n"
+        "import staticgraph.cli.report as report\n"
+        "report.run = lambda args: print('x' * 100_000) or 0\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    given = [word.format(run=tmp_path) for word in words]
+    command = subprocess.Popen(
+        [sys.executable, "-c", script, *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.stderr is not None
+    assert command.stderr.read() == ""
+    assert command.wait() == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe"), "9 bytes)"),
+        (IsADirectoryError(21, "Is a directory", "x"), "[Errno 21] Is a directory: 'x'"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr("staticgraph.cli.report.run", fail)
+    assert cli.main(["report", "x"]) == cli.FAILED
+    err = capsys.readouterr().err
+    assert err.startswith("staticgraph report: ")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_bug_is_not_out_of_memory(monkeypatch):
+    def fail(args):
+        raise RuntimeError("The size of tensor a (3) must match")
+
+    monkeypatch.setattr("staticgraph.cli.report.run", fail)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        cli.main(["report", "x"])
+
+
+# ---------------------------------------------------------------------- progress
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    with progress.bar(range(100), desc="reading x", unit=" graphs") as shown:
+        for number in shown:
+            clock.now += 0.3
+            shown.set_postfix_str(f"loss {number}")
+    err = capsys.readouterr().err
+    # Thirty seconds, a line each ten.
+    assert err.splitlines() == [
+        "reading x: 34 of 100 graphs, loss 33",
+        "reading x: 68 of 100 graphs, loss 67",
+    ]
+    assert "\r" not in err
+
+
+def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
+    Clock(monkeypatch)
+    for _ in progress.bar(range(100), desc="reading x", unit=" graphs"):
+        pass
+    status = progress.Status()
+    status.show("place: 3 edges")
+    status.clear()
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), progress.tqdm)
+    status = progress.Status()
+    status.show("place: 3 edges")
+    status.show("place: 4 edges")
+    status.clear()
+    err = capsys.readouterr().err
+    assert err.startswith("\rplace: 3 edges ")
+    assert "\n" not in err
+
+
+def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    for _ in progress.bar(range(100), desc="reading x", unit=" graphs", show=False):
+        clock.now += 100
+    assert capsys.readouterr().err == ""

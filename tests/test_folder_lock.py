@@ -1,0 +1,106 @@
+"""One process to a run's folder: the other is named, a dead one is not in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import status_of
+
+from staticgraph.errors import FolderInUse
+from staticgraph.training.folder_lock import NAME, folder_lock
+
+HOLDS = """
+import sys, time
+from staticgraph.training.folder_lock import folder_lock
+with folder_lock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Another process that holds a folder until its stdin is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_other_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path, capsys):
+    other = holder(tmp_path)
+    with pytest.raises(FolderInUse, match=rf"in use by process {other.pid}, .* another --out"):
+        folder_lock(tmp_path).__enter__()
+    for words in (["train", "--data", "x.npz"], ["train", "--resume"],
+                  ["train-large", "--task", "link", "--data", "x.npz"]):  # fmt: skip
+        assert status_of([*words, "--out", str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        assert f"in use by process {other.pid}," in err
+        assert len(err.splitlines()) == 1
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert (tmp_path / NAME).exists()
+    with folder_lock(tmp_path):
+        assert (tmp_path / NAME).read_text().split()[0] == str(os.getpid())
+    assert not (tmp_path / NAME).exists()
+
+
+def test_two_runs_of_one_process_exclude_each_other_too(tmp_path):
+    with folder_lock(tmp_path), pytest.raises(FolderInUse, match=f"process {os.getpid()},"):
+        folder_lock(tmp_path).__enter__()
+    with folder_lock(tmp_path):
+        pass
+
+
+def test_a_child_that_outlives_a_run_does_not_hold_its_folder(tmp_path):
+    reader, writer = os.pipe()
+    with folder_lock(tmp_path):
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent lets go
+            os._exit(0)
+        # The lock is the parent's still, whatever the child closed.
+        with pytest.raises(FolderInUse):
+            folder_lock(tmp_path).__enter__()
+    with folder_lock(tmp_path):
+        pass
+    os.close(writer)
+    os.close(reader)
+    os.waitpid(child, 0)
+
+
+def test_a_folder_made_for_nothing_is_removed(tmp_path):
+    with folder_lock(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+    assert not (tmp_path / "run").exists()
+    with folder_lock(tmp_path / "run"):
+        (tmp_path / "run" / "report.json").touch()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["report.json"]
+
+
+def test_a_file_that_was_removed_while_it_was_opened_is_no_lock(tmp_path, monkeypatch):
+    """The owner removes the file as it goes: who opened that file has a lock on nothing."""
+    from staticgraph.training import folder_lock as module
+
+    locked, taken = module._locked, []
+
+    def removed_meanwhile(descriptor):
+        if not taken:
+            (tmp_path / NAME).unlink()
+        taken.append(descriptor)
+        return locked(descriptor)
+
+    monkeypatch.setattr(module, "_locked", removed_meanwhile)
+    with folder_lock(tmp_path):
+        assert len(taken) == 2
+        assert (tmp_path / NAME).exists()

@@ -1,0 +1,128 @@
+"""A training that diverges: the report first, what is finite drawn, the good checkpoint kept."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from command import status_of
+
+import staticgraph as sg
+from staticgraph.errors import Diverged
+from staticgraph.training import checkpoint
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.history import read_steps
+from staticgraph.training.report import TrainReport
+from staticgraph.training.run import Training
+from staticgraph.training.train import train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, esol) -> str:
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few")
+    path = tmp_path_factory.mktemp("data") / "few"
+    few.save(path)
+    return str(path)
+
+
+SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 8, "epochs": 3}
+WORDS = [word for name, value in SMALL.items()
+         for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
+
+
+def refuse(constant: str) -> float:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["train", "--data", data, *WORDS, "--lr", "1e30", "--out", str(out), "--json"]
+    assert status_of(words) == 1
+    printed, err = capsys.readouterr()
+    values = json.loads(printed, parse_constant=refuse)
+    assert values == json.loads((out / "report.json").read_text(), parse_constant=refuse)
+    assert values["diverged"] == 1
+    assert values["test_metric"] is None
+    assert "staticgraph train: the training diverged in epoch 1: the loss of step" in err
+    assert "lower --lr" in err.splitlines()[-1]
+    losses = [step.loss for step in read_steps(out / "steps.csv")]
+    assert math.isfinite(losses[0])
+    assert not math.isfinite(losses[-1])
+    assert (out / "report.png").read_bytes()[:4] == b"\x89PNG"
+    assert status_of(["report", str(out)]) == 0
+    assert "diverged in epoch 1: the loss is not finite" in capsys.readouterr().out
+
+
+def test_the_last_good_checkpoint_stays(data, tmp_path, monkeypatch):
+    """The loss is that of before the last update, so what was trained is looked at as well."""
+    finish = Training._finish_epoch
+
+    def spoil(training, events):
+        if training.loader.epoch == 2:
+            next(training.model.parameters()).data.fill_(math.nan)
+        finish(training, events)
+
+    monkeypatch.setattr(Training, "_finish_epoch", spoil)
+    with pytest.raises(Diverged, match="diverged in epoch 2: what was trained") as told:
+        train(TrainConfig(data, **SMALL), tmp_path, progress=False)
+    assert told.value.epoch == 2
+    assert len(checkpoint.load(tmp_path)["epochs"]) == 1
+    assert TrainReport.load(tmp_path).diverged == 2
+    monkeypatch.undo()
+    assert status_of(["train", "--resume", "--out", str(tmp_path)]) == 0
+    assert TrainReport.load(tmp_path).diverged is None
+
+
+def test_the_report_is_there_even_if_the_picture_fails(data, tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr("staticgraph.training.plots.save_picture", broken)
+    with pytest.raises(RuntimeError, match="no fonts"):
+        train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
+    assert len(TrainReport.load(tmp_path).epochs) == 1
+
+
+@pytest.mark.parametrize("finite", [0, 1, 3])
+def test_the_picture_draws_what_is_finite(data, tmp_path, finite):
+    from matplotlib.figure import Figure
+
+    from staticgraph.training.history import Epoch
+    from staticgraph.training.plots import draw_loss
+
+    train(TrainConfig(data, **{**SMALL, "epochs": 1}), tmp_path, progress=False)
+    report, steps = TrainReport.load(tmp_path), read_steps(tmp_path / "steps.csv")
+    steps = [step._replace(loss=1.0 if n < finite else math.nan) for n, step in enumerate(steps)]
+    bad = Epoch(0, math.nan, 1.0, 32, math.nan, math.nan)
+    for epochs in ((), (report.epochs[0]._replace(epoch=0), bad)):
+        axes = Figure().add_subplot()
+        shown = TrainReport(**{**vars_of(report), "epochs": epochs})
+        draw_loss(axes, shown, steps)
+        drawn = axes.lines[0].get_xydata()
+        assert drawn.shape == (finite, 2)
+        lost = len(steps) - finite
+        assert f"the losses of {lost} steps are not finite" in axes.get_title(loc="left")
+
+
+def vars_of(report: TrainReport) -> dict:
+    return {name: getattr(report, name) for name in report.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropout": 2.0}, "dropout=2.0 is a share"),
+        ({"workers": -1}, "workers=-1 must not be negative"),
+        ({"seed": -1}, "seed=-1 must not be negative"),
+        ({"lr": math.inf}, "lr=inf must be a number above 0"),
+    ],
+)
+def test_settings_out_of_range(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig("x", **changes)
+
+
+def test_a_device_that_is_none(data, tmp_path):
+    with pytest.raises(ValueError, match="device='bogus': use 'cpu'"):
+        train(TrainConfig(data, device="bogus"), tmp_path)
