@@ -12,6 +12,7 @@ graph; capitals are capacities (physical rows), lower case what is really there.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -259,9 +260,13 @@ class SizeHistogram:
                 f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
             )
         try:
-            table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a table without rows, which is told below
+                table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
+        if not table.size:
+            raise ValueError(f"{path} has no rows below its header; expected sizes and counts")
         components = tuple(name.removeprefix("num_") for name in header[:-1])
         order = np.lexsort(table[:, -2::-1].T)
         table = table[order]

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with one line and exit status 2."""
-        self.exit(FAILED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(FAILED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

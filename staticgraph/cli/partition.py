@@ -60,15 +60,14 @@ def run(args: argparse.Namespace) -> int:
     if args.edges is None and (args.nodes is not None or args.features is not None):
         args.parser.error("--nodes and --features go with --edges; --data brings its own")
 
-    import numpy as np
-
     from staticgraph.outofcore import PartitionedGraph, data, partition
+    from staticgraph.outofcore.array_files import open_array
     from staticgraph.table import table
 
     edges: Any = args.edges
     nodes, features = args.nodes, None
     if args.edges is not None:
-        features = np.load(args.features, mmap_mode="r") if args.features else None
+        features = None if args.features is None else open_array(args.features)
     else:
         links = data.open_links(args.data, held_out=0.0)
         edges, nodes = links.train, links.num_nodes

@@ -47,8 +47,11 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
         BadGraph: no such column, no target, a SMILES that RDKit cannot read (with its line).
     """
     chem = _rdkit()
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadGraph(f"{path} is no table of text: {error}") from None
     if not rows:
         raise BadGraph(f"{path} has no rows below its header")
     names = {name.strip().lower(): name for name in rows[0] if name}

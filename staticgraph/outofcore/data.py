@@ -8,6 +8,7 @@ features as rows of indices (``x_indptr``, ``x_indices``, ``x_shape``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import UnknownDataset
+from staticgraph.outofcore.array_files import read_arrays
 
 NAMES = {
     "fb15k-237": "FB15k-237.npz",
@@ -83,17 +85,20 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         UnknownDataset: the file is of another form.
     """
     path = find(spec)
-    with np.load(path, allow_pickle=False) as file:
-        if "num_entities" in file:
-            parts = [file[k][[0, 2, 1]].astype(np.int64) for k in ("train", "valid", "test")]
-            return LinkData(path.stem, int(file["num_entities"]), *parts)
-        _require(path, file, "edges", "num_nodes")
-        edges = file["edges"].astype(np.int64)
-        order = np.random.default_rng(seed).permutation(edges.shape[1])
-        cut = round(held_out * edges.shape[1])
-        parts = [edges[:, order[span]] for span in
-                 (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
-        return LinkData(path.stem, int(file["num_nodes"]), *parts)
+    file = read_arrays(path)
+    if "num_entities" in file:
+        _require(path, file, "train", "valid", "test")
+        n = _count(path, file, "num_entities")
+        parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
+        return LinkData(path.stem, n, *parts)
+    _require(path, file, "edges", "num_nodes")
+    n = _count(path, file, "num_nodes")
+    edges = _ends(path, file, "edges", n, 2)
+    order = np.random.default_rng(seed).permutation(edges.shape[1])
+    cut = round(held_out * edges.shape[1])
+    parts = [edges[:, order[span]] for span in
+             (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
+    return LinkData(path.stem, n, *parts)
 
 
 def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
@@ -104,16 +109,16 @@ def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -
         UnknownDataset: the file is of another form.
     """
     path = find(spec)
-    with np.load(path, allow_pickle=False) as file:
-        _require(path, file, "edges", "num_nodes")
-        n = int(file["num_nodes"])
-        once = file["edges"].astype(np.int64)
-        edges = np.concatenate([once, once[::-1]], axis=1)
-        if "label" in file:
-            _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
-            splits = [file[k].astype(np.int64) for k in ("train", "val", "test")]
-            features = _dense(file["x_indptr"], file["x_indices"], int(file["x_shape"][1]))
-            return NodeData(path.stem, edges, features, file["label"].astype(np.int64), *splits)
+    file = read_arrays(path)
+    _require(path, file, "edges", "num_nodes")
+    n = _count(path, file, "num_nodes")
+    once = _ends(path, file, "edges", n, 2)
+    edges = np.concatenate([once, once[::-1]], axis=1)
+    if "label" in file:
+        _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
+        splits = [file[k].astype(np.int64) for k in ("train", "val", "test")]
+        features = _dense(file["x_indptr"], file["x_indices"], int(file["x_shape"][1]))
+        return NodeData(path.stem, edges, features, file["label"].astype(np.int64), *splits)
     return _generated(path.stem, edges, n, classes, width, seed)
 
 
@@ -143,10 +148,40 @@ def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[n
     return features
 
 
-def _require(path: Path, file: Any, *names: str) -> None:
+def _count(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> int:
+    """A whole number above 0."""
+    value = file[name]
+    if value.ndim or value.dtype.kind not in "iu" or value < 1:
+        raise UnknownDataset(f"{path}: {name} is {str(value)[:40]}; a number of nodes is needed")
+    return int(value)
+
+
+def _ends(
+    path: Path, file: Mapping[str, NDArray[Any]], name: str, nodes: int, rows: int
+) -> IntArray:
+    """``[rows, E]`` int64, whose first and last row (of three) or both rows are nodes."""
+    found = file[name]
+    if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "iu":
+        raise UnknownDataset(
+            f"{path}: {name} has shape {found.shape} and dtype {found.dtype}; integers "
+            f"[{rows}, E] are needed"
+        )
+    edges = found.astype(np.int64)
+    ends = edges[[0, -1]]
+    outside = (ends < 0) | (ends >= nodes)
+    if outside.any():
+        edge = int(outside.any(axis=0).argmax())
+        raise UnknownDataset(
+            f"{path}: {name} {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
+            f"{nodes} nodes"
+        )
+    return edges
+
+
+def _require(path: Path, file: Mapping[str, Any], *names: str) -> None:
     missing = [name for name in names if name not in file]
     if missing:
         raise UnknownDataset(
-            f"{path} has no {', '.join(missing)}; it holds {', '.join(file.files)}. See "
+            f"{path} has no {', '.join(missing)}; it holds {', '.join(file) or 'nothing'}. See "
             "examples/data/README.md for the forms"
         )

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
+from staticgraph.outofcore.array_files import open_array
 
 IntArray = NDArray[np.int64]
 EdgeFunction = Callable[[], Iterable[NDArray[Any]]]
@@ -44,7 +45,7 @@ class EdgeSource:
         self._num_nodes = num_nodes
         self._chunk = chunk
         if isinstance(edges, np.ndarray | str | Path):
-            loaded = edges if isinstance(edges, np.ndarray) else np.load(edges, mmap_mode="r")
+            loaded = edges if isinstance(edges, np.ndarray) else open_array(edges)
             self._edges: NDArray[Any] = loaded
             self._check_relations()
             return
@@ -99,7 +100,7 @@ class EdgeSource:
 
 
 def _check_form(edges: NDArray[Any], start: int) -> None:
-    shape, dtype = np.shape(edges), np.asarray(edges[:0]).dtype
+    shape, dtype = np.shape(edges), np.asarray(edges).dtype
     if len(shape) != 2 or shape[0] not in (2, 3) or dtype.kind not in "iu":
         raise BadGraph(
             f"edges from number {start} on have shape {shape} and dtype {dtype}; give integers "

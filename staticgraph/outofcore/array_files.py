@@ -1,0 +1,48 @@
+"""Arrays of ``.npy`` and ``.npz`` files; a file that is none is an error that names it.
+
+What NumPy raises depends on the bytes that happen to stand there: an end of file, a bad archive, a
+request to unpickle. For whoever named the wrong file it is all one thing.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import BadGraph, UnknownDataset
+
+UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile)
+
+
+def open_array(path: str | Path) -> NDArray[Any]:
+    """The array of an ``.npy`` file, memory-mapped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadGraph: the file is no ``.npy``.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except UNREADABLE as error:
+        raise BadGraph(f"{path} is no .npy of plain numbers: {error}") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
+    return found
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an ``.npz`` file, by name.
+
+    Raises:
+        UnknownDataset: the file is no ``.npz``.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two where it is an .npy
+        raise UnknownDataset(f"{path} is no .npz of plain arrays ({error})") from None
