@@ -13,6 +13,7 @@ ROOT = Path(staticgraph.__file__).parent
 
 # Lowest first; a module imports its own level and those below. Longer names win.
 LEVELS = [
+    ["files"],
     ["errors", "sizes", "schema", "table", "memory.byte_sizes", "memory.out_of_memory"],
     ["packing", "plan", "attention_blocks", "reserves"],
     ["memory.fit", "memory.forms", "memory.least_squares", "memory.model"],
@@ -29,6 +30,7 @@ LEVELS = [
     ["cli"],
 ]
 PURE = [
+    "files",
     "errors",
     "sizes",
     "schema",
