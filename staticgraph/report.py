@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch_geometric
 
+from staticgraph.files import atomic
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.running.attention_choices import AttentionRow
 from staticgraph.running.choice import Choice
@@ -69,7 +70,7 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Writes the report as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        atomic.write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Report:

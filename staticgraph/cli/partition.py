@@ -36,6 +36,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the new numbers (default: 0)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to")
+    parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
     parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
@@ -61,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
         links = data.open_links(args.data, held_out=0.0)
         edges, nodes = links.train, links.num_nodes
     count = "auto" if args.partitions == "auto" else int(args.partitions)
-    partition(edges, nodes, count, args.out, features=features, seed=args.seed, progress=_progress)
+    partition(
+        edges, nodes, count, args.out, features=features, seed=args.seed, progress=_progress,
+        overwrite=args.overwrite,
+    )  # fmt: skip
     print(file=sys.stderr)
     graph = PartitionedGraph(args.out, verify=args.verify)
     sizes = graph.bucket_sizes

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from staticgraph.files import scratch
 
@@ -58,6 +58,13 @@ def write_bytes(path: str | Path, contents: bytes, mode: int | None = None) -> N
 def write_text(path: str | Path, text: str) -> None:
     """Writes a file of UTF-8 whole or not at all."""
     write_bytes(path, text.encode())
+
+
+def save_figure(path: str | Path, figure: Any, dpi: int) -> None:
+    """Writes a figure of matplotlib, in the format of the name's ending."""
+    kind = Path(path).suffix.removeprefix(".") or "png"
+    with writing(path) as file:
+        figure.savefig(file, dpi=dpi, format=kind)
 
 
 def sync_folder(folder: Path) -> None:

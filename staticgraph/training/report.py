@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from staticgraph.files import atomic
 from staticgraph.report import Report
 from staticgraph.table import table
 from staticgraph.training.history import Epoch
@@ -52,7 +53,7 @@ class TrainReport:
 
     def save(self, path: Path) -> None:
         """Writes the report as JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        atomic.write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> TrainReport:
