@@ -212,6 +212,8 @@ def _manifest(root: Path) -> dict[str, Any]:
             f"library reads {FORMAT} version {VERSION}: build the store again"
         )
     try:
+        if manifest["version"] > 1 and document.KEY not in manifest:
+            raise ValueError(f"it lacks its {document.KEY!r}; build the store again")
         return document.check(manifest)
     except ValueError as error:
         raise StoreCorrupt(f"{path}: {error}") from None
