@@ -284,6 +284,11 @@ def test_scratch_of_the_living_is_left_alone(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"f", parents.name}
 
 
+def test_a_missing_folder_is_named_after_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/plan\.json'$"):
+        atomic.write_text(tmp_path / "nowhere" / "plan.json", "1")
+
+
 def test_long_names_have_scratch(tmp_path):
     path = tmp_path / ("n" * 250)
     atomic.write_text(path, "1")

@@ -34,7 +34,11 @@ def writing(path: str | Path, mode: int | None = None) -> Iterator[BinaryIO]:
         return
     scratch.clean(target)
     part = scratch.beside(target, "part")
-    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666 if mode is None else mode)
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    try:
+        descriptor = os.open(part, flags, 0o666 if mode is None else mode)
+    except OSError as error:  # named after what was asked for, not after the scratch file
+        raise type(error)(error.errno, error.strerror, str(target)) from None
     try:
         with os.fdopen(descriptor, "w+b") as file:
             if mode is None and target.exists():
