@@ -60,6 +60,7 @@ def fill(
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
     ids = np.ascontiguousarray(ids, dtype=np.int64)
+    store.verify(ids)
     real = real_counts(store, ids, layout.capacity)
     schema = layout.schema
     if schema.hetero:

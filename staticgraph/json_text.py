@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from staticgraph.files import atomic
 
 
 def to_json(values: Any, indent: int | None = 1) -> str:
@@ -29,11 +30,4 @@ def finite(values: Any) -> Any:
 
 def save_json(path: str | Path, values: Any) -> None:
     """Writes values as JSON, whole or not at all."""
-    target = Path(path)
-    scratch = target.with_name(f".{target.name}-{os.getpid()}")
-    try:
-        scratch.write_text(to_json(values) + "\n")
-        os.replace(scratch, target)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    atomic.write_text(path, to_json(values) + "\n")

@@ -185,7 +185,7 @@ def encoder(store: GraphStore, field: str, hidden: int) -> nn.Module:
             f"{field} of {store.name} goes up to {max(sizes) - 1}, too many for an embedding "
             f"table (at most {MAX_CATEGORIES}): give it as float, or as smaller categories"
         )
-    column = store.columns[field]
+    column = store.column(field)
     if column.size and column.min() < 0:
         raise ValueError(
             f"{field} of {store.name} is an integer field with values down to {column.min()}, "

@@ -9,7 +9,6 @@ and the error says what changed.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
+from staticgraph.files import document
 from staticgraph.schema import Schema
 from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram
 
@@ -230,8 +230,8 @@ class BucketPlan:
             raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON that a person can read."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        """Writes JSON that a person can read, whole or not at all, with a checksum."""
+        document.save(path, self.to_dict(), indent=2)
 
     @classmethod
     def load(cls, path: str | Path) -> BucketPlan:
@@ -239,10 +239,11 @@ class BucketPlan:
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not JSON, not a plan, or another version; the message names the file.
+            ValueError: not JSON, not a plan, another version, or changed since it was written; the
+                message names the file.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
+            return cls.from_dict(document.load(path))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -243,7 +243,7 @@ class StaticGraphRunner:
         example: StaticBatch | GraphStore | DeviceStore | None = None,
         phases: Iterable[str] | None = None,
         progress: bool = True,
-        cache: str | Path | None = None,
+        cache: str | Path | bool | None = None,
         choices: str | Path | None = None,
     ) -> StaticGraphRunner:
         """Compiles, and records, every bucket now; ``auto`` measures and chooses. Parameters,
@@ -258,7 +258,9 @@ class StaticGraphRunner:
                 or the second alone without a loss and an optimizer.
             progress: show a bar.
             cache: a file of compiled code, used where it exists and written afterwards, so that
-                the next process hardly compiles.
+                the next process hardly compiles; True keeps it in your own cache folder. Torch
+                unpickles and runs it, so only a file of yours, signed, is used: see
+                :mod:`staticgraph.running.warm_start`.
             choices: a JSON file of what ``auto`` chose: taken where it exists, without measuring,
                 and written afterwards; by default ``cache`` with ``.choices.json`` added.
 
@@ -283,6 +285,9 @@ class StaticGraphRunner:
             phases = ("step", "eval") if trains else ("eval",)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
+        if isinstance(cache, bool):
+            what = (self.model, self.plan.capacities, self._schema, self.mode.name, self.device)
+            cache = warm_start.default_path(*what) if cache else None
         started = time.perf_counter()
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self.close()

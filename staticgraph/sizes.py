@@ -22,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from staticgraph.files import atomic
+
 IntArray = NDArray[np.int64]
 
 NODES_EDGES = ("nodes", "edges")
@@ -278,7 +280,8 @@ class SizeHistogram:
         """Writes what :meth:`from_csv` reads."""
         header = ",".join([f"num_{name}" for name in self.components] + ["count"])
         table = np.column_stack([self.sizes, self.counts])
-        np.savetxt(path, table, fmt="%d", delimiter=",", header=header, comments="")
+        with atomic.writing(path) as file:
+            np.savetxt(file, table, fmt="%d", delimiter=",", header=header, comments="")
 
     @property
     def num_graphs(self) -> int:

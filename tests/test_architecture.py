@@ -13,6 +13,7 @@ ROOT = Path(staticgraph.__file__).parent
 
 # Lowest first; a module imports its own level and those below. Longer names win.
 LEVELS = [
+    ["files"],
     [
         "errors",
         "json_text",
@@ -38,6 +39,7 @@ LEVELS = [
     ["cli"],
 ]
 PURE = [
+    "files",
     "errors",
     "sizes",
     "schema",

@@ -108,6 +108,8 @@ def test_a_commit_waits_for_the_data_before_it_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
     file.commit()
+    assert calls[1].startswith(".commit.bin."), "the scratch file, named after its process"
+    calls[1] = ".commit.bin"
     assert calls == ["embeddings.bin", ".commit.bin", "replace", tmp_path.name]
 
 

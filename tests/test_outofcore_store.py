@@ -147,7 +147,7 @@ def test_a_negative_relation_is_named(tmp_path):
 
 def test_only_a_partitioned_graph_is_replaced(tmp_path):
     partition(generated(10, 20), 10, 2, tmp_path / "g")
-    partition(generated(10, 30), 10, 2, tmp_path / "g")
+    partition(generated(10, 30), 10, 2, tmp_path / "g", overwrite=True)
     assert PartitionedGraph(tmp_path / "g").num_edges == 30
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")

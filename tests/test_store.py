@@ -290,8 +290,8 @@ def test_every_file_is_checked_for_length_and_content(saved):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99; this library"),
-        (lambda text: text.replace("staticgraph.store", "other"), "says other version 1"),
+        (lambda text: text.replace('"version": 2', '"version": 99'), "version 99; this library"),
+        (lambda text: text.replace("staticgraph.store", "other"), "says other version 2"),
         (lambda text: text[: len(text) // 2], "is not readable"),
         (lambda text: "[]", "is not a manifest"),
     ],
@@ -306,7 +306,7 @@ def test_another_or_broken_manifest_is_refused(saved, edit, message):
 
 def test_saving_replaces_a_store_and_nothing_else(esol, saved, tmp_path):
     opened = GraphStore.load(saved)
-    opened.with_splits(train=np.array([3])).save(saved)
+    opened.with_splits(train=np.array([3])).save(saved, overwrite=True)
     assert GraphStore.load(saved).splits["train"].tolist() == [3]
     other = tmp_path / "precious"
     other.mkdir()
@@ -322,7 +322,7 @@ def test_a_write_that_fails_leaves_the_old_store(esol, saved, monkeypatch):
 
     monkeypatch.setattr(np, "save", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        esol.save(saved)
+        esol.save(saved, overwrite=True)
     monkeypatch.undo()
     assert len(GraphStore.load(saved)) == len(esol)
     assert [path.name for path in saved.parent.iterdir()] == ["store"]

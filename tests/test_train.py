@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from staticgraph.training.interrupt import Interrupt
 from staticgraph.training.report import TrainReport
 from staticgraph.training.tasks import task_of
 
+# What a checkpoint says of itself, whatever the run.
+CHECKPOINTS_OWN = ("format", "version", "random")
 EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
 
 
@@ -289,6 +292,43 @@ def test_checkpoints_are_checked(tmp_path, uninterrupted):
     torch.save({"format": checkpoint.FORMAT, "version": 0}, tmp_path / checkpoint.FILE)
     with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):
         train.resume(tmp_path)
+
+
+def test_any_changed_byte_of_a_checkpoint_is_refused(tmp_path):
+    checkpoint.save(tmp_path, model={"w": torch.arange(40.0)}, steps=[(0, 1, 2)], plan={"a": "b"})
+    path = tmp_path / checkpoint.FILE
+    whole = path.read_bytes()
+    before = checkpoint.load(tmp_path)
+    assert torch.equal(before["model"]["w"], torch.arange(40.0))
+    assert before["steps"] == [(0, 1, 2)]
+    for place in range(0, len(whole), max(1, len(whole) // 600)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read"):
+            checkpoint.load(tmp_path)
+    for cut in range(0, len(whole), len(whole) // 50):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read"):
+            checkpoint.load(tmp_path)
+
+
+def test_torch_reads_a_checkpoint_as_an_archive(uninterrupted):
+    content = torch.load(uninterrupted / checkpoint.FILE, weights_only=True)
+    assert set(content["model"]) == set(weights(uninterrupted))
+
+
+def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted, tmp_path):
+    """Sizes, and so the plan's digest, are the same; only the labels are not."""
+    few = sg.GraphStore.load(molecules)
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    state = checkpoint.load(run)
+    changed = tmp_path / "few"
+    columns = {**few.columns, "y": few.columns["y"] + 1}
+    replace(few, columns=columns).save(changed)
+    state["config"]["data"] = str(changed)
+    checkpoint.save(run, **{k: v for k, v in state.items() if k not in CHECKPOINTS_OWN})
+    with pytest.raises(ValueError, match=r"begun with other data: .*labels.*begin another"):
+        train.resume(run, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from staticgraph.running import warm_start
+
+CPU = torch.device("cpu")
 
 PROGRAM = """
 import sys, torch
@@ -31,7 +34,11 @@ print(counters["inductor"]["fxgraph_cache_hit"], report.warm_start,
 
 def run(path, cache_dir) -> list[str]:
     """In a process of its own whose other caches are empty."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache_dir)}
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
+        "XDG_CACHE_HOME": str(cache_dir.parent / "own"),
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path)],
         env=environment,
@@ -51,6 +58,88 @@ def test_a_second_process_starts_from_the_file(tmp_path):
     assert second[1] == "True"
     assert first[2] == second[2]
     assert float(second[4]) == float(first[3]), "the report has the time of both starts"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A cache folder of this test's own, and a file signed in it, whose loading is watched."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"artefacts", None))
+    handed = []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda b: handed.append(b) or b)
+    file = tmp_path / "compiled.bin"
+    assert warm_start.save(file, CPU, 7.0)
+    return file, handed
+
+
+def test_a_signed_file_of_the_owner_is_used_and_private(own, tmp_path):
+    file, handed = own
+    assert warm_start.load(file, CPU) == 7.0
+    assert handed == [b"artefacts"]
+    folder = tmp_path / "cache" / "staticgraph" / "compiled"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+    assert warm_start.default_path("model", "plan").parent == folder
+    assert warm_start.default_path("model", "plan") != warm_start.default_path("model", "other")
+    assert [path.name for path in folder.iterdir()] == ["key"]
+
+
+def test_no_changed_byte_reaches_torch(own):
+    file, handed = own
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.warns(UserWarning, match="compiling anew"):
+            assert warm_start.load(file, CPU) is None
+    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        with pytest.warns(UserWarning, match="compiling anew"):
+            assert warm_start.load(file, CPU) is None
+    assert not handed
+
+
+def test_a_file_signed_with_another_key_is_not_read(own, tmp_path, monkeypatch):
+    file, handed = own
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    with pytest.warns(UserWarning, match="holds programs and is not read: .*not signed by you"):
+        assert warm_start.load(file, CPU) is None
+    assert not handed
+
+
+def test_a_file_that_others_could_have_written_is_not_read(own, monkeypatch):
+    file, handed = own
+    for mode in (0o620, 0o602):
+        file.chmod(mode)
+        with pytest.warns(UserWarning, match=r"can be written by others .*chmod go-w"):
+            assert warm_start.load(file, CPU) is None
+    file.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.warns(UserWarning, match=r"belongs to user \d+, not to you \(4711\)"):
+        assert warm_start.load(file, CPU) is None
+    assert not handed
+
+
+def test_a_key_that_others_can_read_signs_nothing(own, tmp_path):
+    file, handed = own
+    (tmp_path / "cache" / "staticgraph" / "compiled" / "key").chmod(0o640)
+    with pytest.warns(UserWarning, match=r"signature cannot be checked: .*read or written by oth"):
+        assert warm_start.load(file, CPU) is None
+    assert not handed
+
+
+def test_without_a_cache_folder_nothing_is_kept_or_read(own, tmp_path, monkeypatch):
+    file, handed = own
+    (tmp_path / "blocked").write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    with pytest.warns(UserWarning, match="signature cannot be checked: no cache folder"):
+        assert warm_start.load(file, CPU) is None
+    with pytest.warns(UserWarning, match="is not kept in .*unsigned: no cache folder"):
+        assert not warm_start.save(tmp_path / "new.bin", CPU, 1.0)
+    with pytest.warns(UserWarning, match="compiled code is not kept: no cache folder"):
+        assert warm_start.default_path("model") is None
+    assert not handed
+    assert not (tmp_path / "new.bin").exists()
 
 
 def test_a_file_that_does_not_fit_is_said(tmp_path):

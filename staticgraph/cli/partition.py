@@ -48,6 +48,7 @@ def register(commands: Any) -> None:
         "--seed", type=values.seed, default=0, help="of the new numbers (default: 0)"
     )
     parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
+    parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
     parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     partition(
         edges, nodes, args.partitions, args.out, features=features, seed=args.seed,
         progress=lambda stage, done: status.show(f"{stage}: {done:,} edges"),
+        overwrite=args.overwrite,
     )  # fmt: skip
     status.clear()
     graph = PartitionedGraph(args.out, verify=args.verify)

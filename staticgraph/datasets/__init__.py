@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from staticgraph.errors import UnknownDataset
+from staticgraph.files.folder import repair
 from staticgraph.sizes import IntArray
 from staticgraph.store import GraphStore
 from staticgraph.store.files import MANIFEST
@@ -79,6 +80,7 @@ def open(
 def _open_path(
     path: Path, spec: str, target: str | Sequence[str] | None, progress: bool
 ) -> GraphStore:
+    repair(path)
     if path.is_dir():
         if not (path / MANIFEST).exists():
             raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")

@@ -8,13 +8,13 @@ does not do: measure (:mod:`staticgraph.memory.probe`) or decide
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from staticgraph.files import document
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
 from staticgraph.sizes import Capacity
@@ -207,14 +207,14 @@ class MemoryModel:
             raise ValueError(f"not a model of memory: {error!r} is missing or unknown") from error
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        """Writes JSON, whole or not at all, with a checksum."""
+        document.save(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> MemoryModel:
         """Reads what :meth:`save` wrote; raises ValueError where it is something else."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
+            return cls.from_dict(document.load(path))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

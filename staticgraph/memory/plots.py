@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from staticgraph.files import atomic
 from staticgraph.memory.budget import MemoryBudget, scaled
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.model import MemoryModel
@@ -39,7 +40,7 @@ def save_memory_picture(
     curve, errors = figure.subplots(1, 2, width_ratios=(3, 2))
     draw_curve(curve, memory, budget)
     draw_errors(errors, memory)
-    figure.savefig(path, dpi=120)
+    atomic.save_figure(path, figure, dpi=120)
 
 
 def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files import atomic
 from staticgraph.outofcore.reading import BlockFile
 
 DATA = "embeddings.bin"
@@ -219,17 +220,8 @@ def _write_commit(
     arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
     np.savez(content, epoch=np.array(epoch), shape=shape, place=place, crc32=crc, **arrays)
     body = content.getvalue()
-    scratch = folder / f".{COMMIT}"
-    with scratch.open("wb") as file:
-        file.write(MAGIC + zlib.crc32(body).to_bytes(4, "little") + body)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, folder / COMMIT)
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
+    atomic.write_bytes(folder / COMMIT, contents)
 
 
 def _read_commit(path: Path) -> dict[str, Any]:

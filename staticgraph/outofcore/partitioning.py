@@ -10,7 +10,6 @@ integer a node. Source: MariusGNN, EuroSys 2023, section 3.
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +17,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import BadGraph
+from staticgraph.files.folder import replacing
 from staticgraph.outofcore.edge_source import Edges, EdgeSource
 from staticgraph.outofcore.external_sort import Progress, sort_edges
 from staticgraph.outofcore.graph import PartitionedGraph
-from staticgraph.outofcore.manifest import NAME, FileRecord, Manifest
+from staticgraph.outofcore.manifest import (
+    EDGES,
+    FEATURES,
+    KIND,
+    NODE_IDS,
+    OFFSETS,
+    SUMS,
+    FileRecord,
+    Manifest,
+)
 from staticgraph.outofcore.tuning import EFFICIENT_READ_BYTES
 
 # Edges in memory at once: 4 Mi rows of three int64, four times over, are 400 MiB.
@@ -40,6 +49,7 @@ def partition(
     seed: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
+    overwrite: bool = False,
 ) -> PartitionedGraph:
     """Writes a graph as partitions and opens it.
 
@@ -48,18 +58,20 @@ def partition(
             an ``.npy``, or a function that returns an iterator over such arrays.
         num_nodes: N.
         num_partitions: p; ``auto`` makes partitions of features of about one efficient read.
-        folder: where to; replaced where a partitioned graph stands there.
+        folder: where to; made where it is missing.
         features: ``[N, F]``, also memory-mapped.
         relations: ``[E]`` integers, where the edges are ``[2, E]``.
         training_nodes: nodes to number first, so that they fill the first partitions.
         seed: of the new numbers.
         chunk: edges in memory at once.
         progress: called with a stage and how many edges it has done.
+        overwrite: replace a partitioned graph that stands there.
 
     Raises:
         BadGraph: an edge outside the graph, features of another length, partitions that would be
             empty; the message names the item and the remedy.
-        FileExistsError: the folder holds something else.
+        FileExistsError: the folder holds a partitioned graph and was not to be replaced, or
+            anything else; the message names it, and nothing is touched.
     """
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
@@ -70,13 +82,7 @@ def partition(
     p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
     size = _partition_size(num_nodes, p)
     first = _training(training_nodes, num_nodes)
-    target = Path(folder)
-    if target.exists() and any(target.iterdir()) and not (target / NAME).exists():
-        raise FileExistsError(f"{target} exists and is not a partitioned graph; choose another")
-    scratch = target.with_name(f".{target.name}-partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
+    with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
         new_ids = np.empty(num_nodes, small)
@@ -85,21 +91,22 @@ def partition(
             source, new_ids, p, size, scratch, chunk=chunk, dtype=small,
             progress=progress or (lambda stage, done: None),
         )  # fmt: skip
-        np.save(scratch / "node_ids.npy", node_ids)
-        np.save(scratch / "offsets.npy", offsets)
         row = columns * small.itemsize
+        np.save(scratch / NODE_IDS, node_ids)
+        np.save(scratch / OFFSETS, offsets)
+        buckets = FileRecord.of(scratch / EDGES, (offsets[:-1] * row).tolist())
+        np.save(scratch / SUMS, np.array(buckets.crc32, np.uint32))
         files = {
-            "edges.bin": FileRecord.of(scratch / "edges.bin", (offsets[:-1:p] * row).tolist()),
-            "node_ids.npy": FileRecord.of(scratch / "node_ids.npy"),
-            "offsets.npy": FileRecord.of(scratch / "offsets.npy"),
+            EDGES: FileRecord.of(scratch / EDGES, (offsets[:-1:p] * row).tolist()),
+            NODE_IDS: FileRecord.of(scratch / NODE_IDS),
+            OFFSETS: FileRecord.of(scratch / OFFSETS),
+            SUMS: FileRecord.of(scratch / SUMS),
         }
         described = None
         if features is not None:
-            _write_features(features, node_ids, size, scratch / "features.bin")
+            _write_features(features, node_ids, size, scratch / FEATURES)
             block = size * row_bytes
-            files["features.bin"] = FileRecord.of(
-                scratch / "features.bin", [k * block for k in range(p)]
-            )
+            files[FEATURES] = FileRecord.of(scratch / FEATURES, [k * block for k in range(p)])
             described = (features.dtype.name, features.shape[1])
         Manifest(
             num_nodes=num_nodes,
@@ -114,13 +121,7 @@ def partition(
             seed=seed,
             files=files,
         ).save(scratch)
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    return PartitionedGraph(target)
+    return PartitionedGraph(folder)
 
 
 def _partition_size(num_nodes: int, p: int) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from staticgraph.files import atomic
+
 
 @dataclass(frozen=True, slots=True)
 class StateTime:
@@ -57,4 +59,4 @@ def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> N
         f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
     )
     figure.legend(loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
+    atomic.save_figure(path, figure, dpi=120)

@@ -10,6 +10,7 @@ import numpy as np
 
 from staticgraph.batching import Batcher
 from staticgraph.buckets import BucketPlan, sizes_of
+from staticgraph.files import atomic
 from staticgraph.packing.limits import EfficiencyMap, efficiency_map
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.several import SeveralChoice, knee
@@ -45,7 +46,7 @@ def save_map(path: Path, shown: EfficiencyMap) -> None:
     for a, nodes in enumerate(shown.nodes):
         for b, edges in enumerate(shown.edges):
             lines.append(f"{nodes},{edges},{shown.harmonic[a, b]:.6f}")
-    path.write_text("\n".join(lines) + "\n")
+    atomic.write_text(path, "\n".join(lines) + "\n")
 
 
 def save_plan_picture(
@@ -61,7 +62,7 @@ def save_plan_picture(
     draw_sizes(left, histogram, plan, packings)
     draw_map(middle, shown, packings)
     draw_filling(right, *_fills(histogram, packings, plan))
-    figure.savefig(path, dpi=110)
+    atomic.save_figure(path, figure, dpi=110)
 
 
 def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> None:
@@ -83,7 +84,7 @@ def save_cost_picture(path: Path, choices: dict[str, list[SeveralChoice]]) -> No
     axes.set_xticks(range(1, 1 + max(len(line) for line in choices.values())))
     axes.legend(frameon=False)
     axes.grid(alpha=0.3, which="both")
-    figure.savefig(path, dpi=110)
+    atomic.save_figure(path, figure, dpi=110)
 
 
 def draw_sizes(

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.files import document
+
 # Chosen, not derived: a gain below it is not worth another way of running, and machines of
 # changing speed show differences of this size between equal contenders.
 MARGIN = 0.05
@@ -98,11 +100,11 @@ def choose(
 
 
 def save(path: str | Path, choices: Sequence[Choice], made_for: Mapping[str, Any]) -> None:
-    """Writes choices with what they were made for, as JSON."""
-    document = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
+    """Writes choices with what they were made for, as JSON with a checksum."""
+    values = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(document, indent=1) + "\n")
+    document.save(target, values)
 
 
 def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
@@ -112,9 +114,9 @@ def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
         ValueError: the file is no such file, or was made for something else.
     """
     try:
-        document = json.loads(Path(path).read_text())
-        choices = [Choice.from_dict(values) for values in document["choices"]]
-        found = document["made_for"]
+        values = document.load(path)
+        choices = [Choice.from_dict(one) for one in values["choices"]]
+        found = dict(values["made_for"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
     expected = json.loads(json.dumps(dict(made_for)))

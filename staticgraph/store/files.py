@@ -1,17 +1,16 @@
 """A store as a folder: one ``.npy`` file an array, and a manifest that says what belongs to it.
 
-The manifest carries the format's version and, for every file, its length and CRC-32, so that a
-folder that was cut short or changed is refused by name instead of training on other data. A store
-is written beside its place and moved there whole: a reader never sees half of one.
+The manifest carries the format's version, the schema, and for every array its form, length and
+CRC-32, and a digest of all of that, so that a folder that was cut short or changed is refused by
+name instead of training on other data. Small stores are compared when they are opened, larger ones
+a block at a time when it is first read (:mod:`staticgraph.store.checks`), memory-mapped either way.
+A store is written beside its place and moved there whole: a reader never sees half of one, and a
+kill leaves the one before (:mod:`staticgraph.files.folder`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
-import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,35 +18,66 @@ from urllib.parse import quote
 import numpy as np
 
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files import document
+from staticgraph.files.checksum import crc32_of_file
+from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
+from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
+from staticgraph.store.columns import Array
+from staticgraph.store.structure import EDGES, Damage, check_forms
 
 if TYPE_CHECKING:
     from staticgraph.store import GraphStore
 
 FORMAT = "staticgraph.store"
-VERSION = 1
+# 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
+VERSION = 2
 MANIFEST = "manifest.json"
 # Up to here a load reads every byte once to check it: cheap beside building a model.
-VERIFY_BYTES = 256 * 2**20
+WHOLE_BYTES = 64 * 2**20
+BLOCKS, SUMS = "checks.blocks", "checks.crc32"
+STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
 
 
-def save(store: GraphStore, folder: str | Path) -> None:
-    """Writes ``folder``, replacing a store that stands there.
+def _file(name: str) -> str:
+    """The file of an array; types of nodes and edges may be called anything."""
+    return f"{quote(name, safe=' ')}.npy"
+
+
+def _files(manifest: Mapping[str, Any]) -> Iterable[str]:
+    return map(_file, manifest["files"])
+
+
+KIND = Kind("store", FORMAT, MANIFEST, _files)
+
+
+def save(store: GraphStore, folder: str | Path, *, overwrite: bool = False) -> None:
+    """Writes ``folder``.
+
+    Args:
+        store: the graphs.
+        folder: made where it is missing.
+        overwrite: replace a store that stands there.
 
     Raises:
-        FileExistsError: the folder exists and is not a store.
+        FileExistsError: a store stands there and was not to be replaced, or something else, or a
+            file that is not of the store; the message names it, and nothing is touched.
     """
-    target = Path(folder)
-    if target.exists() and not (target / MANIFEST).exists():
-        raise FileExistsError(f"{target} exists and is not a store; choose another folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    store.verify()
+    with replacing(folder, KIND, overwrite) as scratch:
+        arrays = store.arrays()
+        blocks = blocks_of(store.schema, arrays)
+        arrays[BLOCKS], arrays[SUMS] = blocks, sums_of(store.schema, arrays, blocks)
         files = {}
-        for name, array in store.arrays().items():
+        for name, array in arrays.items():
             path = scratch / _file(name)
-            np.save(path, array, allow_pickle=False)
-            files[name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+            np.save(path, np.ascontiguousarray(array), allow_pickle=False)
+            files[name] = {
+                "bytes": path.stat().st_size,
+                "crc32": crc32_of_file(path),
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+            }
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -57,14 +87,7 @@ def save(store: GraphStore, folder: str | Path) -> None:
             "schema": store.schema.to_dict(),
             "files": files,
         }
-        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        scratch.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(scratch, target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
+        document.save(scratch / MANIFEST, manifest)
 
 
 def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
@@ -72,54 +95,105 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
 
     Args:
         folder: the folder.
-        verify: compare every file's checksum; None does so for stores up to 256 MiB.
+        verify: True compares every byte now, False each block when it is first read; None does the
+            first up to 64 MiB. ``store.verify()`` compares what is left.
 
     Raises:
         FileNotFoundError: there is no store.
-        StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum.
+        StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum, or
+            arrays that do not fit together; the message names file, array and graph.
     """
+    root = Path(folder)
+    repair(root)
+    manifest = _manifest(root)
+    try:
+        return _load(root, manifest, verify)
+    except Damage as error:
+        raise StoreCorrupt(f"{root}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        if isinstance(error, StoreCorrupt):
+            raise
+        raise StoreCorrupt(
+            f"{root / MANIFEST} lacks or has too much ({type(error).__name__}: {error}); build the "
+            "store again"
+        ) from error
+
+
+def _load(root: Path, manifest: Mapping[str, Any], verify: bool | None) -> GraphStore:
     from staticgraph.store import GraphStore
 
-    root = Path(folder)
-    manifest = _manifest(root)
-    files: dict[str, dict[str, int]] = manifest["files"]
+    files: dict[str, dict[str, Any]] = manifest["files"]
     if verify is None:
-        verify = sum(file["bytes"] for file in files.values()) <= VERIFY_BYTES
-    arrays: dict[str, np.ndarray] = {}
-    for name, file in files.items():
-        path = root / _file(name)
-        found = path.stat().st_size if path.exists() else None
-        if found != file["bytes"]:
-            raise StoreCorrupt(
-                f"{path} has {'no' if found is None else found} bytes, the manifest says "
-                f"{file['bytes']}: the store is incomplete; build it again"
-            )
-        if verify and _crc32(path) != file["crc32"]:
-            raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
-        arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+        verify = sum(file["bytes"] for file in files.values()) <= WHOLE_BYTES
+    whole = verify or manifest["version"] == 1
+    arrays = {name: _array(root, name, file, whole) for name, file in files.items()}
+    blocks, sums = arrays.pop(BLOCKS, None), arrays.pop(SUMS, None)
+    schema = Schema.from_dict(manifest["schema"])
+    _check_names(schema, arrays)
+    graphs = manifest["graphs"]
+    check_forms(schema, arrays, graphs)
+    names = tuple(name for name in arrays if by_block(name))
+    if blocks is None or sums is None:
+        blocks, sums = blocks_of(schema, arrays), None
+    elif (
+        blocks.ndim != 1
+        or blocks.dtype != np.int64
+        or sums.shape != (len(blocks) - 1, len(names))
+        or (blocks[0], blocks[-1]) != (0, graphs)
+        or (np.diff(blocks) <= 0).any()
+    ):
+        raise Damage(f"{BLOCKS} and {SUMS} do not fit the arrays; build the store again")
+    checks = Checks(root, schema, arrays, blocks, None if whole else sums, names)
+    if verify or whole:
+        checks.everything()
     picked: dict[str, dict[str, Any]] = {"column": {}, "split": {}, "offsets": {}, "origins": {}}
-    structure: dict[str, Any] = {}
     for name, array in arrays.items():
         kind, _, key = name.partition(".")
         if key:
             picked[kind][key] = array
-        else:
-            structure[name] = array
-    schema = Schema.from_dict(manifest["schema"])
     return GraphStore(
         schema=schema,
         columns=picked["column"],
         splits=picked["split"],
         offsets={axis.name: picked["offsets"][axis.name] for axis in schema.axes},
         origins=picked["origins"],
-        name=manifest["name"],
-        **structure,
+        name=str(manifest["name"]),
+        checks=None if checks.complete else checks,
+        **{name: arrays[name] for name in STRUCTURE},
     )
 
 
-def _file(name: str) -> str:
-    """The file of an array; types of nodes and edges may be called anything."""
-    return f"{quote(name, safe=' ')}.npy"
+def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
+    """One array, mapped; compared where it is to be, or must be, before anything else is read."""
+    path = root / _file(name)
+    found = path.stat().st_size if path.is_file() else None
+    if found != file["bytes"]:
+        raise StoreCorrupt(
+            f"{path} has {'no' if found is None else found} bytes, the manifest says "
+            f"{file['bytes']}: the store is incomplete; build it again"
+        )
+    if (whole or not by_block(name)) and crc32_of_file(path) != file["crc32"]:
+        raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
+    if "dtype" not in file:  # version 1
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    # The manifest's word, whose digest was compared, not that of the file's own header.
+    dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))
+    size = dtype.itemsize * int(np.prod(shape, dtype=object))
+    if dtype.kind not in "biuf" or not dtype.isnative or min(shape, default=0) < 0 or size >= found:
+        raise Damage(f"{path.name} cannot hold {dtype} of shape {shape} in {found} bytes")
+    return np.memmap(path, dtype, "r", offset=found - size, shape=shape)
+
+
+def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
+    """Refuses a store with an array missing, or with one more."""
+    needed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
+    needed |= {f"offsets.{axis.name}" for axis in schema.axes}
+    allowed = needed | {f"origins.{axis.name}" for axis in schema.edge_axes}
+    if missing := sorted(needed - set(arrays)):
+        raise Damage(f"there is no array {', '.join(missing)}; build the store again")
+    extra = sorted(name for name in arrays if name not in allowed and not name.startswith("split."))
+    if extra:
+        raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")
 
 
 def _manifest(root: Path) -> dict[str, Any]:
@@ -127,22 +201,19 @@ def _manifest(root: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
     try:
-        manifest = json.loads(path.read_text())
+        manifest = document.read(path)
     except ValueError as error:
         raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
     if not isinstance(manifest, dict):
         raise StoreCorrupt(f"{path} is not a manifest; build the store again")
-    if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+    if manifest.get("format") != FORMAT or manifest.get("version") not in (1, VERSION):
         raise StoreCorrupt(
             f"{path} says {manifest.get('format')} version {manifest.get('version')}; this "
             f"library reads {FORMAT} version {VERSION}: build the store again"
         )
-    return manifest
-
-
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
+    try:
+        if manifest["version"] > 1 and document.KEY not in manifest:
+            raise ValueError(f"it lacks its {document.KEY!r}; build the store again")
+        return document.check(manifest)
+    except ValueError as error:
+        raise StoreCorrupt(f"{path}: {error}") from None

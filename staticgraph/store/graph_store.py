@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
+    from staticgraph.store.checks import Checks
     from staticgraph.store.on_device import DeviceStore
 
 
@@ -76,6 +77,9 @@ class GraphStore:
         origins: edge type -> where each edge stood among all of the type before they were sorted;
             types that were sorted are left out. Where nodes have types the four arrays of edges
             above are empty, and each type's ``edge_index`` is a column.
+        checks: which blocks of a large store on disk are still to be compared with their
+            checksums; batches and single graphs do that, a column taken by hand does not (see
+            :meth:`column`).
     """
 
     schema: Schema
@@ -91,6 +95,7 @@ class GraphStore:
     name: str = "data"
     offsets: Mapping[str, IntArray] = field(default_factory=dict)
     origins: Mapping[str, Array] = field(default_factory=dict)
+    checks: Checks | None = field(default=None, repr=False)
 
     # ------------------------------------------------------------------ building
 
@@ -220,11 +225,11 @@ class GraphStore:
 
     # ------------------------------------------------------------------ on disk
 
-    def save(self, folder: str | Path) -> None:
-        """Writes the store as a folder; see :mod:`staticgraph.store.files`."""
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the store as a folder; see :func:`staticgraph.store.files.save`."""
         from staticgraph.store.files import save
 
-        save(self, folder)
+        save(self, folder, overwrite=overwrite)
 
     @classmethod
     def load(cls, folder: str | Path, *, verify: bool | None = None) -> GraphStore:
@@ -232,6 +237,28 @@ class GraphStore:
         from staticgraph.store.files import load
 
         return load(folder, verify=verify)
+
+    def verify(self, graphs: IntArray | None = None) -> None:
+        """Compares what was read from disk and not compared yet with its checksums.
+
+        Args:
+            graphs: only the blocks of these; all where None.
+
+        Raises:
+            StoreCorrupt: the message names the array and the graphs.
+        """
+        if self.checks is None:
+            return
+        if graphs is None:
+            self.checks.everything()
+        else:
+            self.checks.touch(graphs)
+
+    def column(self, name: str) -> Array:
+        """A field's column as a whole, compared with its checksums first."""
+        if self.checks is not None:
+            self.checks.column(f"column.{name}")
+        return self.columns[name]
 
     # ------------------------------------------------------------------ on a device
 
@@ -318,7 +345,8 @@ class GraphStore:
     def cardinality(self, name: str) -> tuple[int, ...]:
         """One more than the largest value in each column of an integer field: the rows that an
         embedding table needs, ``(119, 4, ...)`` for OGB's atom features."""
-        column = self.columns[name].reshape(len(self.columns[name]), -1)
+        column = self.column(name)
+        column = column.reshape(len(column), -1)
         if not len(column):
             return (1,) * column.shape[1]
         return tuple(int(value) + 1 for value in column.max(axis=0))
@@ -334,6 +362,7 @@ class GraphStore:
         if not -len(self) <= graph < len(self):
             raise IndexError(f"graph {graph} of {len(self)}")
         graph %= len(self)
+        self.verify(np.array([graph]))
         places = {"edge": self._origin(graph, "edge", self.edge_origin)}
         for axis in self.schema.edge_axes:
             places[axis.name] = self._origin(graph, axis.name, self.origins.get(axis.name))

@@ -206,6 +206,7 @@ def encoded(store: GraphStore, pointers: bool) -> tuple[dict[str, Array], dict[s
             "nodes, edges and graphs of one kind: leave it on the host, "
             "StaticLoader(store, plan, device=...)"
         )
+    store.verify()
     structure = {name: _narrow(getattr(store, name)) for name in STRUCTURE}
     if pointers:
         first = np.repeat(store.edge_offsets[:-1], np.diff(store.node_offsets))

@@ -1,32 +1,44 @@
 """A training run in one file, from which it continues as if it had never stopped.
 
 The file holds everything that decides the next step: parameters and buffers, the optimizer, where
-the loader stands within its epoch, and the states of the random generators. It is written beside
-its place and moved there whole, so that a run killed while it writes still has the file before.
+the loader stands within its epoch, the states of the random generators, and what data it was. It is
+written beside its place and moved there whole, so that a run killed while it writes still has the
+file before. Behind what torch wrote stands a digest of it: a changed byte is an error, not another
+weight, and nothing is unpickled before it was compared.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from staticgraph.errors import CheckpointCorrupt
+from staticgraph.files import atomic
 
 FORMAT = "staticgraph.checkpoint"
-VERSION = 1
+# 2: a digest behind the contents, and that of the data among them.
+VERSION = 2
 FILE = "checkpoint.pt"
+# The file ends with this and the digest; torch reads what is before as an archive like any other.
+TRAILER = b"staticgraph.checkpoint.blake2b:"
+DIGEST_BYTES = 32
 
 
 def save(folder: Path, **state: Any) -> Path:
     """Writes ``folder/checkpoint.pt`` with ``state`` and the present random states."""
     path = folder / FILE
     content = {"format": FORMAT, "version": VERSION, "random": random_state(), **state}
-    scratch = path.with_suffix(".tmp")
-    torch.save(content, scratch)
-    os.replace(scratch, path)
+    with atomic.writing(path) as file:
+        torch.save(content, file)
+        file.flush()
+        end = file.seek(0, 2)
+        file.seek(0)
+        digest = _digest(file, end)
+        file.seek(end)
+        file.write(TRAILER + digest)
     return path
 
 
@@ -35,24 +47,58 @@ def load(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        CheckpointCorrupt: the file is cut short, or of another format or version.
+        CheckpointCorrupt: the file is cut short, changed, or of another format or version.
     """
     path = folder / FILE
     if not path.exists():
         raise FileNotFoundError(
             f"{folder} has no {FILE}, so there is no run to resume: leave --resume out to begin one"
         )
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the bytes happen to lead to
-        reason = type(error).__name__
-        raise CheckpointCorrupt(f"{path} cannot be read ({reason}): begin anew") from error
+    with path.open("rb") as file:
+        sealed = _sealed(file, path.stat().st_size)
+        if sealed is False:
+            raise CheckpointCorrupt(
+                f"{path} cannot be read (its checksum is not the one written): begin anew, or put "
+                "back a copy"
+            )
+        file.seek(0)
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises whatever the bytes happen to lead to
+            reason = type(error).__name__
+            raise CheckpointCorrupt(f"{path} cannot be read ({reason}): begin anew") from error
+    if not isinstance(content, dict):
+        raise CheckpointCorrupt(f"{path} holds a {type(content).__name__}, no run: begin anew")
     if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise CheckpointCorrupt(
             f"{path} says {content.get('format')} version {content.get('version')}; this library "
             f"reads {FORMAT} version {VERSION}: begin anew"
         )
+    if sealed is None:
+        raise CheckpointCorrupt(f"{path} cannot be read (its checksum is missing): begin anew")
     return content
+
+
+def _sealed(file: BinaryIO, length: int) -> bool | None:
+    """Whether the digest at the end is that of the contents; None where there is none."""
+    end = length - len(TRAILER) - DIGEST_BYTES
+    if end < 0:
+        return None
+    file.seek(end)
+    trailer, digest = file.read(len(TRAILER)), file.read(DIGEST_BYTES)
+    if trailer != TRAILER:
+        return None
+    file.seek(0)
+    return _digest(file, end) == digest
+
+
+def _digest(file: BinaryIO, length: int) -> bytes:
+    """BLAKE2b of the next ``length`` bytes."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    while length and (block := file.read(min(length, 1 << 20))):
+        hashed.update(block)
+        length -= len(block)
+    return hashed.digest()
 
 
 def random_state() -> dict[str, Any]:

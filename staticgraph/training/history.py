@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from staticgraph.files import atomic
 
 
 class Step(NamedTuple):
@@ -49,10 +52,11 @@ def summary(steps: Iterable[Step], epoch: int) -> tuple[float, int]:
 
 def write_steps(path: Path, steps: Sequence[Step]) -> None:
     """Writes one line a step; numbers in full, so that two runs can be compared exactly."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("step", *Step._fields))
-        writer.writerows((number, *step) for number, step in enumerate(steps))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(("step", *Step._fields))
+    writer.writerows((number, *step) for number, step in enumerate(steps))
+    atomic.write_text(path, text.getvalue())
 
 
 def read_steps(path: Path) -> list[Step]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from staticgraph.files import atomic
 from staticgraph.sizes import Capacity
 from staticgraph.training.history import Step
 from staticgraph.training.report import TrainReport
@@ -50,7 +51,7 @@ def save_picture(
     draw_loss(figure.add_subplot(grid[0, :]), report, steps)
     draw_filling(figure.add_subplot(grid[1, 0]), steps, capacities)
     draw_spread(figure.add_subplot(grid[1, 1]), steps, capacities)
-    figure.savefig(path, dpi=120)
+    atomic.save_figure(path, figure, dpi=120)
 
 
 def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:

@@ -25,6 +25,7 @@ from staticgraph.nn import convert
 from staticgraph.progress import Bar, bar, say
 from staticgraph.runner import StaticGraphRunner
 from staticgraph.store import GraphStore
+from staticgraph.store.digest import digest_of
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
@@ -63,6 +64,13 @@ class Training:
         self.store = datasets.open(
             config.data, target=config.target, seed=config.seed, progress=progress
         )
+        self.data = digest_of(self.store)
+        if state is not None and state["data"] != self.data:
+            raise ValueError(
+                f"the run in {folder} was begun with other data: {config.data} has other features, "
+                f"labels, edges or splits now (digest {self.data}, was {state['data']}); put the "
+                "data back, or begin another run"
+            )
         self.task = task = task_of(self.store)
         torch.manual_seed(config.seed)
         self.model = models.build(
@@ -249,6 +257,7 @@ class Training:
         checkpoint.save(
             self.folder,
             config=asdict(self.config),
+            data=self.data,
             plan=self.plan.to_dict(),
             model=state,
             optimizer=self.optimizer.state_dict(),

@@ -51,7 +51,7 @@ def task_of(store: GraphStore) -> Task:
     """
     if "y" not in store.schema:
         raise BadGraph(f"{store.name} has no target y: there is nothing to train on")
-    y, column = store.schema["y"], store.columns["y"]
+    y, column = store.schema["y"], store.column("y")
     if y.level != "graph" or y.rows != 1 or len(y.shape) > 1:
         raise BadGraph(
             f"{store.name} has y as {y.describe()}; expected one row a graph, [1] for classes or "

@@ -75,7 +75,9 @@ def resume(
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: a setting was to change that decides what the run computes.
+        CheckpointCorrupt: the checkpoint is damaged, or of another version.
+        ValueError: a setting was to change that decides what the run computes, or the data is not
+            what the run was begun with.
         Diverged: the loss ceased to be finite; report, steps and picture are in the folder.
         FolderInUse: another process trains into the folder.
         Interrupted: by Ctrl-C or SIGTERM; the run can be resumed.

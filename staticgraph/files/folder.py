@@ -1,0 +1,159 @@
+"""A folder of files that is there whole, the old or the new, and never taken from somebody else.
+
+Two things must not happen to a folder that is written again: that a kill leaves neither the old nor
+the new, and that what stood there was not ours. So it is written beside its place and made durable;
+then the old one is moved aside, the new one moved in, and only then the old one removed. A kill
+between the two moves leaves the old one under its scratch name, from where :func:`repair` puts it
+back at the next opening or writing. And what is replaced is only a folder whose manifest says that
+it is one of the same kind, that holds no file but those it lists, and only where that was asked
+for. No lock: of two processes that write the same folder at once, one gets an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from staticgraph.files import document, scratch
+from staticgraph.files.atomic import sync_file, sync_folder
+
+# Between its two moves a process is for microseconds; one that is still there after this is stuck.
+PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Folders of one kind.
+
+    Attributes:
+        noun: what messages call one.
+        format: the ``format`` in its manifest.
+        manifest: the name of that file.
+        files: the names of the other files, given the manifest.
+    """
+
+    noun: str
+    format: str
+    manifest: str
+    files: Callable[[Mapping[str, Any]], Iterable[str]]
+
+
+@contextmanager
+def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterator[Path]:
+    """An empty folder to write to, which takes the place of ``folder`` when the block ends.
+
+    Raises:
+        FileExistsError: something stands there that is not to be replaced; the message names it.
+    """
+    target = Path(os.path.realpath(folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    repair(target)
+    scratch.clean(target)
+    require_replaceable(target, kind, overwrite)
+    new = scratch.beside(target, "part")
+    new.mkdir()
+    try:
+        yield new
+        for path in new.iterdir():
+            sync_file(path)
+        sync_folder(new)
+        require_replaceable(target, kind, overwrite)
+        _exchange(new, target)
+    except BaseException:
+        scratch.remove(new)
+        raise
+
+
+def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
+    """Refuses to replace what is not a folder of this kind and of nothing else.
+
+    Raises:
+        FileExistsError: the message names what stands there.
+    """
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise FileExistsError(f"{target} exists and is not a {kind.noun}; choose another folder")
+    there = sorted(path.name for path in target.iterdir())
+    if not there:
+        return
+    not_ours = f"{target} exists and is not a {kind.noun}"
+    if kind.manifest not in there:
+        raise FileExistsError(
+            f"{not_ours}: it holds {there[0]!r} and no {kind.manifest}; choose another folder"
+        )
+    try:
+        values = document.read(target / kind.manifest)
+        said, files = values.get("format"), {kind.manifest, *kind.files(values)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        said, files = None, set[str]()
+    if said != kind.format:
+        raise FileExistsError(
+            f"{not_ours}: its {kind.manifest} says {said!r}, not {kind.format!r}; choose another "
+            "folder, or remove it yourself"
+        )
+    foreign = [name for name in there if name not in files or not (target / name).is_file()]
+    if foreign:
+        raise FileExistsError(
+            f"{target} is a {kind.noun}, but {', '.join(map(repr, foreign[:3]))} in it is no part "
+            "of it and would be lost: move it elsewhere, or choose another folder"
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"{target} holds a {kind.noun} already: replace it with overwrite=True, or choose "
+            "another folder"
+        )
+
+
+def repair(folder: str | Path) -> None:
+    """Puts back what a process moved aside and was killed before it moved the new one in."""
+    target = Path(os.path.realpath(folder))
+    if target.exists() or not (aside := list(scratch.found(target, "old"))):
+        return
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(map(scratch.abandoned, aside)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        if target.exists():
+            return
+    # One at most is there, unless someone removed the folder itself in between: the last moved.
+    try:
+        os.rename(max(aside, key=lambda path: path.stat().st_ctime_ns), target)
+    except OSError:
+        if target.exists():  # another process was faster
+            return
+        raise
+    sync_folder(target.parent)
+    warnings.warn(
+        f"{target} was being replaced when its process ended; what stood there before is back",
+        stacklevel=3,
+    )
+
+
+def _exchange(new: Path, target: Path) -> None:
+    """The new folder in the place of the old one, which is removed afterwards."""
+    old = None
+    if target.exists() and any(target.iterdir()):
+        old = scratch.beside(target, "old")
+        os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except BaseException as error:
+        if old is not None and not target.exists():
+            os.rename(old, target)
+        elif old is not None:
+            scratch.remove(old)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise FileExistsError(
+                f"{target} was written by another process meanwhile, which is kept"
+            ) from error
+        raise
+    sync_folder(target.parent)
+    if old is not None:
+        scratch.remove(old)

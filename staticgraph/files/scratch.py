@@ -1,0 +1,103 @@
+"""Names of what stands beside a file or folder while it is written, and who may remove it.
+
+A process that is killed cannot clean up, so the next one must, without a lock and without taking
+what a living process still writes. The name says whose it is: machine, process id, and a random
+token of the process, since ids come round again (in a container every process may be number 1).
+Scratch of a dead process of this machine is removed at once, that of another machine, which cannot
+be asked, after a day.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+# A part is not whole yet, or is being removed; an old one is whole and was moved out of the way.
+Kind = Literal["part", "old"]
+
+MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+TOKEN = secrets.token_hex(4)
+FOREIGN_S = 24 * 3600.0
+# Names have 255 bytes on every file system in use; a longer target's scratch has a name of its own.
+LONGEST_NAME = 180
+
+_numbers = itertools.count()
+
+
+def beside(target: Path, kind: Kind) -> Path:
+    """A name that nothing has, in the folder of ``target``."""
+    who = f"{MACHINE}-{os.getpid()}-{TOKEN}-{next(_numbers)}"
+    return target.with_name(f".{_stem(target)}.{who}.{kind}")
+
+
+def found(target: Path, kind: Kind) -> Iterator[Path]:
+    """What stands beside ``target`` under a name of :func:`beside`."""
+    pattern = re.compile(
+        rf"\.{re.escape(_stem(target))}\.[0-9a-f]{{8}}-\d+-[0-9a-f]{{8}}-\d+\.{kind}"
+    )
+    try:
+        with os.scandir(target.parent) as entries:
+            names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
+    except FileNotFoundError:
+        return
+    yield from (target.with_name(name) for name in names)
+
+
+def clean(target: Path) -> None:
+    """Removes what dead processes left beside ``target``. The old ones only where the target
+    stands, as otherwise one of them is all there is."""
+    kinds: tuple[Kind, ...] = ("part", "old") if target.exists() else ("part",)
+    for kind in kinds:
+        for path in found(target, kind):
+            if abandoned(path):
+                remove(path)
+
+
+def abandoned(path: Path) -> bool:
+    """Whether the process that made a scratch name is dead, as far as can be told."""
+    machine, pid, token, _ = path.name.rsplit(".", 2)[1].split("-")
+    if machine != MACHINE:
+        try:
+            return time.time() - path.stat().st_mtime > FOREIGN_S
+        except FileNotFoundError:
+            return False
+    if int(pid) == os.getpid():
+        return token != TOKEN
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def remove(path: Path) -> None:
+    """Removes a scratch file or folder. A folder is first marked as no longer whole."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    if path.suffix == ".old":
+        marked = path.with_suffix(".part")
+        try:
+            os.rename(path, marked)
+        except FileNotFoundError:
+            return
+        path = marked
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _stem(target: Path) -> str:
+    name = target.name
+    if len(os.fsencode(name)) <= LONGEST_NAME:
+        return name
+    return f"{name[:40]}~{zlib.crc32(os.fsencode(name)):08x}"

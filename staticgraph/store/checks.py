@@ -1,0 +1,163 @@
+"""A store's blocks, compared with their checksums when they are first read.
+
+To read a whole store before its first batch would be as slow as an epoch where it is larger than
+memory, and not to look at all would train on whatever the disk gives. So a block is a run of graphs
+of some megabytes, over all arrays. Before a batch reads a graph, the graph's block is checked once:
+the bytes against their CRC-32, then the values against what loops without bounds checks trust
+(:mod:`staticgraph.store.structure`). The invariant: nothing of a block is used before it was
+checked. What it does not do: notice a change after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.files.checksum import crc32_of_array
+from staticgraph.schema import Schema
+from staticgraph.sizes import IntArray
+from staticgraph.store.columns import Array
+from staticgraph.store.structure import EDGES, Damage, check_graphs
+
+# A chosen compromise: a batch of a shuffled epoch touches as many blocks as it has graphs.
+BLOCK_BYTES = 1 << 20
+# Read whole when a store is opened; their blocks would be of no use.
+WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.")
+
+
+def by_block(name: str) -> bool:
+    """Whether an array is compared by block, not when the store is opened."""
+    return not name.startswith(WHOLE)
+
+
+class Checks:
+    """Which blocks of an opened store were compared.
+
+    Args:
+        root: the store's folder, for messages.
+        schema: of the store.
+        arrays: all of its arrays, by name.
+        blocks: ``[b + 1]`` int64, the first graph of each block.
+        sums: ``[b, a]`` uint32, CRC-32 of each block of each array of :func:`by_block`, in the
+            order of ``names``; None where the bytes were compared already.
+        names: those arrays.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        schema: Schema,
+        arrays: Mapping[str, Array],
+        blocks: IntArray,
+        sums: NDArray[np.uint32] | None,
+        names: tuple[str, ...],
+    ) -> None:
+        self.root, self._schema, self._arrays = root, schema, arrays
+        self._blocks, self._sums, self._names = blocks, sums, names
+        self._done = np.zeros(len(blocks) - 1, bool)
+        self._columns: set[str] = set()
+        self.complete = False
+
+    def touch(self, ids: IntArray) -> None:
+        """Checks the blocks that these graphs stand in.
+
+        Raises:
+            StoreCorrupt: the message names file, block and graphs.
+        """
+        if self.complete:
+            return
+        blocks = np.unique(np.searchsorted(self._blocks, ids, side="right") - 1)
+        for block in blocks[(blocks >= 0) & (blocks < len(self._done))].tolist():
+            self._check(block)
+
+    def everything(self) -> None:
+        """Checks every block that was not."""
+        if not self.complete:
+            for block in range(len(self._done)):
+                self._check(block)
+
+    def column(self, name: str) -> None:
+        """Compares one array's bytes as a whole."""
+        if self.complete or name in self._columns or self._sums is None:
+            return
+        for block in range(len(self._done)):
+            self._compare(block, (name,))
+        self._columns.add(name)
+
+    def _check(self, block: int) -> None:
+        if self._done[block]:
+            return
+        self._compare(block, self._names)
+        first, last = self._blocks[block : block + 2].tolist()
+        try:
+            check_graphs(self._schema, self._arrays, first, last)
+        except Damage as error:
+            raise StoreCorrupt(f"{self.root}: {error}") from None
+        self._done[block] = True
+        self.complete = bool(self._done.all())
+
+    def _compare(self, block: int, names: tuple[str, ...]) -> None:
+        if self._sums is None:
+            return
+        first, last = self._blocks[block : block + 2].tolist()
+        for name in names:
+            rows = rows_of(name, self._schema, self._arrays, first, last)
+            then = int(self._sums[block, self._names.index(name)])
+            if (now := crc32_of_array(self._arrays[name][rows])) != then:
+                raise StoreCorrupt(
+                    f"{self.root}: the array {name} is not what was written in the rows of graphs "
+                    f"{first} to {last - 1} (CRC-32 {now:08x}, was {then:08x}); build it again"
+                )
+
+
+def rows_of(name: str, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> slice:
+    """The rows of an array that belong to graphs ``first`` to ``last``, less one."""
+    if not len(arrays[name]):
+        return slice(0, 0)
+    level, rows = _level_of(name, schema)
+    if level == "graph":
+        return slice(first * rows, last * rows)
+    offsets = arrays[f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"]
+    return slice(int(offsets[first]), int(offsets[last]) + (name == "row_ptr"))
+
+
+def _level_of(name: str, schema: Schema) -> tuple[str, int]:
+    """What a row of an array belongs to, and how many a graph has where that is the graph."""
+    kind, _, key = name.partition(".")
+    if kind == "column":
+        return schema[key].level, schema[key].rows
+    return "node" if name == "row_ptr" else "edge" if name in EDGES else key, 1
+
+
+def blocks_of(schema: Schema, arrays: Mapping[str, Array]) -> IntArray:
+    """``[b + 1]`` the first graph of each block, of about :data:`BLOCK_BYTES`."""
+    graphs = len(arrays["node_offsets"]) - 1
+    ends = np.zeros(graphs + 1)
+    for name, array in arrays.items():
+        if not by_block(name) or not len(array):
+            continue
+        row_bytes, (level, rows) = array.nbytes / len(array), _level_of(name, schema)
+        if level == "graph":
+            ends += row_bytes * rows * np.arange(graphs + 1)
+            continue
+        offsets = arrays[f"{level}_offsets" if level in ("node", "edge") else f"offsets.{level}"]
+        ends += row_bytes * np.asarray(offsets)
+    marks = np.arange(0, max(ends[-1], 1), BLOCK_BYTES)
+    first = np.searchsorted(ends[:-1], marks, side="left")
+    return np.unique(np.append(np.minimum(first, graphs - 1), graphs)).astype(np.int64)
+
+
+def sums_of(schema: Schema, arrays: Mapping[str, Array], blocks: IntArray) -> NDArray[np.uint32]:
+    """``[b, a]`` CRC-32 of each block of each array of :func:`by_block`, in their order."""
+    names = [name for name in arrays if by_block(name)]
+    sums = np.empty((len(blocks) - 1, len(names)), np.uint32)
+    for block in range(len(blocks) - 1):
+        first, last = blocks[block : block + 2].tolist()
+        for place, name in enumerate(names):
+            rows = rows_of(name, schema, arrays, first, last)
+            sums[block, place] = crc32_of_array(arrays[name][rows])
+    return sums

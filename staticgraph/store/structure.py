@@ -1,0 +1,233 @@
+"""What loops without bounds checks will trust of a store's arrays, checked before they run.
+
+A checksum tells damage, not intent: whoever writes a store can write its checksums, too. Offsets
+that run beyond the columns, or a permutation that is none, would make a batch read and write
+outside its arrays. So what a store's file says is checked as it was when the store was built: the
+offsets and the form of every array when it is opened (:func:`check_forms`), the values of edges and
+indices for a stretch of graphs at a time (:func:`check_graphs`), before any of these is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.schema import LEVELS, Field, Schema
+from staticgraph.sizes import IntArray
+from staticgraph.store.columns import Array
+from staticgraph.store.indices import counted
+
+EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
+REMEDY = "the store was changed; build it again"
+
+
+class Damage(StoreCorrupt):
+    """An array is not what a store has; names the array, and the graph where one is known."""
+
+
+def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:
+    """Offsets, lengths, shapes and dtypes of all arrays, and the schema itself.
+
+    Args:
+        schema: as the manifest has it.
+        arrays: by the names of :meth:`GraphStore.arrays`.
+        graphs: how many the manifest names.
+
+    Raises:
+        StoreCorrupt: the message names the array, and the graph where one is known.
+    """
+    _check_schema(schema)
+    offsets = {"node": arrays["node_offsets"], "edge": arrays["edge_offsets"]}
+    offsets |= {axis.name: arrays[f"offsets.{axis.name}"] for axis in schema.axes}
+    for level, values in offsets.items():
+        name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
+        _check_offsets(name, values, graphs)
+    nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
+    if schema.hetero:
+        nodes, edges = -1, 0
+    expected = {**dict.fromkeys(EDGES, edges), "row_ptr": nodes + 1}
+    if not len(arrays["edge_origin"]):
+        expected["edge_origin"] = 0
+    expected |= {
+        f"origins.{axis.name}": int(offsets[axis.name][-1])
+        for axis in schema.edge_axes
+        if f"origins.{axis.name}" in arrays
+    }
+    for name, rows in expected.items():
+        array = arrays[name]
+        if array.shape != (rows,) or array.dtype.kind not in "iu":
+            raise Damage(
+                f"{name} has shape {array.shape} and dtype {array.dtype}; whole numbers of shape "
+                f"({rows},) are expected: {REMEDY}"
+            )
+    for field in schema:
+        rows = graphs if field.level == "graph" else int(offsets[field.level][-1])
+        column = arrays[f"column.{field.name}"]
+        index = column.dtype.kind in "iu" or not field.counts
+        if (
+            column.shape != (rows * field.rows, *field.shape)
+            or column.dtype.kind not in "biuf"
+            or not index
+        ):
+            raise Damage(
+                f"column.{field.name} has shape {column.shape} and dtype {column.dtype}; the "
+                f"schema says {field.describe()}, and there are {rows}: {REMEDY}"
+            )
+    for name, ids in arrays.items():
+        if name.startswith("split."):
+            _check_split(name, ids, graphs)
+
+
+def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
+    """Edges, row pointers, permutations and indices of graphs ``first`` to ``last``, less one.
+
+    Raises:
+        StoreCorrupt: the message names the array, the graph and the value.
+    """
+    here = _Stretch(schema, arrays, first, last)
+    if not schema.hetero:
+        here.check_edges()
+        here.check_permutation("edge_origin", "edge")
+    for axis in schema.edge_axes:
+        here.check_permutation(f"origins.{axis.name}", axis.name)
+    for field in schema:
+        for place, level in counted(field):
+            here.check_index(field, place, level)
+
+
+class _Stretch:
+    """Some graphs that stand together, and where their rows are."""
+
+    def __init__(self, schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
+        self.arrays, self.first, self.graphs = arrays, first, last - first
+        # Of each level, where the rows of these graphs begin: [graphs + 1].
+        self.bounds: dict[str, IntArray] = {
+            "node": np.asarray(arrays["node_offsets"][first : last + 1]),
+            "edge": np.asarray(arrays["edge_offsets"][first : last + 1]),
+            "graph": np.arange(first, last + 1),
+        }
+        for axis in schema.axes:
+            self.bounds[axis.name] = np.asarray(arrays[f"offsets.{axis.name}"][first : last + 1])
+
+    def rows(self, level: str) -> slice:
+        """The rows of these graphs."""
+        return slice(int(self.bounds[level][0]), int(self.bounds[level][-1]))
+
+    def owner(self, level: str) -> IntArray:
+        """The graph of each row, counted from the first of these."""
+        return np.repeat(np.arange(self.graphs), np.diff(self.bounds[level]))
+
+    def check_edges(self) -> None:
+        """Endpoints, their order, row pointers and the transpose."""
+        rows, owner = self.rows("edge"), self.owner("edge")
+        bounds = self.bounds["node"]
+        nodes, first = np.diff(bounds)[owner], bounds[owner]
+        ends = {}
+        for name in ("edge_src", "edge_dst"):
+            values = self.arrays[name][rows].astype(np.int64)
+            self._refuse(name, "edge", (values < 0) | (values >= nodes), values, "no node of it")
+            ends[name] = values + first
+        self._refuse_descent("edge_dst", ends["edge_dst"], "destinations must ascend")
+        low, high = int(bounds[0]), int(bounds[-1])
+        incoming = np.bincount(ends["edge_dst"] - low, minlength=high - low)
+        expected = rows.start + np.concatenate([[0], np.cumsum(incoming)])
+        found = self.arrays["row_ptr"][low : high + 1]
+        if (wrong := found != expected).any():
+            node = int(wrong.argmax())
+            graph = self.first + min(
+                self.graphs - 1, int(np.searchsorted(bounds, low + node, side="right")) - 1
+            )
+            raise Damage(
+                f"row_ptr[{low + node}] is {found[node]} in graph {graph}, where its edges say "
+                f"{expected[node]}: {REMEDY}"
+            )
+        order = self.check_permutation("transpose", "edge")
+        if order is not None:
+            self._refuse_descent("transpose", ends["edge_src"][order], "sources must ascend")
+
+    def check_permutation(self, name: str, level: str) -> IntArray | None:
+        """Each graph's values are its row numbers, once each. Returns where they lead to among the
+        rows of the stretch; None where there is no such array."""
+        if name not in self.arrays or not len(self.arrays[name]):
+            return None
+        rows, owner, bounds = self.rows(level), self.owner(level), self.bounds[level]
+        values = self.arrays[name][rows].astype(np.int64)
+        most = np.diff(bounds)[owner]
+        self._refuse(name, level, (values < 0) | (values >= most), values, "no place in it")
+        order = values + bounds[owner] - bounds[0]
+        times = np.bincount(order, minlength=len(order))
+        self._refuse(name, level, times[order] > 1, values, "there twice")
+        return order
+
+    def check_index(self, field: Field, place: int, level: str) -> None:
+        """The values of an index are rows of what they count."""
+        name = f"column.{field.name}"
+        if field.level == "graph":
+            rows = slice(self.first * field.rows, (self.first + self.graphs) * field.rows)
+            owner = np.repeat(np.arange(self.graphs), field.rows)
+        else:
+            rows, owner = self.rows(field.level), self.owner(field.level)
+        column = self.arrays[name][rows]
+        values = column.reshape(len(column), field.width)[:, place].astype(np.int64)
+        most = np.ones(self.graphs, np.int64) if level == "graph" else np.diff(self.bounds[level])
+        wrong = (values < 0) | (values >= most[owner])
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise Damage(
+                f"{name} has {values[row]} in graph {self.first + owner[row]}, which counts "
+                f"{level!r}, of which it has {most[owner[row]]}: {REMEDY}"
+            )
+
+    def _refuse(self, name: str, level: str, wrong: Array, values: Array, why: str) -> None:
+        if not wrong.any():
+            return
+        row = int(wrong.argmax())
+        graph = int(np.searchsorted(self.bounds[level] - self.bounds[level][0], row, "right")) - 1
+        raise Damage(f"{name} has {values[row]} in graph {self.first + graph}, {why}: {REMEDY}")
+
+    def _refuse_descent(self, name: str, values: IntArray, why: str) -> None:
+        self._refuse(name, "edge", np.diff(values, prepend=values[:1]) < 0, values, why)
+
+
+def _check_schema(schema: Schema) -> None:
+    axes = {axis.name for axis in schema.axes}
+    for field in schema:
+        known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
+        fits = field.cat_dim is None or 0 <= field.cat_dim <= len(field.shape)
+        counts = len(field.counts) in (0, 1, field.width)
+        if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):
+            raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
+        if unknown := set(field.counts) - axes - {"", *LEVELS}:
+            raise Damage(f"field {field.name!r} counts {unknown}, which is no level: {REMEDY}")
+    for axis in schema.edge_axes:
+        name = f"{axis.name}.edge_index"
+        ends = schema[name].counts if name in schema else ()
+        nodes = {node.name for node in schema.node_axes}
+        if name not in schema or len(ends) != 2 or not set(ends) <= nodes:
+            raise Damage(f"the edges of type {axis.name!r} have no index of nodes: {REMEDY}")
+        if schema[name].level != axis.name or schema[name].width != 2:
+            raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
+
+
+def _check_offsets(name: str, values: Array, graphs: int) -> None:
+    if values.shape != (graphs + 1,) or values.dtype != np.int64:
+        raise Damage(
+            f"{name} has shape {values.shape} and dtype {values.dtype}; int64 of shape "
+            f"({graphs + 1},) is expected: {REMEDY}"
+        )
+    if values[0] != 0 or (values[1:] < values[:-1]).any():
+        graph = int((values[1:] < values[:-1]).argmax()) if values[0] == 0 else 0
+        raise Damage(
+            f"{name} goes from {values[graph]} to {values[graph + 1]} in graph {graph}; offsets "
+            f"begin at 0 and do not fall: {REMEDY}"
+        )
+
+
+def _check_split(name: str, ids: Array, graphs: int) -> None:
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise Damage(f"{name} has shape {ids.shape} and dtype {ids.dtype}: {REMEDY}")
+    if len(ids) and not (ids.min() >= 0 and ids.max() < graphs):
+        graph = int(ids[(ids < 0) | (ids >= graphs)][0])
+        raise Damage(f"{name} names graph {graph}; there are {graphs}: {REMEDY}")

@@ -1,0 +1,59 @@
+"""Runs something in a child process that is killed before its k-th change of the file system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+
+# What makes, moves, removes or flushes names and files; between two of them nothing is seen.
+CALLS = ("open", "mkdir", "link", "fsync", "replace", "rename", "unlink", "rmdir", "fchmod")
+
+
+def killed_before(k: int, action: Callable[[], object]) -> bool:
+    """Whether the child was killed; False where it made fewer calls and ended well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _count_down(k)
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the child failed"
+    return False
+
+
+def every_kill(action: Callable[[], object]) -> Iterator[int]:
+    """Kills the action before its first call, its second, and so on, to the last; yields after
+    each, and at the end once after it ran to its end."""
+    k = 0
+    while killed_before(k, action):
+        yield k
+        k += 1
+    yield k
+
+
+def _count_down(k: int) -> None:
+    done = 0
+
+    def counted(call):
+        def calling(*args, **options):
+            nonlocal done
+            if done == k:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+            return call(*args, **options)
+
+        return calling
+
+    for name in CALLS:
+        setattr(os, name, counted(getattr(os, name)))

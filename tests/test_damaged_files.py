@@ -1,0 +1,222 @@
+"""Any byte of a store, a plan or a partitioned graph that is changed is an error, or changes
+nothing; and is found before anything of its block is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import staticgraph as sg
+from staticgraph.errors import StoreCorrupt
+from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.store import GraphStore, checks
+from staticgraph.store.digest import digest_of
+
+POSITIONS = 600
+
+
+def changes(files: list[Path], positions: int = POSITIONS) -> Iterator[tuple[Path, int]]:
+    """Every byte of some files, or a dense sample of them, changed by one bit, one at a time."""
+    stride = max(1, sum(path.stat().st_size for path in files) // positions)
+    for path in sorted(files):
+        whole = path.read_bytes()
+        for place in range(0, len(whole), stride):
+            changed = whole[place] ^ 1 << (place // stride) % 8
+            path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
+            yield path, place
+        path.write_bytes(whole)
+
+
+def small_store() -> GraphStore:
+    rng = np.random.default_rng(0)
+    nodes, edges = np.array([3, 1, 4, 2]), np.array([4, 0, 6, 1])
+    ends = [rng.integers(0, n, (2, e)) for n, e in zip(nodes, edges, strict=True)]
+    src, dst = np.concatenate(ends, axis=1)
+    store = GraphStore.from_arrays(
+        nodes, edges, src, dst,
+        {
+            "x": ("node", rng.normal(size=(10, 2)).astype(np.float32)),
+            "w": ("edge", rng.integers(0, 9, 11)),
+            "y": ("graph", rng.normal(size=(4, 1)).astype(np.float32)),
+        },
+        name="small",
+    )  # fmt: skip
+    return store.with_splits(train=np.array([0, 2]), val=np.array([1]), test=np.array([3]))
+
+
+def assert_same_store(found: GraphStore, store: GraphStore) -> None:
+    assert (found.schema, found.name, len(found)) == (store.schema, store.name, len(store))
+    assert set(found.arrays()) == set(store.arrays())
+    for name, array in store.arrays().items():
+        assert found.arrays()[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays()[name], array)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_any_changed_byte_of_a_store(tmp_path, lazily):
+    store = small_store()
+    store.save(tmp_path / "s")
+    refused = 0
+    for path, place in changes(list((tmp_path / "s").iterdir())):
+        try:
+            found = GraphStore.load(tmp_path / "s", verify=False if lazily else None)
+            for graph in range(len(found)):
+                found[graph]
+        except StoreCorrupt:
+            refused += 1
+            continue
+        assert_same_store(found, store)
+        assert lazily or path.suffix == ".json", f"{path.name} changed at byte {place}, taken"
+    assert refused > POSITIONS / 3, "headers of arrays alone may change in silence"
+    assert_same_store(GraphStore.load(tmp_path / "s", verify=True), store)
+
+
+def test_any_changed_byte_of_a_plan(tmp_path):
+    path = tmp_path / "plan.json"
+    plan = sg.plan_buckets(small_store(), 2)
+    plan.save(path)
+    assert sg.BucketPlan.load(path) == plan
+    messages = []
+    for _ in changes([path]):
+        try:
+            assert sg.BucketPlan.load(path) == plan
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > POSITIONS / 2
+    assert all(message.startswith(str(path)) for message in messages)
+
+
+def test_a_plan_of_before_checksums_is_read(tmp_path):
+    path = tmp_path / "plan.json"
+    plan = sg.plan_buckets(small_store(), 2)
+    plan.save(path)
+    lines = [line for line in path.read_text().splitlines() if '"checksum"' not in line]
+    path.write_text("\n".join([*lines[:-2], lines[-2].rstrip(","), lines[-1]]))
+    assert sg.BucketPlan.load(path) == plan
+
+
+@pytest.mark.parametrize("relations", [0, 3])
+def test_any_changed_byte_of_a_partitioned_graph(tmp_path, relations):
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(0, 11, 40), rng.integers(0, 11, 40)]
+    rows += [rng.integers(0, relations, 40)] if relations else []
+    features = rng.normal(size=(11, 2)).astype(np.float32)
+
+    def contents(graph: PartitionedGraph) -> list[np.ndarray]:
+        into = np.zeros((3, graph.partition_size, 2), np.float32)
+        for k in range(3):
+            graph.read_features(k, into[k])
+        edges = [graph.read_buckets([(i, j)]) for i in range(3) for j in range(3)]
+        return [np.array(graph.node_ids), into, *edges, graph.degrees("both")]
+
+    graph = partition(np.stack(rows), 11, 3, tmp_path / "g", features=features)
+    expected, manifest = contents(graph), graph.manifest
+    refused = 0
+    for path, place in changes(list((tmp_path / "g").iterdir())):
+        try:
+            found = PartitionedGraph(tmp_path / "g")
+            read = contents(found)
+        except StoreCorrupt:
+            refused += 1
+            continue
+        assert path.suffix == ".json", f"{path.name} changed at byte {place} and was taken"
+        assert found.manifest == manifest
+        for one, other in zip(read, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert refused > POSITIONS / 2
+    PartitionedGraph(tmp_path / "g", verify=True)
+
+
+# ---------------------------------------------------------------------- a block at a time
+
+
+@pytest.fixture
+def mapped(tmp_path, esol, monkeypatch) -> Path:
+    """ESOL in blocks of 4 KiB, with one byte of graph 600's features changed."""
+    monkeypatch.setattr(checks, "BLOCK_BYTES", 4096)
+    esol.save(tmp_path / "s")
+    column = tmp_path / "s" / "column.x.npy"
+    whole = bytearray(column.read_bytes())
+    whole[len(whole) - esol.columns["x"].nbytes + 9 * int(esol.node_offsets[600])] ^= 1
+    column.write_bytes(whole)
+    return tmp_path / "s"
+
+
+def test_a_block_is_compared_when_it_is_first_read(mapped, esol):
+    store = GraphStore.load(mapped, verify=False)
+    assert store[0].num_nodes == esol[0].num_nodes
+    plan = sg.plan_buckets(esol, 4)
+    for graph, damaged in ((5, False), (600, True), (1000, False)):
+        batches = sg.StaticLoader(store, plan, indices=np.array([graph]))
+        if damaged:
+            with pytest.raises(StoreCorrupt, match=r"column\.x is not what was written in the ro"):
+                list(batches)
+            with pytest.raises(StoreCorrupt, match=r"column\.x.*of graphs \d+ to \d+"):
+                store[graph]
+        else:
+            assert len(list(batches)) == 1
+    store.column("y")
+    for everything in (
+        store.verify,
+        lambda: store.cardinality("x"),
+        lambda: store.column("x"),
+        lambda: store.to("cpu"),
+        lambda: store.save(mapped.parent / "copy"),
+        lambda: digest_of(store),
+    ):
+        with pytest.raises(StoreCorrupt, match=r"column\.x is not what was written"):
+            everything()
+    assert not (mapped.parent / "copy").exists(), "damage is not given new checksums"
+    with pytest.raises(StoreCorrupt, match=r"column\.x\.npy is not what was written"):
+        GraphStore.load(mapped)
+
+
+def test_blocks_are_compared_once(mapped, esol, monkeypatch):
+    esol.save(mapped, overwrite=True)
+    store = GraphStore.load(mapped, verify=False)
+    compared = []
+    real = checks.crc32_of_array
+    monkeypatch.setattr(checks, "crc32_of_array", lambda rows: compared.append(1) or real(rows))
+    store[3]
+    once = len(compared)
+    assert once > 0
+    store[3]
+    assert len(compared) == once
+    for graph in range(len(store)):
+        store[graph]
+    assert store.checks is not None
+    assert store.checks.complete
+    rest = len(compared)
+    for _ in sg.StaticLoader(store, sg.plan_buckets(esol, 64)):
+        pass
+    assert len(compared) == rest
+
+
+def test_blocks_cover_every_graph_once(esol, monkeypatch):
+    arrays = esol.arrays()
+    for size in (1, 100, 4096, 10**9):
+        monkeypatch.setattr(checks, "BLOCK_BYTES", size)
+        blocks = checks.blocks_of(esol.schema, arrays)
+        assert (blocks[0], blocks[-1]) == (0, len(esol))
+        assert (np.diff(blocks) > 0).all()
+        for name in filter(checks.by_block, arrays):
+            spans = [
+                checks.rows_of(name, esol.schema, arrays, a, b)
+                for a, b in zip(blocks[:-1].tolist(), blocks[1:].tolist(), strict=True)
+            ]
+            shared = name == "row_ptr"  # the end of one block is the beginning of the next
+            assert [s.start for s in spans[1:]] == [s.stop - shared for s in spans[:-1]]
+            assert (spans[0].start, spans[-1].stop) == (0, len(arrays[name]))
+
+
+def test_a_digest_knows_labels_and_not_places(tmp_path, esol):
+    esol.save(tmp_path / "s")
+    assert digest_of(GraphStore.load(tmp_path / "s")) == digest_of(esol)
+    store = small_store()
+    before = digest_of(store)
+    store.columns["y"][2] += 1
+    assert digest_of(store) != before
+    assert digest_of(small_store().with_splits(train=np.array([0]))) != before

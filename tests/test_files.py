@@ -1,0 +1,341 @@
+"""Files and folders are the old or the new, whole, after a kill at any moment; nothing of others
+is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from killed import every_kill
+
+import staticgraph as sg
+from staticgraph.files import atomic, document, folder, scratch
+from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.store import GraphStore
+from staticgraph.training import checkpoint
+
+NONE = np.empty(0, np.int64)
+
+
+def store_of(value: float) -> GraphStore:
+    x = np.full((3, 1), value, np.float32)
+    return GraphStore.from_arrays(
+        np.array([2, 1]), np.array([1, 0]), [0], [1], {"x": ("node", x)}, name=str(value)
+    )
+
+
+class Plan:
+    """What is saved in these tests, by kind: ``write`` a number, ``read`` it back."""
+
+    name = "plan.json"
+
+    @staticmethod
+    def write(path: Path, number: int) -> None:
+        sg.BucketPlan.of([(number, 20, 4)]).save(path)
+
+    @staticmethod
+    def read(path: Path) -> int:
+        return sg.BucketPlan.load(path).capacities[0].nodes
+
+
+class Checkpoint:
+    name = checkpoint.FILE
+
+    @staticmethod
+    def write(path: Path, number: int) -> None:
+        checkpoint.save(path.parent, model={"w": torch.full((50,), number)})
+
+    @staticmethod
+    def read(path: Path) -> int:
+        return int(checkpoint.load(path.parent)["model"]["w"].unique())
+
+
+class Text:
+    name = "report.json"
+
+    @staticmethod
+    def write(path: Path, number: int) -> None:
+        atomic.write_text(path, f"{number}\n" * 500)
+
+    @staticmethod
+    def read(path: Path) -> int:
+        (number,) = set(path.read_text().split())
+        return int(number)
+
+
+class Store:
+    name = "store"
+
+    @staticmethod
+    def write(path: Path, number: int) -> None:
+        store_of(number + 0.5).save(path, overwrite=True)
+
+    @staticmethod
+    def read(path: Path) -> int:
+        found = GraphStore.load(path, verify=True)
+        assert found.name == str(found.columns["x"][0, 0])
+        return int(found.columns["x"][0, 0])
+
+
+class Graph:
+    name = "graph"
+
+    @staticmethod
+    def write(path: Path, number: int) -> None:
+        edges = np.random.default_rng(number).integers(0, 6, (2, 8 + number))
+        partition(edges, 6, 2, path, seed=number, overwrite=True)
+
+    @staticmethod
+    def read(path: Path) -> int:
+        graph = PartitionedGraph(path, verify=True)
+        assert len(graph.read_buckets([(i, j) for i in (0, 1) for j in (0, 1)])) == graph.num_edges
+        return graph.num_edges - 8
+
+
+KINDS = [Plan, Checkpoint, Text, Store, Graph]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new(kind, tmp_path):
+    path = tmp_path / kind.name
+    kind.write(path, 5)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that an old one was put back
+        for _ in every_kill(lambda: kind.write(path, 7)):
+            found.append(kind.read(path))
+            assert found[-1] in (5, 7)
+            kind.write(path, 5)
+            assert kind.read(path) == 5
+            assert [each.name for each in tmp_path.iterdir()] == [kind.name], "scratch piles up"
+    assert found[0] == 5
+    assert found[-1] == 7
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_of_the_first_writing_leaves_nothing_or_all(kind, tmp_path):
+    (tmp_path / "there").mkdir()
+    for k in every_kill(lambda: kind.write(tmp_path / "there" / kind.name, 7)):
+        path = tmp_path / "there" / kind.name
+        if path.exists():
+            assert kind.read(path) == 7
+        kind.write(path, 5)
+        assert [each.name for each in path.parent.iterdir()] == [kind.name]
+        (tmp_path / "there").rename(tmp_path / f"done-{k}")
+        (tmp_path / "there").mkdir()
+
+
+def test_a_folder_that_was_moved_aside_is_put_back_and_said(tmp_path):
+    store_of(1.5).save(tmp_path / "s")
+    old = scratch.beside(tmp_path / "s", "old")
+    (tmp_path / "s").rename(old.with_name(old.name.replace(scratch.TOKEN, "00000000")))
+    with pytest.warns(UserWarning, match="being replaced when its process ended.*before is back"):
+        assert GraphStore.load(tmp_path / "s").name == "1.5"
+
+
+def test_data_sets_are_opened_after_a_kill_too(tmp_path):
+    store_of(1.5).save(tmp_path / "s")
+    old = scratch.beside(tmp_path / "s", "old")
+    (tmp_path / "s").rename(old.with_name(old.name.replace(scratch.TOKEN, "00000000")))
+    with pytest.warns(UserWarning, match="before is back"):
+        assert sg.datasets.open(tmp_path / "s").name == "1.5"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_leaves_what_was_there(kind, tmp_path, monkeypatch):
+    path = tmp_path / kind.name
+    kind.write(path, 5)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        kind.write(path, 7)
+    monkeypatch.undo()
+    assert kind.read(path) == 5
+    assert [each.name for each in tmp_path.iterdir()] == [kind.name]
+
+
+def test_of_two_writers_of_one_folder_one_is_refused(tmp_path, monkeypatch):
+    store_of(1.5).save(tmp_path / "s")
+    rename = os.rename
+
+    def rename_late(source, target):
+        """Another process puts its store there between the two moves."""
+        if Path(target) == tmp_path / "s":
+            monkeypatch.setattr(os, "rename", rename)
+            store_of(2.5).save(tmp_path / "s", overwrite=True)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_late)
+    monkeypatch.setattr(folder, "PATIENCE_S", 0.0)
+    # The other finds the one that was moved aside and puts it back, as after a kill.
+    with (
+        pytest.warns(UserWarning, match="is back"),
+        pytest.raises(FileExistsError, match="written by another process meanwhile, which is kept"),
+    ):
+        store_of(3.5).save(tmp_path / "s", overwrite=True)
+    assert GraphStore.load(tmp_path / "s").name == "2.5"
+    assert [each.name for each in tmp_path.iterdir()] == ["s"]
+
+
+# ---------------------------------------------------------------------- whose it is
+
+
+@pytest.mark.parametrize("kind", [Store, Graph])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_of_others_is_replaced(kind, overwrite, tmp_path):
+    def write(place: Path) -> None:
+        if kind is Store:
+            store_of(1.5).save(place, overwrite=overwrite)
+        else:
+            partition(np.zeros((2, 3), int), 4, 2, place, overwrite=overwrite)
+
+    Store.write(tmp_path / "own-store", 1)
+    Graph.write(tmp_path / "own-graph", 1)
+    other = tmp_path / ("own-graph" if kind is Store else "own-store")
+    own = tmp_path / ("own-store" if kind is Store else "own-graph")
+    browser = tmp_path / "extension"
+    browser.mkdir()
+    (browser / "manifest.json").write_text('{"manifest_version": 3}')
+    (browser / "thesis.txt").write_text("all my work")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    (tmp_path / "file").write_text("mine")
+    cases = [
+        (other, "its manifest.json says 'staticgraph"),
+        (browser, "its manifest.json says None"),
+        (broken, "its manifest.json says None"),
+        (tmp_path / "file", "exists and is not a"),
+    ]
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for place, message in cases:
+        with pytest.raises(FileExistsError, match=message):
+            write(place)
+    (own / "notes.txt").write_text("mine, too")
+    (own / "more").mkdir()
+    with pytest.raises(FileExistsError, match=r"'more', 'notes.txt' in it is no part of it"):
+        write(own)
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, own / "notes.txt", own / "more"])
+    assert (browser / "thesis.txt").read_text() == "all my work"
+    (own / "notes.txt").unlink()
+    (own / "more").rmdir()
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty")
+    if overwrite:
+        write(own)
+        return
+    with pytest.raises(FileExistsError, match="already: replace it with overwrite=True"):
+        write(own)
+
+
+def test_a_damaged_store_can_be_replaced(tmp_path):
+    store_of(1.5).save(tmp_path / "s")
+    (tmp_path / "s" / "edge_src.npy").write_bytes(b"damaged")
+    (tmp_path / "s" / "row_ptr.npy").unlink()
+    store_of(2.5).save(tmp_path / "s", overwrite=True)
+    assert GraphStore.load(tmp_path / "s").name == "2.5"
+
+
+def test_a_link_is_followed_and_stays(tmp_path):
+    store_of(1.5).save(tmp_path / "s")
+    (tmp_path / "link").symlink_to("s")
+    store_of(2.5).save(tmp_path / "link", overwrite=True)
+    atomic.write_text(tmp_path / "file", "1")
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "file-link").symlink_to("file")
+    atomic.write_text(tmp_path / "file-link", "2")
+    assert GraphStore.load(tmp_path / "s").name == "2.5"
+    assert (tmp_path / "file").read_text() == "2"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file-link").is_symlink()
+
+
+def test_what_is_no_file_is_written_to(tmp_path):
+    atomic.write_text("/dev/null", "gone")
+    assert not Path("/dev/null").is_file()
+
+
+def test_scratch_of_the_living_is_left_alone(tmp_path, monkeypatch):
+    target = tmp_path / "f"
+    own = scratch.beside(target, "part")
+    parents = own.with_name(own.name.replace(f"-{os.getpid()}-", f"-{os.getppid()}-"))
+    machines = own.with_name(own.name.replace(scratch.MACHINE, "ffffffff"))
+    for path in (own, parents, machines):
+        path.write_text("being written")
+    atomic.write_text(target, "1")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "f", own.name, parents.name, machines.name,
+    }  # fmt: skip
+    os.utime(machines, (0, 0))
+    monkeypatch.setattr(scratch, "TOKEN", "00000000")  # a process of the same number, later
+    atomic.write_text(target, "2")
+    assert {path.name for path in tmp_path.iterdir()} == {"f", parents.name}
+
+
+def test_a_missing_folder_is_named_after_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/plan\.json'$"):
+        atomic.write_text(tmp_path / "nowhere" / "plan.json", "1")
+
+
+def test_long_names_have_scratch(tmp_path):
+    path = tmp_path / ("n" * 250)
+    atomic.write_text(path, "1")
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+# ---------------------------------------------------------------------- documents
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    values=st.dictionaries(st.text(max_size=4), plain, min_size=1, max_size=4),
+    places=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), min_size=8, max_size=8),
+)
+def test_a_changed_byte_of_a_document_is_an_error_or_changes_nothing(
+    tmp_path_factory, values, places
+):
+    values.pop(document.KEY, None)
+    path = tmp_path_factory.mktemp("d") / "d.json"
+    document.save(path, values)
+    assert document.load(path) == values
+    whole = path.read_bytes()
+    for place, bit in places:
+        place %= len(whole)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        try:
+            found = document.load(path)
+        except ValueError:
+            continue
+        # A change of the checksum's own name leaves one that is not known.
+        assert {key: found.get(key) for key in values} == values
+
+
+def test_a_document_may_be_laid_out_anew_but_not_changed(tmp_path):
+    path = tmp_path / "d.json"
+    document.save(path, {"nodes": 12, "edges": [1.5, None]})
+    path.write_text(path.read_text().replace("\n", "\n\n  "))
+    assert document.load(path) == {"nodes": 12, "edges": [1.5, None]}
+    path.write_text(path.read_text().replace("12", "13"))
+    with pytest.raises(ValueError, match="it was changed; make it again, or delete its 'checksum'"):
+        document.load(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r".+"):
+        document.load(path)
