@@ -9,6 +9,7 @@ not fit each other are refused here, the values of files where they are first re
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
