@@ -117,12 +117,17 @@ class Restored:
 def remember(results: list[Tensor]) -> None:
     """While a backward from one of these tensors runs, the present binding is present in it."""
     binding = _HERE.binding
-    if binding is None:
+    results = [result for result in results if result.requires_grad and not result.is_leaf]
+    if binding is None or not results:
         return
+    # Without the lease: a result that is kept must not keep a slot of the loader.
+    arrays = dict(binding.batch.tensors())
+    batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
+    kept = Binding(binding.context, batch, binding.rows, None, -1)
+    kept.made, kept.blocks = binding.made, binding.blocks
 
     def enter(_: Tensor) -> None:
-        _OF_TASK[_graph_task()] = binding
+        _OF_TASK[_graph_task()] = kept
 
     for result in results:
-        if result.requires_grad and not result.is_leaf:
-            result.register_hook(enter)
+        result.register_hook(enter)
