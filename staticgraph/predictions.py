@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,11 +61,3 @@ class Predictions:
         pieces = [piece for piece in self._pieces if piece is not None]
         assert len(pieces) == len(self._store)
         return torch.stack(pieces) if self._level == "graph" else pieces
-
-
-def predictions_of(store: GraphStore, outputs: Iterable[tuple[StaticBatch, object]]) -> Any:
-    """The outputs of batches of a store, graph by graph in its order; see :class:`Predictions`."""
-    predictions = Predictions(store)
-    for batch, out in outputs:
-        predictions.add(batch, out)
-    return predictions.in_order()

@@ -26,7 +26,8 @@ from staticgraph.buckets import BucketPlan
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.budget import MemoryBudget, MemoryModel
 from staticgraph.memory.commitments import Commitments, RunnerStats
-from staticgraph.predictions import predictions_of
+from staticgraph.nn.present import Restored
+from staticgraph.predictions import Predictions
 from staticgraph.progress import bar
 from staticgraph.report import Report, device_name, versions
 from staticgraph.running import warm_start
@@ -42,6 +43,7 @@ from staticgraph.running.recorder import CudaGraphRecorder, Recorder
 from staticgraph.running.statistics import BucketStatistics
 from staticgraph.running.steps import Steps
 from staticgraph.running.training_state import evaluating, untouched
+from staticgraph.running.turns import Turns, check_not_traced
 from staticgraph.running.update import Update
 from staticgraph.running.verification import Verification, verify
 from staticgraph.schema import Schema
@@ -89,6 +91,10 @@ class StaticGraphRunner:
         differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
 
+    Any thread may call any method. Runners whose models share a module take turns, a batch at a
+    time, since training flags and gradients belong to the modules; others, and plain PyG, do not
+    wait. A runner may be called inside the forward or the loss of another's step in eager.
+
     Raises:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
@@ -131,6 +137,7 @@ class StaticGraphRunner:
         self._computation = Computation(
             model, forward, loss, autocast, self.device, sanitize, differentiable
         )
+        self._turns = Turns(model)
         self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
         self._update = Update(model, optimizer, clip_norm)
         self._steps = Steps(
@@ -164,7 +171,8 @@ class StaticGraphRunner:
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
         """
-        return self._run("forward", batch)
+        with self._turns.forward:
+            return self._run("forward", batch)
 
     def step(self, batch: StaticBatch) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward, optimizer.
@@ -180,33 +188,36 @@ class StaticGraphRunner:
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
-        batch = self._own(batch, "step")
-        with self._statistics[batch.bucket].timed():
-            return self._steps.train(batch)
+        with self._turns.step:
+            batch = self._own(batch, "step")
+            with self._statistics[batch.bucket].timed():
+                return self._steps.train(batch)
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
 
         Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
         """
-        with evaluating(self.model):
+        with self._turns.forward, evaluating(self.model):
             out = self._run("forward", batch)
             loss = None if self.loss is None else self._computation.mean_loss(out, batch)
         return EvalResult(out, loss)
 
     def eager_step(self, batch: StaticBatch) -> Tensor:
         """:meth:`step` without compiling or recording, whatever the mode: the reference."""
-        return self._steps.train(self._steps.accept(batch), "eager")
+        with self._turns.step:
+            return self._steps.train(self._steps.accept(batch), "eager")
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
-        with evaluating(self.model):
+        with self._turns.forward, evaluating(self.model):
             return self._steps.run("forward", self._steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
         :func:`staticgraph.running.verification.verify`."""
-        return verify(self, batch)
+        with self._turns.whole:
+            return verify(self, batch)
 
     def predict(self, graphs: Any) -> Any:
         """Outputs for new graphs, in the order given, padding left out.
@@ -222,6 +233,11 @@ class StaticGraphRunner:
             GraphTooLarge: a graph fits no bucket.
             BadGraph: a graph lacks a field, or has one of another dtype or width.
         """
+        check_not_traced("predict()")
+        with Restored(nothing=True):  # a store is made by PyG's own functions, wherever this stands
+            return self._predict(graphs)
+
+    def _predict(self, graphs: Any) -> Any:
         if isinstance(graphs, GraphStore | DeviceStore):
             store = graphs
         elif len(graphs) == 0:
@@ -232,9 +248,11 @@ class StaticGraphRunner:
         loader = StaticLoader(
             store, any_data, exact=False, device=self.device, pointers=self._pointers
         )
-        with evaluating(self.model):
-            host = store.host if isinstance(store, DeviceStore) else store
-            return predictions_of(host, ((batch, self._run("forward", batch)) for batch in loader))
+        predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
+        for batch in loader:
+            with self._turns.forward, evaluating(self.model):
+                predictions.add(batch, self._run("forward", batch))
+        return predictions.in_order()
 
     # ------------------------------------------------------------------ warming up
 
@@ -268,6 +286,17 @@ class StaticGraphRunner:
             ValueError: the fields of the data are not known.
             NotStatic: the model cannot be compiled in fixed shapes.
         """
+        with self._turns.warmup:
+            return self._warmup(example, phases, progress, cache, choices)
+
+    def _warmup(
+        self,
+        example: StaticBatch | GraphStore | DeviceStore | None,
+        phases: Iterable[str] | None,
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+    ) -> StaticGraphRunner:
         if isinstance(example, DeviceStore):
             self._steps.store, example = example, example.host
         if example is not None:
@@ -290,7 +319,7 @@ class StaticGraphRunner:
             cache = warm_start.default_path(*what) if cache else None
         started = time.perf_counter()
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
-        self.close()
+        self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
         with (
             untouched(self.model, self.optimizer),
@@ -316,7 +345,8 @@ class StaticGraphRunner:
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
         :meth:`warmup`; other modes have nothing to free."""
-        self._steps.close()
+        with self._turns.whole:
+            self._steps.close()
 
     def _prepare(self, way: str, bucket: int, role: str) -> None:
         """Compiles or records, under the budget."""

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.nn.present import Restored
 from staticgraph.running.losses import masked_mean
 from staticgraph.running.tracing import Trace, trace_step
 
@@ -133,18 +133,15 @@ def static_step(
         return out, mean
 
     found = None
-    with StaticCalls(model, context):
-        try:
-            if trace:
-                found = trace_step(compute, batch)
-                if found.result is None:
-                    return None, found
-                out, mean = found.result
-            else:
-                out, mean = compute(batch)
-            mean.backward()
-        finally:
-            context.leave()
+    with Restored():
+        if trace:
+            found = trace_step(compute, batch)
+            if found.result is None:
+                return None, found
+            out, mean = found.result
+        else:
+            out, mean = compute(batch)
+        mean.backward()
     return Result(model, out[:real], mean), found
 
 

@@ -33,7 +33,7 @@ from torch_geometric.nn import (
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.nn.present import Restored
 from staticgraph.running.losses import masked_mean
 from staticgraph.running.tracing import trace_step
 
@@ -218,17 +218,14 @@ def static(model: nn.Module, batch, trace: bool = False):
         context.leave()
         return out, mean
 
-    with StaticCalls(model, context):
-        try:
-            if trace:
-                found = trace_step(compute, batch)
-                assert found.static, (found.error, found.obstacles)
-                out, mean = found.result
-            else:
-                out, mean = compute(batch)
-            mean.backward()
-        finally:
-            context.leave()
+    with Restored():
+        if trace:
+            found = trace_step(compute, batch)
+            assert found.static, (found.error, found.obstacles)
+            out, mean = found.result
+        else:
+            out, mean = compute(batch)
+        mean.backward()
     return Result(model, out[: batch.real_counts.graphs], mean)
 
 
@@ -330,11 +327,10 @@ def test_epochs_of_shuffled_batches_compile_once(store, molecules):
         return mean
 
     compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
-    with StaticCalls(model, context):
-        for _ in range(3):
-            for batch in loader:
-                names = tuple(batch.tensors())
-                compiled(*batch.tensors().values()).backward()
+    for _ in range(3):
+        for batch in loader:
+            names = tuple(batch.tensors())
+            compiled(*batch.tensors().values()).backward()
     assert len(captured) == 1
 
 

@@ -21,6 +21,7 @@ from staticgraph.attention_blocks import PATHS, WORTH_IT, Setting, attention_pat
 from staticgraph.kernels.varlen_attention import op, varlen_attention
 from staticgraph.nn import attention_paths, document_mask
 from staticgraph.nn.document_mask import DocumentLayout
+from staticgraph.nn.present import Restored
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
 RANKS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
@@ -111,7 +112,8 @@ def test_a_pool_in_blocks_takes_fewer_places():
     rows = []
     model.pool.pma1.lin.register_forward_hook(lambda _, given, __: rows.append(given[0].shape))
     batch = unknown_counts(batch_of(SIZES, BATCH.capacity, np.float32))
-    with sg.nn.context_of(model).bind(batch):
+    with Restored():
+        sg.nn.context_of(model).enter(batch)
         model(batch)
     blocks = attention_path(batch.capacity, "size-classed").blocks
     assert [tuple(shape[:2]) for shape in rows] == [(b.graphs, b.width) for b in blocks]
@@ -308,7 +310,8 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
     expected = plain_step(model, forward, BATCH)
     sg.convert(model, attention="varlen")
     batch = unknown_counts(poisoned(BATCH, 1000.0))
-    with sg.nn.context_of(model).bind(batch):
+    with Restored():
+        sg.nn.context_of(model).enter(batch)
         out = model(batch)
         loss = (out - batch.y).square().mean(1)[batch.graph_mask].mean()
     loss.backward()
@@ -347,7 +350,8 @@ def test_a_batch_of_padding_alone_stays_finite(path):
     """A step that a rank takes because another does."""
     model = sg.convert(Attending().double(), attention=path)
     batch = sg.StaticBatch.blank(BATCH.layout)
-    with sg.nn.context_of(model).bind(batch):
+    with Restored():
+        sg.nn.context_of(model).enter(batch)
         out = model(batch)
     out.square().sum().backward()
     assert out.isfinite().all()

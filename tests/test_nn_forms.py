@@ -25,13 +25,13 @@ from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.nn.present import Restored
 
 
 def inside(model, call, batch=BATCH):
     """``call(model, batch)`` as a runner would make it."""
-    context = context_of(model)
-    with StaticCalls(model, context), context.bind(batch):
+    with Restored():
+        context_of(model).enter(batch)
         return call(model, batch)
 
 
@@ -108,7 +108,8 @@ def test_a_converted_model_can_be_copied_and_pickled():
 def test_masks_and_sizes_are_of_the_rows_that_layers_make():
     """Self-loops added and nodes pooled get row counts of their own, with the right masks."""
     context = context_of(nn.Identity())
-    with context.bind(BATCH), StaticCalls(nn.Identity(), context):
+    with Restored():
+        context.enter(BATCH)
         from torch_geometric.utils import add_remaining_self_loops, remove_self_loops
 
         with_loops, _ = add_remaining_self_loops(BATCH.edge_index)

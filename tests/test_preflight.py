@@ -21,7 +21,6 @@ from torch_geometric.utils import to_dense_batch
 import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.nn import context_of
-from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.running.preflight import preflight
 from staticgraph.running.watching import Watch
 
@@ -357,7 +356,7 @@ def test_no_layer_of_the_table_is_blamed():
             continue
         model = model_of(case)
         context, watch = context_of(model), Watch()
-        with StaticCalls(model, context), watch.running():
+        with watch.running():
             context.enter(unknown_counts(BATCH))
             model(unknown_counts(BATCH))
             context.leave()

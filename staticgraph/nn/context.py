@@ -2,7 +2,8 @@
 
 A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real,
 and a pool must know how many graphs there are without reading it off the data. One named object,
-shared by the converted layers of one model, carries the present batch and a register of the row
+shared by the converted layers of one model, carries the model's settings, and gives access to the
+batch that is bound in this thread (:mod:`staticgraph.nn.present`) and to a register of the row
 counts that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and whoever makes others
 (self-loops added, nodes selected by a pool) registers theirs. Where no batch is bound (the model is
 used outside the runner) every layer behaves as it did before.
@@ -12,8 +13,7 @@ Invariant: the register is a function of shapes alone, so the same in every step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -26,63 +26,58 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.batch_rows import Rows, rows_of_batch
 from staticgraph.nn.dense import DenseLayout
 from staticgraph.nn.document_mask import DocumentLayout
+from staticgraph.nn.present import bind, present, unbind
 from staticgraph.nn.size_classes import ClassedLayout
 
 
 class BatchContext:
-    """The present batch of one model, or none."""
+    """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = (
-        "_blocks",
-        "_dense",
-        "_made",
-        "_rows",
-        "all_kernels",
-        "attention",
-        "batch",
-        "kernels",
-    )
+    __slots__ = ("all_kernels", "attention", "kernels")
 
     def __init__(self) -> None:
-        self.batch: StaticBatch | None = None
-        self._dense: DenseLayout | None = None
         self.attention = "auto"
         self.kernels = False
         self.all_kernels = False
-        self._made: dict[Hashable, Any] = {}
-        self._rows: dict[int, Rows] | None = None
-        self._blocks: dict[tuple[int, int], DenseLayout] | None = None
-
-    @contextmanager
-    def bind(self, batch: StaticBatch) -> Iterator[None]:
-        """Makes ``batch`` the present one for as long as the block runs."""
-        self.enter(batch)
-        try:
-            yield
-        finally:
-            self.leave()
 
     def enter(self, batch: StaticBatch) -> None:
-        """Makes ``batch`` the present one; :meth:`leave` ends it."""
-        self.batch = batch
-        self._dense = None
-        self._made = {}
-        self._blocks = {}
-        self._rows = rows_of_batch(batch)
+        """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
+        present before is so again."""
+        bind(self, batch, rows_of_batch(batch))
 
     def leave(self) -> None:
-        """Forgets the batch."""
-        self.batch = None
-        self._dense = None
-        self._made = {}
-        self._blocks = None
-        self._rows = None
+        """Ends the last :meth:`enter` of this context in this thread; nothing where there is
+        none."""
+        unbind(self)
+
+    @property
+    def batch(self) -> StaticBatch | None:
+        """The batch that is bound in this thread, by whichever model; None outside of a step."""
+        binding = present()
+        return None if binding is None else binding.batch
+
+    @property
+    def _rows(self) -> dict[int, Rows] | None:
+        binding = present()
+        return None if binding is None else binding.rows
+
+    @property
+    def _made(self) -> dict[Hashable, Any]:
+        binding = present()
+        assert binding is not None, "no batch is bound"
+        return binding.made
+
+    @property
+    def _blocks(self) -> dict[tuple[int, int], DenseLayout] | None:
+        binding = present()
+        return None if binding is None else binding.blocks
 
     @property
     def present(self) -> StaticBatch:
         """The batch, which must be there."""
-        assert self.batch is not None, "no batch is bound"
-        return self.batch
+        batch = self.batch
+        assert batch is not None, "no batch is bound"
+        return batch
 
     @property
     def real(self) -> RealCounts | None:
@@ -96,9 +91,10 @@ class BatchContext:
             key: tells it from other things that are kept.
             make: gives something of the batch alone, without a derivative.
         """
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        made = self._made
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
     # ------------------------------------------------------------------ rows
 
@@ -193,9 +189,7 @@ class BatchContext:
 
     def dense(self) -> DenseLayout:
         """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
-        if self._dense is None:
-            self._dense = DenseLayout.of(self.present)
-        return self._dense
+        return self.once("dense", lambda: DenseLayout.of(self.present))
 
     def choose_attention(self, path: str) -> None:
         """Chooses the layout of attention for the steps to come.

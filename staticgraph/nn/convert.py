@@ -65,6 +65,7 @@ from staticgraph.nn.batch_norm import (
     MaskedPygBatchNorm,
     MaskedSyncBatchNorm,
 )
+from staticgraph.nn.call_sites import install
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.dense_pools import StaticDMoNPooling
 from staticgraph.nn.gps import StaticGPSConv
@@ -169,7 +170,9 @@ def convert(
 
 
 def context_of(model: torch.nn.Module) -> BatchContext:
-    """The context that a model's converted layers share; converts the model if need be."""
+    """The context that a model's converted layers share; converts the model if need be, and makes
+    PyG's functions ask for the present batch."""
+    install()
     table = STATIC_FORMS | REFUSED_FORMS
     forms = set(table.values())
     present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]

@@ -19,66 +19,84 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context import BatchContext
+from staticgraph.nn.present import present
 
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
+class _DenseMask(Tensor):
+    """A bool tensor whose use as an index is a gather while its batch is present."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[1], cls):
+            binding = present()
+            if binding is not None:
+                block = binding.context.find_block(args[1].shape)
+                assert block is not None
+                return block.to_nodes(args[0])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def static_to_dense_batch(
+    context: BatchContext,
+    x: Tensor,
+    batch: Tensor | None = None,
+    fill_value: float | Tensor = 0.0,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    if batch is None and max_num_nodes is None:
+        mask = context.column_mask(x)
+        return torch.where(mask, x, 0)[None], mask.view(1, -1)
+    if batch is None:
+        raise NotStatic(
+            "to_dense_batch(x, max_num_nodes=...) without batch would put all graphs into one: "
+            "pass batch=batch"
+        )
+    groups = context.size_for(batch) if batch_size is None else batch_size
+    width = widest(context, batch) if max_num_nodes is None else max_num_nodes
+    block = context.block(batch, groups, width)
+    dense = block.to_dense(x)
+    mask = block.occupied
+    rows = context.find_rows(groups)
+    if rows is not None:
+        first = torch.arange(width, device=mask.device) == 0
+        mask = mask | (~rows.mask[:, None] & first)
+    if isinstance(fill_value, Tensor) or fill_value != 0.0:
+        # Not at the first place of a padding graph: the largest of infinities is no number.
+        empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))
+        dense = torch.where(empty, fill_value, dense)
+    return dense, mask.as_subclass(_DenseMask)
+
+
+def static_to_dense_adj(
+    context: BatchContext,
+    edge_index: Tensor,
+    batch: Tensor | None = None,
+    edge_attr: Tensor | None = None,
+    max_num_nodes: int | None = None,
+    batch_size: int | None = None,
+) -> Tensor:
+    if batch is None:
+        raise NotStatic(
+            "to_dense_adj without batch would put all graphs into one: pass batch=batch"
+        )
+    groups = context.size_for(batch) if batch_size is None else batch_size
+    width = widest(context, batch) if max_num_nodes is None else max_num_nodes
+    place = context.block(batch, groups, width).place_of_node
+    nowhere = groups * width
+    source, target = place[edge_index[0]], place[edge_index[1]]
+    inside = (source < nowhere) & (target < nowhere) & context.mask_of(edge_index[0])
+    cell = torch.where(inside, source * width + target % width, nowhere * width)
+    if edge_attr is None:
+        edge_attr = torch.ones(edge_index.size(1), device=edge_index.device)
+    shape = edge_attr.shape[1:]
+    adjacency = edge_attr.new_zeros(nowhere * width + 1, *shape).index_add(0, cell, edge_attr)
+    return adjacency[:-1].view(groups, width, width, *shape)
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """PyG's functions between sparse and dense batches and their equals of fixed shape."""
-    mask_type = _mask_type(context)
-
-    def static_to_dense_batch(
-        x: Tensor,
-        batch: Tensor | None = None,
-        fill_value: float | Tensor = 0.0,
-        max_num_nodes: int | None = None,
-        batch_size: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if batch is None and max_num_nodes is None:
-            mask = context.column_mask(x)
-            return torch.where(mask, x, 0)[None], mask.view(1, -1)
-        if batch is None:
-            raise NotStatic(
-                "to_dense_batch(x, max_num_nodes=...) without batch would put all graphs into one: "
-                "pass batch=batch"
-            )
-        groups = context.size_for(batch) if batch_size is None else batch_size
-        width = widest(context, batch) if max_num_nodes is None else max_num_nodes
-        block = context.block(batch, groups, width)
-        dense = block.to_dense(x)
-        mask = block.occupied
-        rows = context.find_rows(groups)
-        if rows is not None:
-            first = torch.arange(width, device=mask.device) == 0
-            mask = mask | (~rows.mask[:, None] & first)
-        if isinstance(fill_value, Tensor) or fill_value != 0.0:
-            # Not at the first place of a padding graph: the largest of infinities is no number.
-            empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))
-            dense = torch.where(empty, fill_value, dense)
-        return dense, mask.as_subclass(mask_type)
-
-    def static_to_dense_adj(
-        edge_index: Tensor,
-        batch: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        max_num_nodes: int | None = None,
-        batch_size: int | None = None,
-    ) -> Tensor:
-        if batch is None:
-            raise NotStatic(
-                "to_dense_adj without batch would put all graphs into one: pass batch=batch"
-            )
-        groups = context.size_for(batch) if batch_size is None else batch_size
-        width = widest(context, batch) if max_num_nodes is None else max_num_nodes
-        place = context.block(batch, groups, width).place_of_node
-        nowhere = groups * width
-        source, target = place[edge_index[0]], place[edge_index[1]]
-        inside = (source < nowhere) & (target < nowhere) & context.mask_of(edge_index[0])
-        cell = torch.where(inside, source * width + target % width, nowhere * width)
-        if edge_attr is None:
-            edge_attr = torch.ones(edge_index.size(1), device=edge_index.device)
-        shape = edge_attr.shape[1:]
-        adjacency = edge_attr.new_zeros(nowhere * width + 1, *shape).index_add(0, cell, edge_attr)
-        return adjacency[:-1].view(groups, width, width, *shape)
-
     return {to_dense_batch: static_to_dense_batch, to_dense_adj: static_to_dense_adj}
 
 
@@ -98,22 +116,3 @@ def widest(context: BatchContext, index: Tensor) -> int:
     if rows.counted == "node" and context.real is not None:
         return max(1, context.real.largest)
     return rows.widest
-
-
-def _mask_type(context: BatchContext) -> type[Tensor]:
-    """A bool tensor whose use as an index is a gather; one class a context, since torch traces
-    methods of a class but not what an instance carries."""
-
-    class DenseMask(Tensor):
-        @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func is Tensor.__getitem__ and isinstance(args[1], cls):
-                block = context.find_block(args[1].shape)
-                assert block is not None
-                return block.to_nodes(args[0])
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-
-    return DenseMask

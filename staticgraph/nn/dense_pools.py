@@ -19,8 +19,11 @@ from torch import Tensor
 from torch_geometric.nn import DMoNPooling, MemPooling, dense_diff_pool, dense_mincut_pool
 
 from staticgraph.nn.context import BatchContext
+from staticgraph.nn.dispatch import stock
 
-_stock_kl_loss = MemPooling.kl_loss
+_stock_diff_pool = stock(dense_diff_pool)
+_stock_mincut_pool = stock(dense_mincut_pool)
+_stock_kl_loss = stock(MemPooling.kl_loss)
 _EPS = 1e-15  # PyG's, in all three
 
 
@@ -52,38 +55,53 @@ class _Block:
         return self.real.sum().clamp(min=1)
 
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
+def static_diff_pool(
+    context: BatchContext,
+    x: Tensor,
+    adj: Tensor,
+    s: Tensor,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    real = _padded(context, x)
+    if real is None:
+        return _stock_diff_pool(x, adj, s, mask, normalize)
+    block = _Block(real, x, adj, mask)
+    s = torch.softmax(s, dim=-1) * block.mask
+    link = torch.where(real[:, None, None], block.adj - s @ s.transpose(1, 2), 0)
+    link_loss = torch.linalg.vector_norm(link)
+    if normalize:
+        link_loss = link_loss / (block.graphs * block.width * block.width)
+    entropy = (-s * torch.log(s + _EPS)).sum((1, 2))
+    return (*_pooled(block, s), link_loss, block.mean(entropy) / block.width)
+
+
+def static_mincut_pool(
+    context: BatchContext,
+    x: Tensor,
+    adj: Tensor,
+    s: Tensor,
+    mask: Tensor | None = None,
+    temp: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    real = _padded(context, x)
+    if real is None:
+        return _stock_mincut_pool(x, adj, s, mask, temp)
+    block = _Block(real, x, adj, mask)
+    s = torch.softmax(s / temp, dim=-1) * block.mask
+    out, out_adj = _pooled(block, s)
+    inside = (s.square() * block.adj.sum(2, keepdim=True)).sum((1, 2))
+    cut = -(_trace(out_adj) / inside)
+    return out, _normalised(out_adj), block.mean(cut), block.mean(_orthogonality(s))
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """PyG's dense pools and their equals over a block with padding graphs."""
-
-    def diff_pool(
-        x: Tensor, adj: Tensor, s: Tensor, mask: Tensor | None = None, normalize: bool = True
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        real = _padded(context, x)
-        if real is None:
-            return dense_diff_pool(x, adj, s, mask, normalize)
-        block = _Block(real, x, adj, mask)
-        s = torch.softmax(s, dim=-1) * block.mask
-        link = torch.where(real[:, None, None], block.adj - s @ s.transpose(1, 2), 0)
-        link_loss = torch.linalg.vector_norm(link)
-        if normalize:
-            link_loss = link_loss / (block.graphs * block.width * block.width)
-        entropy = (-s * torch.log(s + _EPS)).sum((1, 2))
-        return (*_pooled(block, s), link_loss, block.mean(entropy) / block.width)
-
-    def mincut_pool(
-        x: Tensor, adj: Tensor, s: Tensor, mask: Tensor | None = None, temp: float = 1.0
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        real = _padded(context, x)
-        if real is None:
-            return dense_mincut_pool(x, adj, s, mask, temp)
-        block = _Block(real, x, adj, mask)
-        s = torch.softmax(s / temp, dim=-1) * block.mask
-        out, out_adj = _pooled(block, s)
-        inside = (s.square() * block.adj.sum(2, keepdim=True)).sum((1, 2))
-        cut = -(_trace(out_adj) / inside)
-        return out, _normalised(out_adj), block.mean(cut), block.mean(_orthogonality(s))
-
-    return {dense_diff_pool: diff_pool, dense_mincut_pool: mincut_pool}
+    return {
+        dense_diff_pool: static_diff_pool,
+        dense_mincut_pool: static_mincut_pool,
+        MemPooling.kl_loss: static_kl_loss,
+    }
 
 
 class StaticDMoNPooling(DMoNPooling):
@@ -122,18 +140,14 @@ def _padded(context: BatchContext, x: Tensor) -> Tensor | None:
     return batch.graph_mask if x.dim() == 3 and x.size(0) == batch.num_graphs else None
 
 
-def kl_loss_of(context: BatchContext) -> Callable[[Tensor], Tensor]:
+def static_kl_loss(context: BatchContext, S: Tensor) -> Tensor:  # the name is PyG's
     """``MemPooling.kl_loss``: the mean over real graphs; its padding graphs have clusters too."""
-
-    def kl_loss(S: Tensor) -> Tensor:  # the name is PyG's
-        real = _padded(context, S)
-        if real is None:
-            return _stock_kl_loss(S)
-        # Even shares of even clusters: both sides of the divergence are then the same.
-        S = torch.where(real[:, None, None], S, 1 / S.size(2))
-        return _stock_kl_loss(S) * len(S) / real.sum().clamp(min=1)
-
-    return kl_loss
+    real = _padded(context, S)
+    if real is None:
+        return _stock_kl_loss(S)
+    # Even shares of even clusters: both sides of the divergence are then the same.
+    S = torch.where(real[:, None, None], S, 1 / S.size(2))
+    return _stock_kl_loss(S) * len(S) / real.sum().clamp(min=1)
 
 
 def _pooled(block: _Block, s: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,38 +29,47 @@ class _DropMask(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
+def _drop(
+    context: BatchContext, edge_index: Tensor, p: float, undirected: bool
+) -> tuple[Tensor, Tensor]:
+    if undirected:
+        raise NotStatic(
+            "dropout_edge(force_undirected=True) reorders edges by what was drawn, so their "
+            "attributes can only be matched by reading it: use force_undirected=False"
+        )
+    keep = torch.rand(edge_index.size(1), device=edge_index.device) >= p
+    last = context.num_nodes_for(edge_index) - 1
+    return torch.where(keep, edge_index, last), keep
+
+
+def static_dropout_edge(
+    context: BatchContext,
+    edge_index: Tensor,
+    p: float = 0.5,
+    force_undirected: bool = False,
+    training: bool = True,
+) -> tuple[Tensor, Tensor]:
+    if not training or p == 0.0:
+        keep = torch.ones_like(edge_index[0], dtype=torch.bool)
+        return edge_index, keep.as_subclass(_DropMask)
+    dropped, keep = _drop(context, edge_index, p, force_undirected)
+    return dropped, keep.as_subclass(_DropMask)
+
+
+def static_dropout_adj(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    p: float = 0.5,
+    force_undirected: bool = False,
+    num_nodes: int | None = None,
+    training: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    if not training or p == 0.0:
+        return edge_index, edge_attr
+    return _drop(context, edge_index, p, force_undirected)[0], edge_attr
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """PyG's edge dropout and its equal of fixed shape."""
-
-    def drop(edge_index: Tensor, p: float, undirected: bool) -> tuple[Tensor, Tensor]:
-        if undirected:
-            raise NotStatic(
-                "dropout_edge(force_undirected=True) reorders edges by what was drawn, so their "
-                "attributes can only be matched by reading it: use force_undirected=False"
-            )
-        keep = torch.rand(edge_index.size(1), device=edge_index.device) >= p
-        last = context.num_nodes_for(edge_index) - 1
-        return torch.where(keep, edge_index, last), keep
-
-    def static_dropout_edge(
-        edge_index: Tensor, p: float = 0.5, force_undirected: bool = False, training: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        if not training or p == 0.0:
-            keep = torch.ones_like(edge_index[0], dtype=torch.bool)
-            return edge_index, keep.as_subclass(_DropMask)
-        dropped, keep = drop(edge_index, p, force_undirected)
-        return dropped, keep.as_subclass(_DropMask)
-
-    def static_dropout_adj(
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        p: float = 0.5,
-        force_undirected: bool = False,
-        num_nodes: int | None = None,
-        training: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
-        if not training or p == 0.0:
-            return edge_index, edge_attr
-        return drop(edge_index, p, force_undirected)[0], edge_attr
-
     return {dropout_edge: static_dropout_edge, dropout_adj: static_dropout_adj}

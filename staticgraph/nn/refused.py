@@ -77,7 +77,7 @@ def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def _refusing(name: str, reason: str, remedy: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(context: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotStatic(f"{name} has no static form, since {reason}: {remedy}")
 
     return refuse

@@ -21,24 +21,56 @@ from torch_geometric.nn import (
     HypergraphConv,
     MFConv,
     RGATConv,
+    RGCNConv,
 )
 from torch_geometric.nn.conv.rgcn_conv import masked_edge_index
-from torch_geometric.utils import add_self_loops, degree, remove_self_loops
+from torch_geometric.utils import degree
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context import BatchContext
-from staticgraph.nn.self_loops import static_functions as loop_functions
+from staticgraph.nn.dispatch import stock
+from staticgraph.nn.self_loops import static_add_self_loops, static_remove_self_loops
+
+_stock_masked_edge_index = stock(masked_edge_index)
+_stock_rgcn = stock(RGCNConv.forward)
 
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """PyG's choice of edges and its equal of fixed shape."""
+def static_masked_edge_index(context: BatchContext, edge_index: Any, edge_mask: Tensor) -> Any:
+    if not isinstance(edge_index, Tensor):
+        return _stock_masked_edge_index(edge_index, edge_mask)
+    return torch.where(edge_mask, edge_index, context.num_nodes_for(edge_index) - 1)
 
-    def static_masked_edge_index(edge_index: Any, edge_mask: Tensor) -> Any:
-        if not isinstance(edge_index, Tensor):
-            return masked_edge_index(edge_index, edge_mask)
-        return torch.where(edge_mask, edge_index, context.num_nodes_for(edge_index) - 1)
 
-    return {masked_edge_index: static_masked_edge_index}
+def static_rgcn(
+    context: BatchContext, self: RGCNConv, x: Any, edge_index: Any, edge_type: Any = None
+) -> Tensor:
+    """``RGCNConv.forward``, relation by relation; PyG's counts the edges of each on the host to
+    choose between that and one kernel over all."""
+    if self.num_blocks is not None or not isinstance(edge_index, Tensor):
+        return _stock_rgcn(self, x, edge_index, edge_type)
+    source = x[0] if isinstance(x, tuple) else x
+    if source is None:
+        source = torch.arange(self.in_channels_l, device=self.weight.device)
+    target = x[1] if isinstance(x, tuple) else source
+    weight = self.weight
+    if self.num_bases is not None:
+        weight = (self.comp @ weight.flatten(1)).view(self.num_relations, -1, self.out_channels)
+    out = torch.zeros(len(target), self.out_channels, device=target.device)
+    for relation in range(self.num_relations):
+        edges = static_masked_edge_index(context, edge_index, edge_type == relation)
+        given = {"edge_type_ptr": None, "size": (len(source), len(target))}
+        if target.is_floating_point():
+            out = out + self.propagate(edges, x=source, **given) @ weight[relation]
+        else:  # numbers of nodes: the weights are an embedding
+            out = out + self.propagate(edges, x=weight[relation, source], **given)
+    if self.root is not None:
+        out = out + (target @ self.root if target.is_floating_point() else self.root[target])
+    return out if self.bias is None else out + self.bias
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """PyG's choice of edges, and of a kernel, and their equals of fixed shape."""
+    return {masked_edge_index: static_masked_edge_index, RGCNConv.forward: static_rgcn}
 
 
 class StaticMFConv(MFConv):
@@ -143,9 +175,8 @@ class StaticClusterGCNConv(ClusterGCNConv):
             return super().forward(x, edge_index)
         nodes = x.size(self.node_dim)
         if self.add_self_loops:
-            loops = loop_functions(context)
-            edge_index, _ = loops[remove_self_loops](edge_index)
-            edge_index, _ = loops[add_self_loops](edge_index, num_nodes=nodes)
+            edge_index, _ = static_remove_self_loops(context, edge_index)
+            edge_index, _ = static_add_self_loops(context, edge_index, num_nodes=nodes)
         row, col = edge_index
         inverse = 1.0 / degree(col, nodes).clamp(min=1.0)
         weight = inverse[col]

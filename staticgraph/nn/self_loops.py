@@ -27,65 +27,85 @@ from torch_geometric.utils import (
 from torch_geometric.utils.loop import compute_loop_attr
 
 from staticgraph.nn.context import BatchContext, Rows
+from staticgraph.nn.dispatch import stock
 
 Edges = tuple[Tensor, Tensor | None]
 WITHOUT = "edges without self-loops"
 WITH = "edges and a self-loop a node"
 
+_stock_remove_self_loops = stock(remove_self_loops)
+_stock_add_self_loops = stock(add_self_loops)
+_stock_add_remaining_self_loops = stock(add_remaining_self_loops)
+_stock_get_laplacian = stock(get_laplacian)
+_stock_gcn_norm = stock(gcn_norm)
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
+
+def static_remove_self_loops(
+    context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None = None
+) -> Edges:
+    if not _is_plain(edge_index):
+        return _stock_remove_self_loops(edge_index, edge_attr)
+    return without_self_loops(context, edge_index, edge_attr)
+
+
+def static_add_self_loops(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: Any = None,
+) -> Edges:
+    if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
+        own: Callable[..., Edges] = _stock_add_self_loops
+        return own(edge_index, edge_attr, fill_value, num_nodes)
+    nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
+    added = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
+    _register_loops(context, context.find_rows(edge_index.size(1)), added[0], nodes)
+    return added
+
+
+def static_add_remaining_self_loops(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: int | None = None,
+) -> Edges:
+    if not _is_plain(edge_index):
+        return _stock_add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
+    return with_remaining_self_loops(context, edge_index, edge_attr, fill_value, nodes)
+
+
+def static_get_laplacian(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    normalization: str | None = None,
+    dtype: torch.dtype | None = None,
+    num_nodes: int | None = None,
+) -> Edges:
+    if edge_weight is None:  # ones now, so that removed loops get weight zero and not one
+        edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+    return _stock_get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+
+
+def static_gcn_norm(
+    context: BatchContext,
+    edge_index: Any,
+    edge_weight: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    rows = context.find_rows(edge_index.size(1)) if _is_plain(edge_index) else None
+    if edge_weight is not None and rows is not None:
+        # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.
+        edge_weight = torch.where(rows.mask, edge_weight, 1)
+    return _stock_gcn_norm(edge_index, edge_weight, *args, **kwargs)
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """PyG's functions on self-loops and their equals of fixed shape."""
-
-    def static_remove_self_loops(edge_index: Tensor, edge_attr: Tensor | None = None) -> Edges:
-        if not _is_plain(edge_index):
-            return remove_self_loops(edge_index, edge_attr)
-        return without_self_loops(context, edge_index, edge_attr)
-
-    def static_add_self_loops(
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        fill_value: Any = None,
-        num_nodes: Any = None,
-    ) -> Edges:
-        if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
-            stock: Callable[..., Edges] = add_self_loops
-            return stock(edge_index, edge_attr, fill_value, num_nodes)
-        nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
-        added = add_self_loops(edge_index, edge_attr, fill_value, nodes)
-        _register_loops(context, context.find_rows(edge_index.size(1)), added[0], nodes)
-        return added
-
-    def static_add_remaining_self_loops(
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        fill_value: Any = None,
-        num_nodes: int | None = None,
-    ) -> Edges:
-        if not _is_plain(edge_index):
-            return add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-        nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
-        return with_remaining_self_loops(context, edge_index, edge_attr, fill_value, nodes)
-
-    def static_get_laplacian(
-        edge_index: Tensor,
-        edge_weight: Tensor | None = None,
-        normalization: str | None = None,
-        dtype: torch.dtype | None = None,
-        num_nodes: int | None = None,
-    ) -> Edges:
-        if edge_weight is None:  # ones now, so that removed loops get weight zero and not one
-            edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-        return get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
-
-    def static_gcn_norm(
-        edge_index: Any, edge_weight: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        rows = context.find_rows(edge_index.size(1)) if _is_plain(edge_index) else None
-        if edge_weight is not None and rows is not None:
-            # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.
-            edge_weight = torch.where(rows.mask, edge_weight, 1)
-        return gcn_norm(edge_index, edge_weight, *args, **kwargs)
-
     return {
         gcn_norm: static_gcn_norm,
         remove_self_loops: static_remove_self_loops,

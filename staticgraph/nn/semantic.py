@@ -18,20 +18,20 @@ from torch_geometric.nn.conv.han_conv import group
 from staticgraph.nn.context import BatchContext
 
 
-def static_functions(context: BatchContext) -> dict[Callable[..., Any], Callable[..., Any]]:
+def static_group(
+    context: BatchContext, xs: list[Tensor], q: nn.Parameter, k_lin: nn.Module
+) -> tuple[Tensor | None, Tensor | None]:
+    if not xs:
+        return None, None
+    mask = context.mask_of(xs[0])
+    out = torch.stack(xs)
+    keys = torch.where(mask[:, None], torch.tanh(k_lin(out)), 0)
+    # No node at all: PyG's mean is NaN, but then no row is there for it to stand in.
+    mean = keys.sum(1) / mask.sum().clamp(min=1)
+    weights = F.softmax((q * mean).sum(-1), dim=0)
+    return (weights.view(-1, 1, 1) * out).sum(0), weights
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
     """PyG's function and its equal that leaves padding out."""
-
-    def static_group(
-        xs: list[Tensor], q: nn.Parameter, k_lin: nn.Module
-    ) -> tuple[Tensor | None, Tensor | None]:
-        if not xs:
-            return None, None
-        mask = context.mask_of(xs[0])
-        out = torch.stack(xs)
-        keys = torch.where(mask[:, None], torch.tanh(k_lin(out)), 0)
-        # No node at all: PyG's mean is NaN, but then no row is there for it to stand in.
-        mean = keys.sum(1) / mask.sum().clamp(min=1)
-        weights = F.softmax((q * mean).sum(-1), dim=0)
-        return (weights.view(-1, 1, 1) * out).sum(0), weights
-
     return {group: static_group}

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
-from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.present import Restored
 from staticgraph.running.arguments import Forward
 from staticgraph.running.example_batch import poisoned
 
@@ -129,12 +129,9 @@ def _static_side(
     model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
     context = context_of(model)
     unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
-    with StaticCalls(model, context):
+    with Restored():
         context.enter(unknown)
-        try:
-            return _Side(model, forward(model, unknown.replace()), context)
-        finally:
-            context.leave()
+        return _Side(model, forward(model, unknown.replace()), context)
 
 
 def _real_rows(tensor: Tensor, context: BatchContext | None) -> Tensor:

@@ -7,6 +7,7 @@ limit's default would otherwise drop to eager in silence at the ninth bucket.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,14 +56,21 @@ class CompileCounts:
         self.skipped += now[3] - before[3]
 
 
+# torch compiles one function at a time, and its counters and settings are the process's.
+_COMPILING = threading.RLock()
+
+
 class _StaticInductor:
-    """Inductor in one of torch's modes, for graphs whose every shape is a number."""
+    """Inductor in one of torch's modes, for graphs whose every shape is a number; once."""
 
     def __init__(self, mode: str, name: str) -> None:
         self._inductor = torch._TorchCompileInductorWrapper(mode, None, False)
         self._name = name
+        self.done = False
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if self.done:
+            raise NotStatic(f"{self._name} is compiled")
         if found := obstacles(graph):
             raise NotStatic(
                 f"{self._name} has shapes or numbers that depend on data:\n"
@@ -98,9 +106,8 @@ class CompiledFunction:
             function.__defaults__,
             function.__closure__,
         )
-        self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode.inductor, name)
-        )
+        self._inductor = _StaticInductor(mode.inductor, name)
+        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._inductor)
         self._device = device
         self._name = name
         self._warm = False
@@ -110,7 +117,10 @@ class CompiledFunction:
     def __call__(self, *tensors: Tensor) -> Any:
         if self._recording:
             torch.compiler.cudagraph_mark_step_begin()
-        return self._again(tensors) if self._warm else self._first(tensors)
+        if self._warm:
+            return self._again(tensors)
+        with _COMPILING:
+            return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
         before, started = self.counts.snapshot(self._device), time.perf_counter()
@@ -128,22 +138,30 @@ class CompiledFunction:
                 + f"{error}\n"
                 "Give the operation a static form, or use mode='eager'"
             ) from error
-        self._warm = True
+        self._warm = self._inductor.done = True
         self.counts.seconds += time.perf_counter() - started
         self.counts.add_since(before, self._device)
         return result
 
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
         try:
-            with torch.compiler.set_stance("fail_on_recompile"):
-                return self._call(*tensors)
-        except RuntimeError as error:
-            if "fail_on_recompile" not in str(error):
-                raise
+            return self._call(*tensors)
+        except TorchDynamoException as error:  # only compiling raises it
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "
-                f"compiled for has changed:\n{error}"
+                f"compiled for has changed:\n{self._changed(tensors) or error}"
             ) from error
+
+    def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:
+        """The guard that failed, in torch's words. Its stance is the process's, so it is set for
+        this question alone, and not around every call."""
+        with _COMPILING:
+            try:
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    self._call(*tensors)
+            except RuntimeError as error:
+                return str(error)
+        return None
 
 
 def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from staticgraph.batch import StaticBatch
+from staticgraph.nn.present import Restored
 from staticgraph.running.compiled import CompileCounts, CompiledFunction
 from staticgraph.running.computation import Computation
 from staticgraph.running.modes import Mode
@@ -59,7 +60,8 @@ class CompiledSteps:
 
     def run(self, phase: str, batch: StaticBatch) -> Any:
         """The phase's result for a batch; see :class:`CompiledFunction` for what it raises."""
-        return self.of(phase, batch)(*batch.tensors().values())
+        with Restored(nothing=True):  # its guards say that no forward runs around it
+            return self.of(phase, batch)(*batch.tensors().values())
 
     def of(self, phase: str, batch: StaticBatch) -> CompiledFunction:
         """The function of a batch's key under the present flags; warns where it is made late."""

@@ -1,13 +1,15 @@
 """What a key computes: the forward of a model, or the forward and the mean loss, of one batch.
 
 The same function runs in eager, is compiled, and is recorded. While it runs, the model's converted
-layers see the batch and PyG's functions have their fixed shapes; before and after, neither.
+layers see the batch and PyG's functions have their fixed shapes, in its thread alone; before and
+after, neither. A backward that runs parts of the forward again (activation checkpointing) runs them
+as they were, in whichever thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,10 +17,11 @@ from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.present import Restored, remember
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
+from staticgraph.running.comparison import tensors_in
 from staticgraph.running.losses import check_not_broadcast, masked_mean, without_missing
 from staticgraph.running.padding import sanitized, zero_padding
 
@@ -59,22 +62,15 @@ class Computation:
         for path, why in caching_layers(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
-        self._static_calls = StaticCalls(model, self._context)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside, PyG's listed functions are the static ones; afterwards no batch is bound."""
-        with self._static_calls:
-            try:
-                yield
-            finally:
-                self._context.leave()
+    def active(self) -> Restored:
+        """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
+        return Restored()
 
     def run(self, phase: str, batch: StaticBatch, keep: bool = False) -> Any:
         """The output for phase ``forward``, the mean loss for ``step``.
 
-        With ``keep`` the layers go on seeing the batch until :meth:`active` ends: a backward that
-        runs parts of the forward again (activation checkpointing) then runs them as they were.
+        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
         """
         if self._sanitize:
             batch = sanitized(batch)
@@ -90,6 +86,8 @@ class Computation:
             seen = batch.replace()  # what the model sets on its batch ends with this forward
             out = zero_padding(self._output(seen), batch)
             result = out if phase == "forward" else self.mean_loss(out, seen)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            remember(tensors_in(result))
         if not keep:
             self._context.leave()
         return result

@@ -21,10 +21,10 @@ from torch import Tensor
 from staticgraph.batch import StaticBatch
 from staticgraph.buckets import BucketPlan
 from staticgraph.errors import NotStatic
-from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
+from staticgraph.nn.present import Restored
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
@@ -105,14 +105,13 @@ class _Preflight:
 
     # ------------------------------------------------------------------ the runs
 
-    def _copy(self) -> tuple[torch.nn.Module, BatchContext, StaticCalls]:
+    def _copy(self) -> tuple[torch.nn.Module, BatchContext]:
         model = _copied(self._stock)
-        context = context_of(model)
-        return model, context, StaticCalls(model, context)
+        return model, context_of(model)
 
     def _watched(self) -> tuple[list[str], bool]:
         """Runs once under watch; the paths of the modules that ran, and whether one raised."""
-        model, context, calls = self._copy()
+        model, context = self._copy()
         watch, ran, stopped = Watch(), [], False
         stack: list[str] = []
 
@@ -132,7 +131,7 @@ class _Preflight:
             module.register_forward_pre_hook(enter(path))
             module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
-        with calls, torch.enable_grad():
+        with Restored(), torch.enable_grad():
             context.enter(unknown)
             try:
                 with watch.running():
@@ -143,8 +142,6 @@ class _Preflight:
                 stopped = True
             else:
                 self._obstacles += watch.obstacles
-            finally:
-                context.leave()
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
         layers = {p for p, m in self._stock.named_modules() if _is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
@@ -175,7 +172,7 @@ class _Preflight:
             )
 
     def _traced(self) -> int:
-        model, context, calls = self._copy()
+        model, context = self._copy()
 
         def compute(batch: StaticBatch) -> Any:
             context.enter(batch)
@@ -183,11 +180,8 @@ class _Preflight:
             context.leave()
             return out
 
-        with calls:
-            try:
-                trace = trace_step(compute, self._batch)
-            finally:
-                context.leave()
+        with Restored(nothing=True):
+            trace = trace_step(compute, self._batch)
         known = {obstacle.where for obstacle in self._obstacles}
         self._obstacles += [o for o in trace.obstacles if o.where not in known]
         if trace.error is not None and not self._obstacles:
@@ -226,7 +220,7 @@ class _Preflight:
 
     def _outputs(self, batch: StaticBatch) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
         """Real rows of what went into and came out of each module, its first call."""
-        model, context, calls = self._copy()
+        model, context = self._copy()
         seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 
         def note(path: str) -> Any:
@@ -239,12 +233,9 @@ class _Preflight:
         for path, module in model.named_modules():
             module.register_forward_hook(note(path))
         torch.manual_seed(0)
-        with calls, torch.enable_grad():  # a model of forces differentiates
+        with Restored(), torch.enable_grad():  # a model of forces differentiates
             context.enter(batch)
-            try:
-                self._forward(model, batch.replace())
-            finally:
-                context.leave()
+            self._forward(model, batch.replace())
         return seen
 
     def _compared(self) -> tuple[float | None, str]:

@@ -193,7 +193,11 @@ class RecordedSteps:
         assert self._recorder is not None
         if self._recorder.compiles:
             return lambda inputs: self._compiled.run(key.phase, inputs)
-        return lambda inputs: self._computation.run(key.phase, inputs)
+        return lambda inputs: self._in_eager(key.phase, inputs)
+
+    def _in_eager(self, phase: str, batch: StaticBatch) -> Any:
+        with self._computation.active():
+            return self._computation.run(phase, batch)
 
     def freeze(self) -> None:
         """From now on nothing is recorded."""
@@ -241,9 +245,9 @@ class RecordedSteps:
         self.misses[key] = self.misses.get(key, 0) + 1
         if key.phase == "forward":
             with torch.no_grad():
-                return self._computation.run(key.phase, batch)
+                return self._in_eager(key.phase, batch)
         self._update.zero_grad()
-        loss = self._computation.run(key.phase, batch)
+        loss = self._in_eager(key.phase, batch)
         loss.backward()
         if self.scope == "step":
             self._update()

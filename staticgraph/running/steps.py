@@ -136,12 +136,12 @@ class Steps:
         if phase == "forward" and not self._model.training and not torch.is_grad_enabled():
             role = "eval"
         way = way or self.way_of(batch.bucket, role)
-        with self._computation.active():
-            if way == "eager":
-                return self._computation.run(phase, batch)
-            if way == OWN and self.records(role):
-                return self._recordings(batch.layout.schema).run(phase, batch)
+        if way == OWN and self.records(role):
+            return self._recordings(batch.layout.schema).run(phase, batch)
+        if way != "eager":
             return self.compiled.run(phase, batch)
+        with self._computation.active():
+            return self._computation.run(phase, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward, update.
@@ -215,8 +215,7 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(role):
-            with self._computation.active():
-                self._recordings(schema).record(bucket, phase)
+            self._recordings(schema).record(bucket, phase)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         for _ in range(RECORDING_RUNS if self.mode.recording else 1):

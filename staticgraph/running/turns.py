@@ -1,0 +1,176 @@
+"""One step of a model at a time, whoever asks for it, in whatever thread.
+
+The problem: training flags, gradients, statistics and recordings belong to the modules, not to a
+thread. An evaluation that puts a model into evaluation mode while another thread trains it gives
+both wrong numbers, and BatchNorm's running statistics keep them for good. So what runs a model
+takes its turn: one lock a model, shared by all runners whose models share a module, held while a
+step or a forward of one batch lasts. Plain PyG takes no turn and never waits; nor do runners of
+other models.
+
+Within one thread turns nest (a teacher runs inside a student's forward, a model may evaluate itself
+inside its loss), but for what would change parameters, or a recording, under a forward that is
+still going on: that is refused. So are turns that wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Final
+
+import torch
+
+from staticgraph.errors import NotStatic
+
+_MODULES: weakref.WeakKeyDictionary[torch.nn.Module, _Lock] = weakref.WeakKeyDictionary()
+_NUMBERS = itertools.count()
+_BOOKS = threading.Lock()
+_WAITING: dict[int, _Lock] = {}  # by thread
+
+
+class _Lock:
+    """Of the modules of one model."""
+
+    __slots__ = ("__weakref__", "closed", "depth", "lock", "number", "owner", "running")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.number = next(_NUMBERS)
+        self.owner: int | None = None
+        self.depth = 0  # how often the owner has it
+        self.running = 0  # forwards that go on, one inside the other
+        self.closed: str | None = None
+
+
+class _Turn:
+    """A ``with`` block; see :class:`Turns`."""
+
+    __slots__ = ("_closes", "_counts", "_locks", "_name", "_nests")
+
+    def __init__(
+        self,
+        locks: tuple[_Lock, ...],
+        name: str,
+        *,
+        counts: bool = True,
+        nests: bool = True,
+        closes: bool = False,
+    ) -> None:
+        self._locks = locks
+        self._name = name
+        self._counts = counts
+        self._nests = nests
+        self._closes = closes
+
+    def __enter__(self) -> None:
+        check_not_traced(self._name)
+        me = threading.get_ident()
+        taken = 0
+        try:
+            for lock in self._locks:
+                if not lock.lock.acquire(blocking=False):
+                    _wait(lock, me, self._name)
+                taken += 1
+                lock.owner = me
+                lock.depth += 1
+                self._check(lock)
+        except BaseException:
+            for lock in self._locks[:taken]:
+                _give(lock)
+            raise
+        for lock in self._locks:
+            lock.running += self._counts
+            if self._closes:
+                lock.closed = self._name
+
+    def __exit__(self, *exc: object) -> None:
+        for lock in self._locks:
+            lock.running -= self._counts
+            if self._closes:
+                lock.closed = None
+            _give(lock)
+
+    def _check(self, lock: _Lock) -> None:
+        if lock.closed and (self._counts or self._closes):
+            raise RuntimeError(
+                f"{self._name} of a model inside its own {lock.closed}, which compiles and "
+                "records it: call it from outside of the model's forward and loss"
+            )
+        if lock.running and not self._nests:
+            raise RuntimeError(
+                f"{self._name} of a model inside a forward of its own, whose parameters it would "
+                "change before the backward has read them: call it after the forward is over"
+            )
+
+
+class Turns:
+    """The turns of one runner.
+
+    Args:
+        model: its modules, and those of any other runner's model among them, take turns.
+
+    Attributes:
+        forward: a forward of one batch; may stand inside another.
+        step: a training step; may not stand inside a forward of the same model.
+        warmup: compiling and recording; nothing of the model may run inside but by itself.
+        whole: several of these in a row, as one.
+    """
+
+    __slots__ = ("forward", "step", "warmup", "whole")
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        locks = _locks_of(model)
+        self.forward: Final = _Turn(locks, "a forward")
+        self.step: Final = _Turn(locks, "step()", nests=False)
+        self.warmup: Final = _Turn(locks, "warmup()", counts=False, nests=False, closes=True)
+        self.whole: Final = _Turn(locks, "several steps", counts=False)
+
+
+def check_not_traced(name: str) -> None:
+    """Refuses a runner's work inside a step that torch.compile traces.
+
+    Raises:
+        NotStatic: it would become a part of that step.
+    """
+    if torch.compiler.is_compiling():
+        raise NotStatic(
+            f"{name} of a runner stands inside a compiled step: a step in eager can hold another "
+            "runner; in a compiled one call the other model itself, model(...), or compute its "
+            "output before the step and pass it in as a field of the batch"
+        )
+
+
+def _locks_of(model: torch.nn.Module) -> tuple[_Lock, ...]:
+    """The locks that its modules have, in an order that is the same for all; one for the rest."""
+    with _BOOKS:
+        modules = list(model.modules())
+        found = {lock for module in modules if (lock := _MODULES.get(module)) is not None}
+        locks = sorted(found or {_Lock()}, key=lambda lock: lock.number)
+        for module in modules:
+            _MODULES.setdefault(module, locks[0])
+        return tuple(locks)
+
+
+def _wait(lock: _Lock, me: int, name: str) -> None:
+    """Takes a lock that another thread has."""
+    with _BOOKS:
+        _WAITING[me] = wanted = lock
+        while (owner := wanted.owner) is not None and owner != me and owner in _WAITING:
+            wanted = _WAITING[owner]
+        if owner == me:
+            del _WAITING[me]
+            raise RuntimeError(
+                f"{name} waits for a model that another thread runs, which waits for one that "
+                "this thread runs: of two models that run inside each other, run one at a time"
+            )
+    lock.lock.acquire()
+    with _BOOKS:
+        del _WAITING[me]
+
+
+def _give(lock: _Lock) -> None:
+    lock.depth -= 1
+    if not lock.depth:
+        lock.owner = None
+    lock.lock.release()
