@@ -226,8 +226,8 @@ class StaticBatch:
             )
         elif name.startswith(PRIVATE):
             raise AttributeError(
-                f"{name!r}: a static batch keeps names with {PRIVATE!r} in front for itself; choose "
-                "another name"
+                f"{name!r}: a static batch keeps names that begin with {PRIVATE!r} for itself; "
+                "choose another name"
             )
         elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
             self._tensors = {**self._tensors, name: value}
@@ -330,8 +330,11 @@ class StaticBatch:
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """The same batch with some tensors exchanged; without any, an object of its own over the
         same memory, on which a model may set attributes."""
-        held = {**self._tensors, **tensors} if tensors else self._tensors
-        other = StaticBatch(self.layout, held, self.real, self._lease)
+        return self.with_tensors({**self._tensors, **tensors} if tensors else self._tensors)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
+        """The same batch over another mapping of its tensors, under the same names."""
+        other = StaticBatch(self.layout, tensors, self.real, self._lease)
         other._extra = self._extra
         return other
 

@@ -34,19 +34,15 @@ COUNTS = f"{PRIVATE}counts"
 # Names that a batch gives itself: arrays, sizes, attributes and methods, all in one list. A data
 # set that uses one of them for data of its own is refused, since the field could not be reached, or
 # would be read in place of what a layer or a kernel means.
-RESERVED = frozenset(
-    # arrays
-    "batch ptr edge_index row_ptr col_ptr transpose node_mask edge_mask graph_mask "
-    "graph_ids "
-    # sizes
-    "num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs "
-    "num_features num_node_features num_edge_features real real_counts "
-    # what a batch is, and where
-    "bucket capacity layout device buffer levels node_types edge_types node_masks edge_masks "
-    # what it does
-    "argument blank clone get keys level_of mask_of metadata of release replace tensors to "
-    "to_data_list unpad without_pointers".split()
-)
+_ARRAYS = """batch ptr edge_index row_ptr col_ptr transpose graph_ids
+    node_mask edge_mask graph_mask"""
+_SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs
+    num_features num_node_features num_edge_features real real_counts"""
+_IS = """bucket capacity layout device buffer levels node_types edge_types
+    node_masks edge_masks"""
+_DOES = """argument blank clone get keys level_of mask_of metadata of release replace tensors to
+    to_data_list unpad with_tensors without_pointers"""
+RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Of one type of nodes or edges, what ``batch["type"]`` gives itself.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
 # ``batch.x_dict`` collects the ``x`` of every type.

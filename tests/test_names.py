@@ -66,7 +66,7 @@ def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
     shared = [name for name in names if name not in own and not name.endswith("_ptr")]
     assert refused(shared, layout.schema.axes) == shared
     for name in set(names) - set(shared):
-        with pytest.raises(ValueError, match="appears twice|every batch has"):
+        with pytest.raises(ValueError, match=r"appears twice|every batch has"):
             sg.Schema((sg.Field(name, "graph", (), "float32"),), layout.schema.axes)
     batch = sg.StaticBatch.blank(layout)
     unseen = [name for name in names if name.startswith(PRIVATE)]
@@ -151,5 +151,5 @@ def test_a_type_s_field_is_named(hiv):
 
 def test_a_model_cannot_set_what_a_batch_keeps_for_itself():
     batch = sg.StaticBatch.blank(LAYOUTS["plain"])
-    with pytest.raises(AttributeError, match="_counts.*choose another name"):
+    with pytest.raises(AttributeError, match=r"_counts.*choose another name"):
         batch._counts = torch.zeros(3)

@@ -19,10 +19,8 @@ from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
-from staticgraph.running.losses import check_not_broadcast, masked_mean, without_missing
+from staticgraph.running.losses import Loss, mean_loss
 from staticgraph.running.padding import sanitized, zero_padding
-
-Loss = Callable[[Any, StaticBatch], Tensor]
 
 
 class Computation:
@@ -89,7 +87,7 @@ class Computation:
         with precision:
             seen = batch.replace()  # what the model sets on its batch ends with this forward
             out = zero_padding(self._output(seen), batch)
-            result = out if phase == "forward" else self.mean_loss(out, seen)
+            result = out if phase == "forward" else self.mean_loss(out, seen, batch)
         if not keep:
             self._context.leave()
         return result
@@ -127,12 +125,11 @@ class Computation:
 
         return function
 
-    def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
-        """The loss over the real rows of a batch, 0-dim."""
+    def mean_loss(self, out: Any, batch: StaticBatch, given: StaticBatch | None = None) -> Tensor:
+        """The loss over the real rows of a batch, 0-dim; ``given`` is the batch as the model got
+        it, where the model may have set other tensors."""
         assert self._loss is not None
-        values = self._loss(out, without_missing(batch))
-        check_not_broadcast(values, out)
-        return masked_mean(values, batch)
+        return mean_loss(self._loss, out, batch, given)
 
 
 def _detached(out: Any) -> Any:
