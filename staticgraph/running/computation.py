@@ -15,6 +15,7 @@ from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.nn.batch_norm import single_row
 from staticgraph.nn.call_sites import StaticCalls
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import caching_layers, unheard_hooks
@@ -24,10 +25,10 @@ from staticgraph.running.padding import sanitized, zero_padding
 from staticgraph.running.provenance import (
     Path,
     Provenance,
+    forgotten,
     level_in,
     run_elsewhere,
 )
-from staticgraph.running.training_state import untouched
 from staticgraph.schema import Level
 
 
@@ -88,7 +89,7 @@ class Computation:
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
             used = frozenset() if found is None else found.sizes
-            with self.active(), untouched(self._model), self._precision():
+            with self.active(), forgotten(self._model), self._precision():
                 found = run_elsewhere(
                     self._model,
                     lambda other: self._forward_of(other)[1],
@@ -102,8 +103,21 @@ class Computation:
         return found
 
     def assume_rows(self) -> None:
-        """No run of its own: a sole output is what its leading size says."""
-        self._known = {True: Provenance(), False: Provenance()}
+        """No run of its own: outputs are what their leading sizes say."""
+        self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+
+    def check_not_single(self, batch: StaticBatch) -> None:
+        """Refuses, before a compiled or recorded step, what a norm refuses in eager: one real row
+        to take statistics over.
+
+        Raises:
+            ValueError: a norm runs over a level of which the batch has one real row.
+        """
+        if batch.real is None:
+            return
+        for path, level in self.known(batch).norms:
+            if batch.real.of(level) == 1:
+                raise ValueError(single_row(f"{path}, over {level} rows"))
 
     def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
         """The level of each tensor of an output; see

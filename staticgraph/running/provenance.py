@@ -19,12 +19,14 @@ output is what its leading size says, and of several each must be named by ``row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -54,6 +56,7 @@ class Provenance:
         apart: sizes of the model's own that layers asked about, each with the layer.
         ran: whether the model ran over other sizes.
         sizes: those.
+        guessed: outputs are taken for what their leading sizes say.
     """
 
     levels: Mapping[Path, Level | None] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Provenance:
     apart: Mapping[int, str] = field(default_factory=dict)
     ran: bool = False
     sizes: frozenset[int] = frozenset()
+    guessed: bool = False
 
 
 def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any, Any]) -> Any:
@@ -92,7 +96,7 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any,
             levels[path] = _as_said(told[name_of(path)], path, value, batch)
         elif level is None or known.ran:
             levels[path] = level if known.levels.get(path) == level else None
-        elif len(found) > 1:
+        elif len(found) > 1 and not known.guessed:
             raise ValueError(
                 f"the model's output {name_of(path)!r} of shape {list(value.shape)} may be rows "
                 f"({level}) or the model's own, and the model does not run over a batch of other "
@@ -199,6 +203,24 @@ def run_elsewhere(
         ran=ran,
         sizes=frozenset(_sizes(capacity)),
     )
+
+
+@contextmanager
+def forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers and random states are afterwards what they were. Buffers are written only where they
+    changed, so that a graph of autograd that waits for its backward stays valid."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    devices = {
+        p.device.index for p in model.parameters() if p.is_cuda and p.device.index is not None
+    }
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
 
 
 def _noting(
