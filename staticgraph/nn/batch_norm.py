@@ -167,15 +167,16 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
         from_batch = self.training or self.running_mean is None
         if context.batch is None or not from_batch:
             return super().forward(input)
-        rows = context.rows_under(self, input)
-        if rows is None:
-            return super().forward(input)
         group = None
         if self.training and torch.distributed.is_initialized():
             group = self.process_group or torch.distributed.group.WORLD
-        if group is None:
-            check_not_single(input, context.real_rows(rows))
-        return masked_batch_norm(self, input, rows.mask, group)
+        if group is not None:  # other ranks have rows as well
+            return masked_batch_norm(self, input, context.mask_of(input), group)
+        rows = context.rows_under(self, input)
+        if rows is None:
+            return super().forward(input)
+        check_not_single(input, context.real_rows(rows))
+        return masked_batch_norm(self, input, rows.mask)
 
 
 class MaskedPygBatchNorm(BatchNorm):

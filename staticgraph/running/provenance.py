@@ -210,9 +210,7 @@ def forgotten(model: torch.nn.Module) -> Iterator[None]:
     """Buffers and random states are afterwards what they were. Buffers are written only where they
     changed, so that a graph of autograd that waits for its backward stays valid."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
-    devices = {
-        p.device.index for p in model.parameters() if p.is_cuda and p.device.index is not None
-    }
+    devices = {p.device for p in model.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield

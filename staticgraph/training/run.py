@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from staticgraph import datasets, models
 from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph.errors import NonFiniteLoss
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.nn import convert
@@ -117,11 +118,18 @@ class Training:
             self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
         self.runner.warmup(self.source, progress=self.progress)
         events = SummaryWriter(str(self.folder), purge_step=resumed_at)
+        diverged = None
         with events, Interrupt() as interrupt:
-            while self.loader.epoch < self.config.epochs:
-                self._train_epoch(events, interrupt)
-                self._finish_epoch(events)
-        return self._finish(resumed_at)
+            try:
+                while self.loader.epoch < self.config.epochs:
+                    self._train_epoch(events, interrupt)
+                    self._finish_epoch(events)
+            except NonFiniteLoss as error:
+                diverged = error
+        report = self._finish(resumed_at)  # of a diverged run, too: it says how it came to it
+        if diverged is not None:
+            raise diverged
+        return report
 
     # ------------------------------------------------------------------ training
 
@@ -142,7 +150,11 @@ class Training:
             for batch in self.loader:
                 real = batch.real
                 assert real is not None, "a loader knows what it filled in"
-                loss = self.runner.step(batch)
+                try:
+                    loss = self.runner.step(batch)
+                except NonFiniteLoss:
+                    self._read(unread, events, bar)
+                    raise
                 step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, 0.0)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
@@ -159,6 +171,7 @@ class Training:
                         f"staticgraph train --resume --out {self.folder}"
                     )
             self._read(unread, events, bar)
+            self.runner.check_finite()
         self.seconds, _ = self._elapsed(clock)
 
     def _elapsed(self, clock: float) -> tuple[float, float]:
