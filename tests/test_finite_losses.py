@@ -37,6 +37,11 @@ class Net(nn.Module):
         return global_add_pool(self.lin(x), batch, batch_size).squeeze(1)
 
 
+def adam(model):
+    lr = torch.tensor(1e-3)
+    return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=True)
+
+
 def runner_of(store, mode="eager", **options):
     torch.manual_seed(0)
     model = Net()
@@ -47,7 +52,7 @@ def runner_of(store, mode="eager", **options):
         CAPACITIES,
         mode,
         loss=lambda out, batch: (out - batch.y).square(),
-        optimizer=torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3), capturable=True),
+        optimizer=adam(model),
         **options,
     ).warmup(store, phases=("step",), progress=False)
 
@@ -113,7 +118,7 @@ def test_warming_up_leaves_no_flag(store):
         CAPACITIES[:1],
         "cuda-graph",
         loss=lambda out, batch: (out - batch.y).square() / batch.num_real_graphs,
-        optimizer=torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-3), capturable=True),
+        optimizer=adam(model),
         recorder=TapeRecorder,
     ).warmup(store, phases=("step",), progress=False)
     runner.step(batch_of(store, 0))

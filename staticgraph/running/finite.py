@@ -49,6 +49,11 @@ class FiniteLosses:
         # By bucket: whether a loss was not finite, and whose.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def watches(self) -> bool:
+        """Whether losses are looked at."""
+        return self._every > 0
+
     # ------------------------------------------------------------------ in a step
 
     def before_update(self, loss: Tensor, batch: StaticBatch) -> None:

@@ -250,7 +250,7 @@ class Steps:
                 scope=self.scope,
                 autocast=self._autocast,
                 on_miss=self._on_miss,
-                finite=self.finite,
+                finite=self.finite if self.finite.watches else None,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:
