@@ -17,11 +17,11 @@ from torch import Tensor
 
 from staticgraph.collate import RealCounts, fill
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import AXIS_ARRAYS, Level
+from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE, Level
 from staticgraph.sizes import Capacity
 from staticgraph.slots import Lease, SlotLayout
 from staticgraph.store import GraphStore
-from staticgraph.typed import SUFFIX, TypeView, axis_of, by_type, rows_by_type
+from staticgraph.typed import TypeView, axis_of, by_type, rows_by_type
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
@@ -130,17 +130,17 @@ class StaticBatch:
     @property
     def num_real_nodes(self) -> Tensor:
         """Real nodes, 0-dim int64 on the device."""
-        return self._tensors["counts"][0]
+        return self._tensors[COUNTS][0]
 
     @property
     def num_real_edges(self) -> Tensor:
         """Real edges, 0-dim int64 on the device."""
-        return self._tensors["counts"][1]
+        return self._tensors[COUNTS][1]
 
     @property
     def num_real_graphs(self) -> Tensor:
         """Real graphs, 0-dim int64 on the device."""
-        return self._tensors["counts"][2]
+        return self._tensors[COUNTS][2]
 
     @property
     def buffer(self) -> Tensor | None:
@@ -208,8 +208,8 @@ class StaticBatch:
         if self.layout.schema.hetero:
             if name == "num_nodes_dict":
                 return rows_by_type(self)
-            if name.endswith(SUFFIX):
-                return by_type(self, name.removesuffix(SUFFIX))
+            if name.endswith(DICT_SUFFIX):
+                return by_type(self, name.removesuffix(DICT_SUFFIX))
             return None
         field, _, part = name.rpartition("_")
         if part in AXIS_ARRAYS and field in self.layout.schema:
@@ -223,6 +223,11 @@ class StaticBatch:
             raise AttributeError(
                 f"{name!r} of a static batch follows from its bucket and cannot be set: choose "
                 "another name"
+            )
+        elif name.startswith(PRIVATE):
+            raise AttributeError(
+                f"{name!r}: a static batch keeps names that begin with {PRIVATE!r} for itself; "
+                "choose another name"
             )
         elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
             self._tensors = {**self._tensors, name: value}
@@ -248,10 +253,10 @@ class StaticBatch:
 
     def keys(self) -> list[str]:
         """The names of the tensors, and of what was set."""
-        return [name for name in (*self._tensors, *self._extra) if name != "counts"]
+        return [name for name in (*self._tensors, *self._extra) if name != COUNTS]
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name, ``counts`` included, in the layout's order."""
+        """All tensors by name, the counts of real rows included, in the layout's order."""
         self._check_lease()
         return self._tensors
 
@@ -325,8 +330,11 @@ class StaticBatch:
     def replace(self, **tensors: Tensor) -> StaticBatch:
         """The same batch with some tensors exchanged; without any, an object of its own over the
         same memory, on which a model may set attributes."""
-        held = {**self._tensors, **tensors} if tensors else self._tensors
-        other = StaticBatch(self.layout, held, self.real, self._lease)
+        return self.with_tensors({**self._tensors, **tensors} if tensors else self._tensors)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
+        """The same batch over another mapping of its tensors, under the same names."""
+        other = StaticBatch(self.layout, tensors, self.real, self._lease)
         other._extra = self._extra
         return other
 
@@ -395,7 +403,7 @@ class StaticBatch:
         return self.real
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, self._tensors[name]) for name in self._tensors if name != "counts")
+        return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
 
     def __repr__(self) -> str:
         real = "" if self.real is None else f", real={tuple(self.real)}"

@@ -22,7 +22,7 @@ import numpy as np
 
 from staticgraph.collate_axes import fill_axes, fill_index, stand_apart
 from staticgraph.errors import GraphTooLarge
-from staticgraph.schema import Schema
+from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes import Capacity, IntArray
 from staticgraph.slots import SlotLayout
 from staticgraph.store import Array, GraphStore
@@ -82,9 +82,9 @@ def fill(
             schema.positions_of("node") is not None,
         )
     fill_axes(store, ids, layout, arrays)
-    arrays["counts"][:3] = real[:3]
+    arrays[COUNTS][:3] = real[:3]
     for place, (_, rows) in enumerate(real.extra, start=3):
-        arrays["counts"][place] = rows
+        arrays[COUNTS][place] = rows
     if layout.pointers:
         _pointers(
             ids,

@@ -56,6 +56,18 @@ class NotStatic(RuntimeError):
     """A step cannot run in fixed shapes; the message names the operation or the guard."""
 
 
+class NonFiniteLoss(ArithmeticError):
+    """A training step's loss is NaN or infinite.
+
+    Attributes:
+        graphs: positions in the store of the batch's graphs.
+    """
+
+    def __init__(self, message: str, graphs: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.graphs = graphs
+
+
 class BudgetExceeded(RuntimeError):
     """A plan needs more memory than its cap allows.
 

@@ -11,7 +11,7 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,9 @@ from staticgraph.running.choice import Choice
 from staticgraph.running.choosing import Choosing, Trials, to_measure, trial_batch
 from staticgraph.running.compiled import skipped_recordings_of
 from staticgraph.running.computation import Computation, Loss
+from staticgraph.running.finite import EVERY
 from staticgraph.running.modes import resolve
+from staticgraph.running.provenance import name_of
 from staticgraph.running.recorded import OnMiss, Scope
 from staticgraph.running.recorder import CudaGraphRecorder, Recorder
 from staticgraph.running.statistics import BucketStatistics
@@ -90,6 +92,10 @@ class StaticGraphRunner:
         memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
         differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
+        rows: what the rows of an output are, by its key or place, where that cannot be known from
+            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        check_finite: read every so many training steps whether all losses were finite, and at
+            :meth:`check_finite`; on the CPU each loss is read. 0 leaves them unchecked.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not
@@ -122,6 +128,8 @@ class StaticGraphRunner:
         differentiable: Sequence[str] = (),
         budget: MemoryBudget | None = None,
         memory: MemoryModel | None = None,
+        rows: Mapping[Any, str | None] | None = None,
+        check_finite: int = EVERY,
     ) -> None:
         _check_given(model, loss, optimizer)
         self.model = model
@@ -135,7 +143,7 @@ class StaticGraphRunner:
         self._choosing = to_measure(choosing, self.device, can_record) if mode == "auto" else None
         self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
         self._computation = Computation(
-            model, forward, loss, autocast, self.device, sanitize, differentiable
+            model, forward, loss, autocast, self.device, sanitize, differentiable, rows
         )
         self._turns = Turns(model)
         self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
@@ -152,6 +160,7 @@ class StaticGraphRunner:
             on_miss,
             self._precision,
             self._pointers,
+            check_finite,
         )
         self._choices: tuple[Choice, ...] = ()
         self._notes: list[str] = []
@@ -185,13 +194,24 @@ class StaticGraphRunner:
         Raises:
             ValueError: no loss or no optimizer was given, or the loss is a scalar.
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
+            NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
         with self._turns.step:
             batch = self._own(batch, "step")
             with self._statistics[batch.bucket].timed():
-                return self._steps.train(batch)
+                loss = self._steps.train(batch)
+            self._steps.finite.count()
+        return loss
+
+    def check_finite(self) -> None:
+        """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
+
+        Raises:
+            NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
+        """
+        self._steps.finite.check()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
@@ -251,7 +271,7 @@ class StaticGraphRunner:
         predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
         for batch in loader:
             with self._turns.forward, evaluating(self.model):
-                predictions.add(batch, self._run("forward", batch))
+                predictions.add(batch, self._rows(batch))
         return predictions.in_order()
 
     # ------------------------------------------------------------------ warming up
@@ -340,6 +360,7 @@ class StaticGraphRunner:
             cold_s = self._warmup_s if self._cold_s is None else self._cold_s
             warm_start.save(cache, self.device, cold_s)
         self._steps.finish()
+        self._steps.finite.clear()  # what was warmed up with is no data
         return self
 
     def close(self) -> None:
@@ -405,6 +426,19 @@ class StaticGraphRunner:
 
     def _run(self, phase: str, batch: StaticBatch) -> Any:
         return self._steps.run(phase, self._own(batch, phase))
+
+    def _rows(self, batch: StaticBatch) -> Any:
+        """The output, each tensor of which must be rows of the batch."""
+        out = self._run("forward", batch)
+        for path, level in self._computation.levels(out, batch).items():
+            if level is None:
+                raise ValueError(
+                    f"predict() gives each graph its rows, and the model's output"
+                    f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "
+                    "out with forward=lambda model, batch: ..., or say what its rows are with "
+                    "rows={...}"
+                )
+        return out
 
     def _own(self, batch: StaticBatch, phase: str) -> StaticBatch:
         """A batch as this runner's steps take it, counted; refused where it is another plan's."""

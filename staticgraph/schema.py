@@ -25,30 +25,28 @@ AxisKind = Literal["rows", "node", "edge"]
 AXIS_ARRAYS = ("mask", "batch", "ptr")
 POSITIONS = "pos"
 
-# Names that a batch gives itself; a data set that uses one of them for data of its own is refused.
-RESERVED = frozenset(
-    {
-        "batch",
-        "ptr",
-        "edge_index",
-        "row_ptr",
-        "col_ptr",
-        "transpose",
-        "node_mask",
-        "edge_mask",
-        "graph_mask",
-        "graph_ids",
-        "bucket",
-        "capacity",
-        "num_nodes",
-        "num_edges",
-        "num_graphs",
-        "batch_size",
-        "num_real_nodes",
-        "num_real_edges",
-        "num_real_graphs",
-    }
-)
+# Arrays that a batch keeps for itself have names that begin so, which no field's name does: they
+# stand beside the fields and can never be taken for one.
+PRIVATE = "_"
+# The real rows of each component, ``[3 + axes]`` int64.
+COUNTS = f"{PRIVATE}counts"
+
+# Names that a batch gives itself: arrays, sizes, attributes and methods, all in one list. A data
+# set that uses one of them for data of its own is refused, since the field could not be reached, or
+# would be read in place of what a layer or a kernel means.
+_ARRAYS = """batch ptr edge_index row_ptr col_ptr transpose graph_ids
+    node_mask edge_mask graph_mask"""
+_SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs
+    num_features num_node_features num_edge_features real real_counts"""
+_IS = """bucket capacity layout device buffer levels node_types edge_types
+    node_masks edge_masks"""
+_DOES = """argument blank clone get keys level_of mask_of metadata of release replace tensors to
+    to_data_list unpad with_tensors without_pointers"""
+RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
+# Of one type of nodes or edges, what ``batch["type"]`` gives itself.
+RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
+# ``batch.x_dict`` collects the ``x`` of every type.
+DICT_SUFFIX = "_dict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +148,23 @@ class Schema:
             names += [f"{axis.name}_{part}" for part in AXIS_ARRAYS]
         if len(set(names)) < len(names):
             raise ValueError(f"a field appears twice in {names}")
-        taken = sorted(RESERVED & set(names))
+        taken = sorted(name for name in names if self._is_taken(name))
         if taken:
             raise ValueError(
-                f"{', '.join(map(repr, taken))}: every batch has an attribute of this name; "
-                "rename the field, or leave it out with exclude=[...]"
+                f"{', '.join(map(repr, taken))}: every batch has an attribute of this name, or "
+                "keeps such names for itself; rename the field, or leave it out with "
+                "exclude=[...]"
             )
+
+    def _is_taken(self, name: str) -> bool:
+        """Whether a batch means something else by the name of a field or of an axis's array."""
+        if name in RESERVED or name.startswith(PRIVATE):
+            return True
+        for axis in self.axes:
+            if axis.type and name.startswith(f"{axis.name}."):
+                own = name.removeprefix(f"{axis.name}.")
+                return own in RESERVED_OF_TYPE or own.startswith(PRIVATE)
+        return self.hetero and name.endswith(DICT_SUFFIX)
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import PlanMismatch, SlotsExhausted
-from staticgraph.schema import Schema
+from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes import Capacity
 from staticgraph.store import Array
 
@@ -49,11 +49,11 @@ class SlotLayout:
     """Which arrays a batch of one bucket has, and where they stand in its slot.
 
     Every batch has ``edge_index [2, E]``, ``batch [N]``, ``ptr [G + 1]``, ``graph_ids [G]``,
-    ``counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
+    ``_counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
     ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
 
     For an axis ``a`` of ``R`` rows there are ``a_mask [R]`` (bool), ``a_batch [R]`` and ``a_ptr
-    [G + 1]`` (int64), and ``counts`` has one number more. Where nodes have types, these stand in
+    [G + 1]`` (int64), and ``_counts`` has one number more. Where nodes have types, these stand in
     place of ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
 
     With ``pointers`` also what sums over neighbours need to do without atomics (int32): edges
@@ -95,7 +95,7 @@ class SlotLayout:
             ("batch", "int64", (nodes,)),
             ("ptr", "int64", (graphs + 1,)),
             ("graph_ids", "int64", (graphs,)),
-            ("counts", "int64", (3 + len(self.schema.axes),)),
+            (COUNTS, "int64", (3 + len(self.schema.axes),)),
             ("node_mask", "bool", (nodes,)),
             ("edge_mask", "bool", (edges,)),
             ("graph_mask", "bool", (graphs,)),

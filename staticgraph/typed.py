@@ -16,8 +16,6 @@ from staticgraph.schema import AXIS_ARRAYS, Axis, Schema
 if TYPE_CHECKING:
     from staticgraph.batch import StaticBatch
 
-SUFFIX = "_dict"
-
 
 def axis_of(schema: Schema, key: Any) -> Axis | None:
     """The axis of a node type, of an edge type (a triple, or source and destination where one

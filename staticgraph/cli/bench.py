@@ -93,7 +93,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
     import staticgraph as sg
     from staticgraph import models
     from staticgraph.kernels.count import count_step
-    from staticgraph.running.losses import masked_mean, without_missing
+    from staticgraph.running.losses import mean_loss
 
     store = sg.datasets.open(args.data)
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
         runner = sg.StaticGraphRunner(model, [capacity], "eager")
 
         def forward() -> torch.Tensor:
-            return masked_mean(loss_of(runner(padded), without_missing(padded)), padded)
+            return mean_loss(loss_of, runner(padded), padded)
 
     forward().backward()
     optimizer.step()

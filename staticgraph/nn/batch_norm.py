@@ -64,11 +64,12 @@ def masked_batch_norm(
 def _update_running(
     norm: torch.nn.modules.batchnorm._BatchNorm, mean: Tensor, var: Tensor, count: Tensor
 ) -> None:
-    """As torch does; a batch of padding alone leaves the statistics as they are."""
+    """As torch does, which refuses a single value: that, like a batch of padding alone, leaves the
+    statistics as they are. The variance of one value is 0, and says nothing."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
-    seen = count > 0
+    seen = count > 1
     norm.num_batches_tracked.add_(seen)
     running = norm.running_mean.dtype
     factor = seen.to(running)
@@ -81,6 +82,27 @@ def _update_running(
     norm.running_var.lerp_(unbiased.to(running), factor)
 
 
+def check_not_single(input: Tensor, rows: int | None) -> None:
+    """Refuses a norm over one value a channel, as torch does.
+
+    Raises:
+        ValueError: it is known that one row is real, and has one value a channel.
+    """
+    if rows == 1 and input[0].numel() == input.shape[1]:
+        raise ValueError(single_row("BatchNorm", list(input.shape)))
+
+
+def single_row(norm: str, shape: list[int] | None = None) -> str:
+    """The message for a norm over one real row."""
+    of = f" of a padded input of shape {shape}" if shape else ""
+    return (
+        f"{norm}: expected more than 1 value per channel when training, got one real row{of}: its "
+        "variance is 0, and torch refuses it as well. Leave the odd graph out of the epoch "
+        "(indices=...), choose another batch size, set the layer to eval(), or use PyG's "
+        "BatchNorm(allow_single_element=True)"
+    )
+
+
 def _over_real_rows(
     norm: MaskedBatchNorm1d | MaskedBatchNorm2d, stock: Callable[[Tensor], Tensor], input: Tensor
 ) -> Tensor:
@@ -89,9 +111,13 @@ def _over_real_rows(
     from_batch = norm.training or norm.running_mean is None
     if context.batch is None or not from_batch:
         return stock(input)
-    rows = context.real_rows(input)
+    found = context.rows_under(norm, input)
+    if found is None:
+        return stock(input)
+    rows = context.real_rows(found)
+    check_not_single(input, rows)
     if rows is None or rows < 2:
-        return masked_batch_norm(norm, input, context.mask_of(input))
+        return masked_batch_norm(norm, input, found.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns where the
     # masked arithmetic takes 1.5 (one CPU core, 2026-11-20).
@@ -144,7 +170,13 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
         group = None
         if self.training and torch.distributed.is_initialized():
             group = self.process_group or torch.distributed.group.WORLD
-        return masked_batch_norm(self, input, context.mask_of(input), group)
+        if group is not None:  # other ranks have rows as well
+            return masked_batch_norm(self, input, context.mask_of(input), group)
+        rows = context.rows_under(self, input)
+        if rows is None:
+            return super().forward(input)
+        check_not_single(input, context.real_rows(rows))
+        return masked_batch_norm(self, input, rows.mask)
 
 
 class MaskedPygBatchNorm(BatchNorm):

@@ -23,6 +23,7 @@ from staticgraph.attention_blocks import PATHS, AttentionPath, Setting, attentio
 from staticgraph.batch import StaticBatch
 from staticgraph.collate import RealCounts
 from staticgraph.errors import NotStatic
+from staticgraph.nn.asked import APART, asked
 from staticgraph.nn.batch_rows import Rows, rows_of_batch
 from staticgraph.nn.dense import DenseLayout
 from staticgraph.nn.document_mask import DocumentLayout
@@ -33,10 +34,12 @@ from staticgraph.nn.size_classes import ClassedLayout
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = ("all_kernels", "attention", "kernels")
+    __slots__ = ("all_kernels", "apart", "attention", "kernels")
 
     def __init__(self) -> None:
         self.attention = "auto"
+        # Leading sizes of the model's own, each with the layer that asked about it.
+        self.apart: dict[int, str] = {}
         self.kernels = False
         self.all_kernels = False
 
@@ -117,16 +120,27 @@ class BatchContext:
     def find_rows(self, size: int) -> Rows | None:
         """What tensors of this leading size are, or None."""
         assert self._rows is not None
-        return self._rows.get(size)
+        rows, noted = self._rows.get(size), asked()
+        if noted is not None:
+            if rows is None:
+                noted.size(size)
+        elif rows is not None and size in self.apart:
+            raise NotStatic(
+                f"{self.apart[size]}: {size} rows are {rows.what} in this bucket, and a tensor "
+                "that the layer is called with has as many in every bucket, so which it is cannot "
+                "be told: plan with another number of rows (raise the capacity by 1)"
+            )
+        return rows
 
     def rows_of(self, value: Tensor) -> Rows:
         """What the rows of a tensor are, told by its leading size.
 
         Raises:
-            NotStatic: the leading size is none of those that occur in this batch.
+            NotStatic: the leading size is none of those that occur in this batch, or a size of
+                the model's own.
         """
         assert self._rows is not None
-        rows = self._rows.get(value.shape[0]) if value.dim() else None
+        rows = self.find_rows(value.shape[0]) if value.dim() else None
         if rows is None:
             known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.items())
             raise NotStatic(
@@ -134,6 +148,22 @@ class BatchContext:
                 f"them are padding is unknown: expected a leading size of {known}"
             )
         return rows
+
+    def rows_under(self, norm: torch.nn.Module, value: Tensor) -> Rows | None:
+        """What the rows are that a norm takes its statistics over; None where the tensor is the
+        model's own, such as a table of parameters.
+
+        Raises:
+            NotStatic: as :meth:`rows_of`.
+        """
+        assert self._rows is not None
+        noted = asked()
+        if noted is None:
+            return None if getattr(norm, APART, False) else self.rows_of(value)
+        rows = self._rows.get(value.shape[0])
+        if noted.norm(norm, value, rows is not None, rows and rows.counted):
+            return None
+        return self.rows_of(value)
 
     def mask_of(self, value: Tensor) -> Tensor:
         """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""
@@ -143,9 +173,8 @@ class BatchContext:
         """:meth:`mask_of`, shaped ``[R, 1, ...]`` to go with the tensor."""
         return self.mask_of(value).view(-1, *(1,) * (value.dim() - 1))
 
-    def real_rows(self, value: Tensor) -> int | None:
+    def real_rows(self, rows: Rows) -> int | None:
         """How many leading rows are real, as a host number where it is known."""
-        rows = self.rows_of(value)
         if self.real is None or rows.counted is None:
             return None
         return self.real.of(rows.counted)

@@ -8,8 +8,8 @@ as they were, in whichever thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,15 +17,22 @@ from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.nn.batch_norm import single_row
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.present import Restored, remember
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.comparison import tensors_in
-from staticgraph.running.losses import check_not_broadcast, masked_mean, without_missing
+from staticgraph.running.losses import Loss, mean_loss
 from staticgraph.running.padding import sanitized, zero_padding
-
-Loss = Callable[[Any, StaticBatch], Tensor]
+from staticgraph.running.provenance import (
+    Path,
+    Provenance,
+    forgotten,
+    level_in,
+    run_elsewhere,
+)
+from staticgraph.schema import Level
 
 
 class Computation:
@@ -40,6 +47,7 @@ class Computation:
         sanitize: set padding rows of the input to zero inside the step.
         differentiable: fields that the model takes derivatives by, such as ``pos``; in evaluation
             too, though gradients are off around it.
+        rows: levels of outputs, said by the user: ``{"embedding": "node"}``, None for no rows.
     """
 
     def __init__(
@@ -51,7 +59,10 @@ class Computation:
         device: torch.device,
         sanitize: bool = False,
         differentiable: Sequence[str] = (),
+        rows: Mapping[Any, Level | None] | None = None,
     ) -> None:
+        self._rows = dict(rows or {})
+        self._known: dict[bool, Provenance] = {}  # by the training flag
         self._model = model
         self._forward = forward or forward_of(model)
         self._loss = loss
@@ -67,30 +78,82 @@ class Computation:
         """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
         return Restored()
 
-    def run(self, phase: str, batch: StaticBatch, keep: bool = False) -> Any:
+    def known(self, batch: StaticBatch) -> Provenance:
+        """What of the model's results are rows, in its present mode: found by a run of its own, the
+        first time that it is asked, and again where a bucket has one of the sizes of that run."""
+        training = self._model.training
+        found, capacity = self._known.get(training), batch.capacity
+        sizes = {capacity.rows(level) for level in batch.levels}
+        if found is None or found.sizes & sizes:
+            used = frozenset() if found is None else found.sizes
+            with self.active(), forgotten(self._model), self._precision():
+                found = run_elsewhere(
+                    self._model,
+                    lambda other: self._forward_of(other)[1],
+                    self._loss,
+                    batch.layout,
+                    self._device,
+                    used,
+                )
+            self._known[training] = found
+            self._context.apart = {**self._context.apart, **found.apart}
+        return found
+
+    def assume_rows(self) -> None:
+        """No run of its own: outputs are what their leading sizes say."""
+        self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+
+    def check_not_single(self, batch: StaticBatch) -> None:
+        """Refuses, before a compiled or recorded step, what a norm refuses in eager: one real row
+        to take statistics over.
+
+        Raises:
+            ValueError: a norm runs over a level of which the batch has one real row.
+        """
+        if batch.real is None:
+            return
+        for path, level in self.known(batch).norms:
+            if batch.real.of(level) == 1:
+                raise ValueError(single_row(f"{path}, over {level} rows"))
+
+    def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
+        """The level of each tensor of an output; see
+        :func:`staticgraph.running.provenance.level_in`."""
+        return level_in(out, batch, self.known(batch), self._rows)
+
+    def run(
+        self, phase: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
+    ) -> Any:
         """The output for phase ``forward``, the mean loss for ``step``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
         """
-        if self._sanitize:
-            batch = sanitized(batch)
-        if self._differentiable:
-            batch = self._with_derivatives(batch)
-        self._context.enter(batch)
-        precision = (
-            nullcontext()
-            if self._autocast is None
-            else torch.autocast(self._device.type, dtype=self._autocast)
-        )
-        with precision:
-            seen = batch.replace()  # what the model sets on its batch ends with this forward
-            out = zero_padding(self._output(seen), batch)
-            result = out if phase == "forward" else self.mean_loss(out, seen)
+        known = known or self.known(batch)
+        with self._precision():
+            batch, result, seen = self._forward_of(batch)
+            out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
+            result = out if phase == "forward" else self._mean_loss(out, seen, batch, known)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             remember(tensors_in(result))
         if not keep:
             self._context.leave()
         return result
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._autocast)
+
+    def _forward_of(self, batch: StaticBatch) -> tuple[StaticBatch, Any, StaticBatch]:
+        """The batch as the model gets it, which its layers see from now on, the model's output, and
+        the batch as the model left it."""
+        if self._sanitize:
+            batch = sanitized(batch)
+        if self._differentiable:
+            batch = self._with_derivatives(batch)
+        self._context.enter(batch)
+        seen = batch.replace()  # what the model sets on its batch ends with this forward
+        return batch, self._output(seen), seen
 
     def _output(self, batch: StaticBatch) -> Any:
         """The model's; one that differentiates gets to do so where gradients are off around it,
@@ -119,18 +182,30 @@ class Computation:
         for path, why in unheard_hooks(self._model).items():
             raise NotStatic(f"{path}: {why}" if path else why)
         layout, names, run = like.layout, tuple(like.tensors()), self.run
+        known = self.known(like)  # now: a trace is no place for a run of its own
 
         def function(*tensors: Tensor) -> Any:
-            return run(phase, StaticBatch(layout, dict(zip(names, tensors, strict=True))))
+            batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
+            return run(phase, batch, known=known)
 
         return function
 
     def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
         """The loss over the real rows of a batch, 0-dim."""
+        return self._mean_loss(out, batch, batch, self.known(batch))
+
+    def _mean_loss(
+        self, out: Any, batch: StaticBatch, given: StaticBatch, known: Provenance
+    ) -> Tensor:
+        """``given`` is the batch as the model got it, where it may have set other tensors."""
         assert self._loss is not None
-        values = self._loss(out, without_missing(batch))
-        check_not_broadcast(values, out)
-        return masked_mean(values, batch)
+        if known.loss is None:
+            raise ValueError(
+                "the loss has no rows of the batch: its leading size does not change with the "
+                "batch's; return one value a row, such as "
+                "F.mse_loss(out, batch.y, reduction='none')"
+            )
+        return mean_loss(self._loss, out, batch, given)
 
 
 def _detached(out: Any) -> Any:

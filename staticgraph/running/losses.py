@@ -1,39 +1,55 @@
 """The mean of a loss over real rows, and over labelled targets.
 
 ``loss(out, batch)`` gives one value a row; the padded rows, and targets that are NaN (OGB's way of
-saying "no label"), must take no part, neither in the mean nor in a gradient.
+saying "no label", see :mod:`staticgraph.running.missing`), must take no part, neither in the mean
+nor in a gradient.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
-from staticgraph.schema import Field
+from staticgraph.running.missing import for_loss, labelled
 
-TARGET = "y"
-
-
-def without_missing(batch: StaticBatch) -> StaticBatch:
-    """The batch with zeros for NaN targets, so that their loss is finite and its gradient too."""
-    missing = [field.name for field in batch.layout.schema if _is_target(field) and field.has_nan]
-    if not missing:
-        return batch
-    return batch.replace(**{name: torch.nan_to_num(batch[name], nan=0.0) for name in missing})
+Loss = Callable[[Any, StaticBatch], Tensor]
 
 
-def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
+def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None) -> Tensor:
+    """The mean of ``loss(out, batch)`` over real rows and labelled targets, 0-dim.
+
+    Args:
+        loss: one value a row.
+        out: the model's output.
+        batch: perhaps with other tensors that the model has set.
+        given: as the model got it.
+
+    Raises:
+        ValueError: see :func:`masked_mean`.
+    """
+    given = batch if given is None else given
+    seen, fields = for_loss(batch, given)
+    values = loss(out, seen)
+    check_not_broadcast(values, out)
+    return masked_mean(values, given, fields.read)
+
+
+def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) -> Tensor:
     """The mean of a loss over the real rows of a batch.
 
     Args:
         values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value a row, or
-            several. Where
-            targets may be missing it has the target's shape, and missing entries are left out.
+            several. Where targets are missing it has the target's shape, and missing entries are
+            left out.
         batch: with its targets as they came, NaN included.
+        read: the float fields that the loss read.
 
     Returns:
-        A 0-dim tensor; 0 where nothing is real.
+        A 0-dim tensor; 0 where nothing is real, NaN where a missing label cannot be left out.
 
     Raises:
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
@@ -50,16 +66,10 @@ def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:
             "such as F.mse_loss(out, batch.y, reduction='none')"
         )
     mask = batch.mask_of(values).view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
-    target = _missing_target(batch, values)
-    if target is not None:
-        if target.numel() != values.numel():
-            raise ValueError(
-                f"some targets are missing (NaN), so the loss must have the shape of y, "
-                f"{list(target.shape)}, for them to be left out; it has {list(values.shape)}"
-            )
-        mask = mask & ~torch.isnan(target).view(values.shape)
+    mask, lost = labelled(values, batch, mask, read)
     count = mask.sum().clamp(min=1)
-    return torch.where(mask, values, 0).sum() / count
+    mean = torch.where(mask, values, 0).sum() / count
+    return mean if lost is None else torch.where(lost, torch.nan, mean)
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:
@@ -78,17 +88,3 @@ def check_not_broadcast(values: Tensor, out: object) -> None:
             "each row was compared with every row's target; use out.squeeze(1), or "
             "batch.y.view(-1, 1)"
         )
-
-
-def _is_target(field: Field) -> bool:
-    """``y``, or the ``y`` of a type."""
-    return field.name.rpartition(".")[2] == TARGET
-
-
-def _missing_target(batch: StaticBatch, values: Tensor) -> Tensor | None:
-    """The target that goes with a loss, where some of it is missing: that of the type whose rows
-    these are, if it has one, or the batch's own."""
-    schema = batch.layout.schema
-    typed = f"{batch.level_of(values)}.{TARGET}"
-    name = typed if typed in schema else TARGET
-    return batch[name] if name in schema and schema[name].has_nan else None

@@ -27,6 +27,7 @@ from staticgraph.device_batches import CollatedTensors
 from staticgraph.errors import NotStatic
 from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
+from staticgraph.running.finite import FiniteLosses
 from staticgraph.running.lending import handed_out
 from staticgraph.running.recordable_optimizer import RecordableOptimizer
 from staticgraph.running.recorded_collation import RecordedCollation
@@ -69,6 +70,7 @@ class RecordedSteps:
         scope: what a training step's recording holds.
         autocast: name of the dtype, part of the keys.
         on_miss: what a batch without a recording does once frozen.
+        finite: notes losses that are not, inside the recordings.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -86,6 +88,7 @@ class RecordedSteps:
         scope: Scope = "step",
         autocast: str | None = None,
         on_miss: OnMiss = "error",
+        finite: FiniteLosses | None = None,
     ) -> None:
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}; choose one of {', '.join(SCOPES)}")
@@ -103,6 +106,7 @@ class RecordedSteps:
         self._optimizer = optimizer = update.optimizer
         self._autocast = autocast
         self._on_miss = on_miss
+        self._finite = finite
         self._watched = (
             RecordableOptimizer(optimizer) if scope == "step" and optimizer is not None else None
         )
@@ -149,10 +153,13 @@ class RecordedSteps:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs[bucket]
         self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        if self._finite is not None:
+            self._finite.prepare(bucket)
         body = self._body(key)
         try:
             with untouched(self._model, self._optimizer):
                 train(self._model) if phase == "step" else self._model.eval()
+                self._computation.known(inputs)  # a recording is no place for a run of its own
                 self._recorder.warm(body, WARM_RUNS)
                 self._recordings[key] = self._recorder.record(body)
                 self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
@@ -182,6 +189,8 @@ class RecordedSteps:
         def step() -> Tensor:
             self._update.zero_grad()
             loss = compute(inputs)
+            if self._finite is not None:
+                self._finite.note(loss.detach(), inputs)
             loss.backward()
             if self.scope == "step":
                 self._update()
@@ -248,6 +257,8 @@ class RecordedSteps:
                 return self._in_eager(key.phase, batch)
         self._update.zero_grad()
         loss = self._in_eager(key.phase, batch)
+        if self._finite is not None:
+            self._finite.before_update(loss, batch)
         loss.backward()
         if self.scope == "step":
             self._update()

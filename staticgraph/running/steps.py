@@ -20,6 +20,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
 from staticgraph.running.cuda_graph import drop_recordings
+from staticgraph.running.finite import EVERY, FiniteLosses
 from staticgraph.running.modes import OWN, Mode
 from staticgraph.running.recordable_optimizer import check_recordable
 from staticgraph.running.recorded import OnMiss, RecordedSteps, Scope
@@ -51,6 +52,7 @@ class Steps:
         on_miss: what a batch without a recording does.
         autocast: name of the dtype.
         pointers: whether batches carry row pointers.
+        check_finite: read every so many steps whether losses were finite; 0 never.
 
     Attributes:
         ways: the chosen way of (bucket, role), where there was a choice.
@@ -71,6 +73,7 @@ class Steps:
         on_miss: OnMiss = "error",
         autocast: str | None = None,
         pointers: bool = False,
+        check_finite: int = EVERY,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.scope: Scope = scope
@@ -88,6 +91,7 @@ class Steps:
         self._on_miss: OnMiss = on_miss
         self._autocast = autocast
         self._pointers = pointers
+        self.finite = FiniteLosses(capacities, device, check_finite)
 
     # ------------------------------------------------------------------ running
 
@@ -136,6 +140,8 @@ class Steps:
         if phase == "forward" and not self._model.training and not torch.is_grad_enabled():
             role = "eval"
         way = way or self.way_of(batch.bucket, role)
+        if way != "eager":
+            self._computation.check_not_single(batch)
         if way == OWN and self.records(role):
             return self._recordings(batch.layout.schema).run(phase, batch)
         if way != "eager":
@@ -160,9 +166,11 @@ class Steps:
         if way == "eager":
             with self._computation.active():
                 loss = self._computation.run("step", batch, keep=True)
+                self.finite.before_update(loss, batch)
                 loss.backward()
         else:
             loss = self.run("step", batch, way)
+            self.finite.before_update(loss, batch)
             loss.backward()
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
@@ -241,6 +249,7 @@ class Steps:
                 scope=self.scope,
                 autocast=self._autocast,
                 on_miss=self._on_miss,
+                finite=self.finite if self.finite.watches else None,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:

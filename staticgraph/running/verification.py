@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batch import StaticBatch
-from staticgraph.running.comparison import tensors_in
+from staticgraph.running.provenance import leaves
 from staticgraph.running.training_state import untouched
 from staticgraph.table import table
 
@@ -109,10 +109,10 @@ def _rows(runner: StaticGraphRunner, batch: StaticBatch, eager: bool) -> list[Te
     """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
     a tensor without rows of the batch, such as a loss among the outputs, whole."""
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
-    sizes = {batch.capacity.rows(level) for level in batch.levels}
+    levels = runner._computation.levels(out, batch)
     return [
-        (value[batch.mask_of(value)] if value.dim() and len(value) in sizes else value).clone()
-        for value in tensors_in(out)
+        (value if (level := levels[path]) is None else value[batch[f"{level}_mask"]]).clone()
+        for path, value in leaves(out)
     ]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from staticgraph import datasets, models
 from staticgraph.buckets import BucketPlan, plan_buckets
-from staticgraph.errors import Diverged
+from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.loader import StaticLoader
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.nn import convert
@@ -153,7 +153,11 @@ class Training:
             for batch in self.loader:
                 real = batch.real
                 assert real is not None, "a loader knows what it filled in"
-                loss = self.runner.step(batch)
+                try:
+                    loss = self.runner.step(batch)
+                except NonFiniteLoss as error:
+                    self._read(unread, events, shown)
+                    self._diverged(f"step {len(self.steps) + 1}: {error}")
                 step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, 0.0)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
@@ -170,6 +174,10 @@ class Training:
                         f"staticgraph train --resume --out {self.folder}"
                     )
             self._read(unread, events, shown)
+            try:
+                self.runner.check_finite()
+            except NonFiniteLoss as error:
+                self._diverged(str(error))
         self.seconds, _ = self._elapsed(clock)
 
     def _elapsed(self, clock: float) -> tuple[float, float]:
@@ -191,7 +199,7 @@ class Training:
                 self._diverged(f"the loss of step {number} is {loss}")
 
     def _diverged(self, what: str) -> NoReturn:
-        epoch = self.steps[-1].epoch + 1
+        epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
         raise Diverged(
             f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
             f"{self.folder / FILE} says how far it came",

@@ -254,8 +254,9 @@ def update_running(
     tracked: Array,
     momentum: float,
 ) -> None:
-    """Moves running statistics; a negative ``momentum`` is the cumulative average."""
-    if count == 0:
+    """Moves running statistics, not by a single row, whose variance says nothing; a negative
+    ``momentum`` is the cumulative average."""
+    if count < 2:
         return
     tracked[0] += 1
     share = momentum if momentum >= 0 else 1.0 / tracked[0]

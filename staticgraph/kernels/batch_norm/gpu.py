@@ -46,7 +46,7 @@ def statistics_kernel(
     real = tl.load(count)
     if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
         # Here, not in the second launch: all of its programs read the number.
-        if (chunk == 0) & (tl.program_id(1) == 0) & (real > 0):
+        if (chunk == 0) & (tl.program_id(1) == 0) & (real > 1):
             tl.store(tracked, tl.load(tracked) + 1)
     first = chunk.to(tl.int64) * rows_a_chunk
     last = tl.minimum(first + rows_a_chunk, real)
@@ -123,7 +123,7 @@ def apply_kernel(
         tl.store(mean_out + f, mean, mask=inside)
         tl.store(var_out + f, var, mask=inside)
         if RUNNING:  # noqa: SIM102
-            if real > 0:
+            if real > 1:  # the variance of one row says nothing
                 share = momentum
                 if CUMULATIVE:
                     share = 1.0 / tl.load(tracked).to(tl.float32)

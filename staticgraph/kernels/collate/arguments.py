@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from staticgraph.schema import LEVELS, Field
+from staticgraph.schema import COUNTS, LEVELS, Field
 from staticgraph.slots import SlotLayout
 from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
 
@@ -18,7 +18,7 @@ OUTPUTS = (
     "batch",
     "ptr",
     "graph_ids",
-    "counts",
+    COUNTS,
     "node_mask",
     "edge_mask",
     "graph_mask",

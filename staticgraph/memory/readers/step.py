@@ -39,6 +39,7 @@ class ProbeStep:
             forward=subject.forward,
             autocast=subject.autocast,
         )
+        self._runner._computation.assume_rows()  # what is measured is a step alone
 
     def free_gradients(self) -> None:
         """No parameter has a gradient afterwards."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
-from staticgraph.nn.batch_norm import MaskedBatchNorm1d
+from staticgraph.nn.batch_norm import MaskedBatchNorm1d, check_not_single
 from staticgraph.nn.fused.layer import Fused
+
+COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
 
 
 class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
@@ -32,11 +34,10 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         elif input.dim() != 2 or self.weight is None:
             reason = "input of three dimensions, or a norm without weights"
         else:
-            count = {
-                batch.num_nodes: batch.num_real_nodes,
-                batch.num_edges: batch.num_real_edges,
-                batch.num_graphs: batch.num_real_graphs,
-            }.get(input.size(0))
+            rows = self._staticgraph.rows_under(self, input)
+            if rows is not None and rows.counted in COUNTED:
+                check_not_single(input, self._staticgraph.real_rows(rows))
+                count = getattr(batch, COUNTED[rows.counted])
             reason = None if count is not None else "rows that are not the batch's own"
         if not self.use(reason):
             input = input if addend is None else input + addend

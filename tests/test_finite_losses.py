@@ -1,0 +1,146 @@
+"""A loss that is NaN or infinite is an error that names the graphs, without a read in each step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph.errors import NonFiniteLoss
+from staticgraph.running.finite import FiniteLosses
+
+CAPACITIES = [(20, 31, 4), (30, 41, 5)]
+
+
+@pytest.fixture(scope="module")
+def store():
+    torch.manual_seed(0)
+    made = [
+        Data(x=torch.randn(3, 2), edge_index=torch.zeros(2, 2).long(), y=torch.randn(1))
+        for _ in range(40)
+    ]
+    made[7].x[1, 0] = torch.nan
+    made[30].x[1, 0] = torch.inf
+    return sg.GraphStore.from_pyg(made)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(2, 1)
+
+    def forward(self, x, batch, batch_size):
+        return global_add_pool(self.lin(x), batch, batch_size).squeeze(1)
+
+
+def adam(model):
+    lr = torch.tensor(1e-3)
+    return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=True)
+
+
+def runner_of(store, mode="eager", **options):
+    torch.manual_seed(0)
+    model = Net()
+    if mode == "cuda-graph":
+        options["recorder"] = TapeRecorder
+    return sg.StaticGraphRunner(
+        model,
+        CAPACITIES,
+        mode,
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=adam(model),
+        **options,
+    ).warmup(store, phases=("step",), progress=False)
+
+
+def batch_of(store, first, bucket=0):
+    return sg.StaticBatch.of(store, range(first, first + 3), CAPACITIES[bucket], bucket)
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+def test_on_the_cpu_the_update_is_left_out(store, mode):
+    runner = runner_of(store, mode)
+    runner.step(batch_of(store, 0))
+    before = [p.detach().clone() for p in runner.model.parameters()]
+    with pytest.raises(NonFiniteLoss, match="graphs 6, 7, 8 is nan; its update was left") as caught:
+        runner.step(batch_of(store, 6))
+    assert caught.value.graphs == (6, 7, 8)
+    for parameter, value in zip(runner.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    runner.step(batch_of(store, 9))  # it can go on
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+def test_it_can_be_turned_off(store, mode):
+    runner = runner_of(store, mode, check_finite=0)
+    assert bool(runner.step(batch_of(store, 6)).isnan())
+    runner.check_finite()
+
+
+def test_a_recording_keeps_the_first_graphs_and_is_read_rarely(store):
+    """The first batch of the bucket that was not finite is named, though its successors, with the
+    parameters that it ruined, are not finite either."""
+    runner = runner_of(store, "cuda-graph", check_finite=4)
+    runner.step(batch_of(store, 0))
+    runner.step(batch_of(store, 6))
+    runner.step(batch_of(store, 9))
+    with pytest.raises(NonFiniteLoss, match="graphs 6, 7, 8 was not finite") as caught:
+        runner.step(batch_of(store, 12))
+    assert caught.value.graphs == (6, 7, 8)
+    runner.check_finite()  # said once
+
+
+def test_the_end_of_an_epoch_reads_what_is_left(store):
+    runner = runner_of(store, "cuda-graph")
+    runner.step(batch_of(store, 0))
+    runner.check_finite()
+    runner.step(batch_of(store, 30, 1))  # an infinite feature, in the other bucket
+    with pytest.raises(NonFiniteLoss, match="graphs 30, 31, 32 was not finite"):
+        runner.check_finite()
+
+
+def test_a_recording_whose_check_is_off_notes_nothing(store):
+    runner = runner_of(store, "cuda-graph", check_finite=0)
+    runner.step(batch_of(store, 6))
+    runner.check_finite()
+    assert not runner._steps.finite._flags
+
+
+def test_warming_up_leaves_no_flag(store):
+    """A loss that is not finite over padding alone, which no batch ever is."""
+    model = Net()
+    runner = sg.StaticGraphRunner(
+        model,
+        CAPACITIES[:1],
+        "cuda-graph",
+        loss=lambda out, batch: (out - batch.y).square() / batch.num_real_graphs,
+        optimizer=adam(model),
+        recorder=TapeRecorder,
+    ).warmup(store, phases=("step",), progress=False)
+    runner.step(batch_of(store, 0))
+    runner.check_finite()
+
+
+def test_between_checks_nothing_is_read_on_the_host(store, monkeypatch):
+    """On a device that is ahead of the host a read waits; a fake device counts them here."""
+    finite = FiniteLosses([sg.Capacity.of(c) for c in CAPACITIES], torch.device("cpu"), every=5)
+    monkeypatch.setattr(finite, "_device", torch.device("meta"))
+    finite.prepare(0)
+    monkeypatch.setattr(finite, "_device", torch.device("cuda"))
+    loss = torch.tensor(1.0, device="meta")  # a meta tensor has no value to read
+    batch = batch_of(store, 0)
+    batch = batch.replace(**{name: value.to("meta") for name, value in batch})
+    for _ in range(4):
+        finite.before_update(loss, batch)
+        finite.count()
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        finite.count()  # the fifth reads
+
+
+def test_a_negative_number_of_steps_is_refused(store):
+    with pytest.raises(ValueError, match="check_finite=-1"):
+        runner_of(store, check_finite=-1)

@@ -1,0 +1,210 @@
+"""Missing labels follow the fields that the loss reads, whatever they are called, and whether or
+not the data that a step was made for had any."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph.errors import NonFiniteLoss
+
+CAPACITY = (60, 70, 12)
+NAN = float("nan")
+MODES = ["eager", "default", "cuda-graph"]
+
+
+def graphs(missing: bool, seed: int = 0) -> list[Data]:
+    """Ten graphs with three float targets and an integer one; a few labels are missing."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(10):
+        n = 2 + number % 4
+        data = Data(
+            x=torch.randn(n, 3, generator=generator),
+            edge_index=torch.zeros(2, n, dtype=torch.int64),
+            energy=torch.randn(1, generator=generator),
+            gap=torch.randn(1, generator=generator),
+            tasks=torch.randn(1, 3, generator=generator),
+            kind=torch.tensor([number % 3]),
+            weight=torch.rand(1, generator=generator),
+            charge=torch.randn(n, generator=generator),
+        )
+        if missing and number % 3 == 0:
+            data.energy[:] = NAN
+        if missing and number % 4 == 1:
+            data.gap[:] = NAN
+            data.tasks[0, number % 3] = NAN
+            data.charge[0] = NAN
+        made.append(data)
+    return made
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x, batch, batch_size):
+        return global_add_pool(self.lin(x), batch, batch_size)
+
+
+def runner_of(loss, mode="eager", store=None, model=None, **options):
+    model = Net() if model is None else model
+    if mode == "cuda-graph":
+        options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        mode,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        **options,
+    )
+    return runner if store is None else runner.warmup(store, phases=("step",), progress=False)
+
+
+def energy(out, batch):
+    return (out[:, 0] - batch.energy).square()
+
+
+def two(out, batch):
+    return (out[:, 0] - batch.energy).square() + (out[:, 1] - batch["gap"]).square()
+
+
+def tasks(out, batch):
+    return F.mse_loss(out, batch.tasks, reduction="none")
+
+
+def kinds(out, batch):
+    return F.cross_entropy(out, batch.kind, reduction="none")
+
+
+def known_of(name, data):
+    """The labelled entries, by another way: per graph, on the fields of PyG's batch."""
+    if name == "two":
+        return ~(data.energy.isnan() | data.gap.isnan())
+    if name == "kinds":
+        return torch.ones(10, dtype=torch.bool)
+    return ~data[name].isnan()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", [energy, two, tasks, kinds])
+def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode):
+    """Loss and gradients are plain PyG's over what is labelled; the steps were made for data
+    without missing labels, whose schema says so."""
+    complete = sg.GraphStore.from_pyg(graphs(missing=False))
+    lacking = sg.GraphStore.from_pyg(graphs(missing=True), schema=complete.schema)
+    model = Net()
+    plain = copy.deepcopy(model)
+    runner = runner_of(loss, mode, complete, model)
+    batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
+    data = Batch.from_data_list(graphs(missing=True))
+    for part, known in (("energy", data.energy), ("gap", data.gap)):
+        data[part] = torch.where(known.isnan(), 0, known)
+    clean = data.clone()
+    clean.tasks = torch.where(data.tasks.isnan(), 0, data.tasks)
+    of = Batch.from_data_list(graphs(missing=True))
+    expected = loss(plain(data.x, data.batch, 10), clean)[known_of(loss.__name__, of)].mean()
+    expected.backward()
+    found = runner.step(batch)
+    assert torch.allclose(found, expected.detach(), rtol=1e-5)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    runner.check_finite()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_cannot_be_left_out_is_an_error(mode, known):
+    """A loss of another shape than the field: refused where the data are known to lack labels,
+    else not finite, which names the graphs."""
+
+    def weighted(out, batch):
+        return out.square() * batch.gap[:, None]
+
+    lacking = sg.GraphStore.from_pyg(graphs(missing=True))
+    complete = sg.GraphStore.from_pyg(graphs(missing=False))
+    assert lacking.schema["gap"].has_nan
+    batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
+
+    def made_and_run():
+        runner = runner_of(weighted, mode, lacking if known else complete)
+        runner.step(batch)
+        runner.check_finite()
+
+    if known:
+        with pytest.raises((ValueError, sg.NotStatic), match="some values of 'gap' are missing"):
+            made_and_run()
+        return
+    batch.layout = sg.StaticBatch.of(complete, range(10), CAPACITY).layout
+    with pytest.raises(NonFiniteLoss, match="the batch of graphs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 "):
+        made_and_run()
+
+
+def test_a_field_that_the_loss_does_not_read_may_hold_nan():
+    """Nor does NaN that the model computes count as a missing label."""
+    lacking = sg.GraphStore.from_pyg(graphs(missing=True))
+    batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
+    runner = runner_of(lambda out, batch: (out[:, 0] - batch.weight).square())
+    out = Net()(batch.x, batch.batch, 12)
+    assert bool(torch.isfinite(runner.step(batch)))
+    del out
+
+    def sets_its_own(model, batch):
+        batch.energy = batch.energy * NAN
+        return model(batch.x, batch.batch, batch.batch_size)
+
+    diverged = runner_of(energy, forward=sets_its_own)
+    with pytest.raises(NonFiniteLoss):
+        diverged.step(batch)
+
+
+def test_rows_of_nodes_lack_labels_of_their_own():
+    def charges(out, batch):
+        return (out[:, 0] - batch.get("charge")).abs()
+
+    lacking = graphs(missing=True)
+    model = nn.Linear(3, 1)
+    runner = runner_of(charges, model=model, forward=lambda m, b: m(b.x))
+    batch = sg.StaticBatch.of(sg.GraphStore.from_pyg(lacking), range(10), CAPACITY)
+    data = Batch.from_data_list(lacking)
+    known = ~data.charge.isnan()
+    expected = (model(data.x)[:, 0] - data.charge)[known].abs().mean()
+    assert torch.allclose(runner.eval_step(batch).loss, expected.detach(), rtol=1e-5)
+
+
+def test_an_infinite_label_beside_a_missing_one_stays_infinite():
+    lacking = graphs(missing=True)
+    lacking[2].energy[:] = torch.inf
+    store = sg.GraphStore.from_pyg(lacking)
+    runner = runner_of(energy)
+    with pytest.raises(NonFiniteLoss, match="is inf"):
+        runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+
+
+def test_labels_of_one_type_do_not_ask_for_those_of_another():
+    data = HeteroData()
+    data["a"].x, data["a"].target = torch.randn(4, 3), torch.tensor([1.0, NAN, 2.0, 3.0])
+    data["b"].x, data["b"].target = torch.randn(2, 3), torch.tensor([NAN, 1.0])
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 2], [0, 1, 1]])
+    store = sg.GraphStore.from_pyg([data])
+    plan = sg.plan_buckets(store, batch_size=1)
+    model = nn.Linear(3, 1)
+
+    def loss(out, batch):
+        return (out[:, 0] - batch.target_dict["a"]).square()
+
+    runner = sg.StaticGraphRunner(model, plan, loss=loss, forward=lambda m, b: m(b["a"].x))
+    (batch,) = list(sg.StaticLoader(store, plan))
+    known = ~data["a"].target.isnan()
+    expected = (model(data["a"].x)[:, 0] - data["a"].target)[known].square().mean()
+    assert torch.allclose(runner.eval_step(batch).loss, expected.detach())

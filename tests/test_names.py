@@ -1,0 +1,155 @@
+"""Names that a batch uses inside and names of a data set's fields never meet in silence.
+
+Walks over every attribute of a batch and every array of a slot, so that a new one is either kept
+apart by its name or refused.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import random_graph
+from hetero_graphs import from_molecule
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.kernels.collate.arguments import OUTPUTS
+from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis
+from staticgraph.slots import SlotLayout
+from staticgraph.typed import TypeView
+
+TYPES = (Axis("a", "node", ("a",)), Axis("a__to__a", "edge", ("a", "to", "a")))
+LAYOUTS = {
+    "plain": SlotLayout(0, sg.Capacity(5, 7, 3), sg.Schema(())),
+    "pointers": SlotLayout(0, sg.Capacity(5, 7, 3), sg.Schema(()), True),
+    "axis": SlotLayout(0, sg.Capacity(5, 7, 3, extra=(("t", 4),)), sg.Schema((), (Axis("t"),))),
+    "types": SlotLayout(
+        0, sg.Capacity(5, 7, 3, extra=(("a", 4), ("a__to__a", 6))), sg.Schema((), TYPES)
+    ),
+}
+
+
+def public(kind: type) -> list[str]:
+    """What ``value.name`` finds before any field."""
+    return [name for name in dir(kind) if not name.startswith(PRIVATE)]
+
+
+def refused(names: list[str], axes: tuple[Axis, ...] = ()) -> list[str]:
+    """Those that a schema refuses by name."""
+    said = []
+    for name in names:
+        try:
+            sg.Schema((sg.Field(name, "graph", (), "float32"),), axes)
+        except ValueError as error:
+            if repr(name) in str(error) and "rename the field" in str(error):
+                said.append(name)
+    return said
+
+
+def test_every_attribute_of_a_batch_is_refused_as_a_field():
+    names = public(sg.StaticBatch)
+    assert {"real", "layout", "device", "get", "release", "tensors", "clone", "to"} <= set(names)
+    assert refused(names) == names
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
+    layout = LAYOUTS[kind]
+    names = [entry.name for entry in layout.entries]
+    own = [n for a in layout.schema.axes for n in (f"{a.name}_mask", f"{a.name}_batch")]
+    shared = [name for name in names if name not in own and not name.endswith("_ptr")]
+    assert refused(shared, layout.schema.axes) == shared
+    for name in set(names) - set(shared):
+        with pytest.raises(ValueError, match=r"appears twice|every batch has"):
+            sg.Schema((sg.Field(name, "graph", (), "float32"),), layout.schema.axes)
+    batch = sg.StaticBatch.blank(layout)
+    unseen = [name for name in names if name.startswith(PRIVATE)]
+    assert unseen
+    assert not set(unseen) & set(batch.keys())
+
+
+def test_every_array_that_collation_on_the_device_writes_is_refused():
+    assert refused(list(OUTPUTS)) == list(OUTPUTS)
+
+
+def test_every_attribute_of_a_type_is_refused_as_its_field():
+    names = [f"a.{name}" for name in (*public(TypeView), *RESERVED_OF_TYPE)]
+    assert refused(names, TYPES) == names
+    assert refused(["x_dict"], TYPES) == ["x_dict"]
+    assert refused(["a.x", "a.real", "x_dicts", "a.y_dict"], TYPES) == []
+
+
+def test_the_list_holds_nothing_that_a_batch_does_not_use():
+    used = {name for layout in LAYOUTS.values() for name in (e.name for e in layout.entries)}
+    assert set(public(sg.StaticBatch)) | used | {"layout", "real", "bucket"} >= RESERVED
+
+
+@pytest.mark.parametrize("name", ["counts", "starts", "rows", "mask", "nodes", "size", "weight"])
+@pytest.mark.parametrize("kernels", [False, "all"], ids=["stock", "kernels"])
+def test_a_field_may_have_any_other_name(name, kernels):
+    """Arrays inside have names of their own, whatever a field is called: the loss is plain PyG's,
+    and the field reads back."""
+    torch.manual_seed(0)
+    graphs = [
+        Data(
+            x=torch.randn(n, 3),
+            edge_index=torch.randint(n, (2, 2 * n)),
+            y=torch.randn(1),
+            **{name: torch.arange(3.0)[None] + n},
+        )
+        for n in (4, 5, 6)
+    ]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(3, 4)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x, edge_index, batch):
+            return global_add_pool(self.norm(self.conv(x, edge_index)).relu(), batch).sum(-1)
+
+    stock = Net()
+    data = Batch.from_data_list(graphs)
+    expected = F.mse_loss(copy.deepcopy(stock)(data.x, data.edge_index, data.batch), data.y)
+    store = sg.GraphStore.from_pyg(graphs)
+    model = sg.convert(stock, kernels=kernels)
+    runner = sg.StaticGraphRunner(
+        model,
+        [(24, 47, 7)],
+        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    batch = sg.StaticBatch.of(store, range(3), (24, 47, 7), pointers=True)
+    assert batch[name][:3].tolist() == [[n, n + 1, n + 2] for n in (4.0, 5.0, 6.0)]
+    assert int(batch.num_real_nodes) == 15
+    assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-5)
+
+
+def test_a_store_names_the_field_and_the_remedy():
+    data = random_graph(np.random.default_rng(0), 3, 4)
+    data.real = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"'real': every batch .* exclude=\[...\]"):
+        sg.GraphStore.from_pyg([data])
+    assert "real" not in sg.GraphStore.from_pyg([data], exclude=["real"]).schema
+
+
+def test_a_type_s_field_is_named(hiv):
+    data = from_molecule(hiv[0])
+    data["atom"].keys_ = torch.zeros(data["atom"].num_nodes)
+    assert "atom.keys_" in sg.GraphStore.from_pyg([data]).schema
+    data["atom"].mask = torch.zeros(data["atom"].num_nodes)
+    with pytest.raises(ValueError, match=r"'atom.mask': every batch"):
+        sg.GraphStore.from_pyg([data])
+
+
+def test_a_model_cannot_set_what_a_batch_keeps_for_itself():
+    batch = sg.StaticBatch.blank(LAYOUTS["plain"])
+    with pytest.raises(AttributeError, match=r"_counts.*choose another name"):
+        batch._counts = torch.zeros(3)

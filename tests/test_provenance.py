@@ -1,0 +1,283 @@
+"""What is a row of the batch is known from where it came, never from its number of rows alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph.errors import NotStatic
+from staticgraph.running.provenance import other_capacity
+from staticgraph.schema import Axis
+from staticgraph.slots import SlotLayout
+
+GRAPHS = 33  # physical graphs, of which 20 are real
+CAPACITY = (150, 310, GRAPHS)
+
+
+@pytest.fixture(scope="module")
+def store():
+    torch.manual_seed(0)
+    return sg.GraphStore.from_pyg(
+        [
+            Data(x=torch.randn(n, 3), edge_index=torch.randint(n, (2, n)), y=torch.randn(1, 4))
+            for n in range(2, 7)
+            for _ in range(4)
+        ]
+    )
+
+
+@pytest.fixture
+def batch(store):
+    return sg.StaticBatch.of(store, range(20), CAPACITY)
+
+
+def mse(out, batch):
+    out = out[0] if isinstance(out, tuple) else out["y"] if isinstance(out, dict) else out
+    return F.mse_loss(out, batch.y, reduction="none")
+
+
+class Several(nn.Module):
+    """A row a graph and a row a node, beside tensors of its own with as many rows as a bucket."""
+
+    def __init__(self, kind: type = dict) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 4)
+        self.table = nn.Parameter(torch.randn(GRAPHS, 4))
+        self.wide = nn.Linear(3, GRAPHS)
+        self.kind = kind
+
+    def forward(self, x, batch):
+        h, wide = self.lin(x), self.wide(x)
+        out = {
+            "y": global_add_pool(h, batch),
+            "nodes": h + 1,
+            "table": self.table * 1.0,
+            "products": wide.t() @ wide,
+            "constant": torch.ones(GRAPHS, GRAPHS, device=x.device),
+            "scalar": h.sum(),
+        }
+        return out if self.kind is dict else tuple(out.values())
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode):
+    torch.manual_seed(0)
+    model = Several(kind)
+    options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
+    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, **options)
+    runner.warmup(store, phases=("eval",), progress=False)
+    out = runner.eval_step(batch).out
+    out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
+    wide = model.wide(batch.x)
+    assert torch.equal(out["table"], model.table)
+    assert torch.allclose(out["products"], wide.t() @ wide, rtol=1e-4)
+    assert bool((out["constant"] == 1).all())
+    assert not out["y"][20:].any()
+    assert bool(out["y"][:20].all())
+    assert not out["nodes"][~batch.node_mask].any()
+    assert torch.allclose(out["nodes"][batch.node_mask], model.lin(batch.x)[batch.node_mask] + 1)
+
+
+def test_a_sole_output_of_the_models_own_is_left_alone(batch):
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(GRAPHS, GRAPHS))
+
+        def forward(self, x):
+            return self.table + 0 * x.sum()
+
+    runner = sg.StaticGraphRunner(Own(), [CAPACITY])
+    assert bool((runner(batch) == 1).all())
+    with pytest.raises(ValueError, match=r"predict\(\).* has no rows of the batch"):
+        runner.predict(batch.to_data_list())
+
+
+def test_predict_names_the_output_without_rows(store):
+    runner = sg.StaticGraphRunner(Several(), [CAPACITY])
+    with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
+        runner.predict(store)
+
+
+class WithTable(nn.Module):
+    """A norm over a table of parameters with as many rows as the bucket has graphs, and one over
+    the nodes."""
+
+    def __init__(self, shared: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(GRAPHS, 4) * torch.arange(GRAPHS)[:, None])
+        self.lin = nn.Linear(3, 4)
+        self.over_nodes = nn.BatchNorm1d(4)
+        self.over_table = self.over_nodes if shared else nn.BatchNorm1d(4)
+
+    def forward(self, x, batch, batch_size):
+        rows = self.over_table(self.table.relu())
+        return global_add_pool(self.over_nodes(self.lin(x)), batch, batch_size) + rows[3] + rows[-1]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels):
+    torch.manual_seed(0)
+    model = WithTable()
+    plain = copy.deepcopy(model)
+    data = Batch.from_data_list(batch.to_data_list())
+    expected = F.mse_loss(plain(data.x, data.batch, 20), data.y)
+    expected.backward()
+    model = sg.convert(model, kernels=kernels)
+    batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    options = {"recorder": TapeRecorder, "scope": "forward_backward"}
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        mode,
+        loss=mse,
+        optimizer=optimizer,
+        **(options if mode == "cuda-graph" else {}),
+    ).warmup(store, phases=("step",), progress=False)
+    assert torch.allclose(runner.step(batch), expected.detach(), rtol=1e-4)
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(found.grad, wanted.grad, rtol=1e-3, atol=1e-5)
+    for found, wanted in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_norm_over_both_is_refused_by_name(batch):
+    model = WithTable(shared=True)
+    runner = sg.StaticGraphRunner(model, [CAPACITY])
+    with pytest.raises(NotStatic, match=r"over_nodes runs over rows of the batch and over a"):
+        runner(batch)
+
+
+def test_a_layer_over_a_tensor_of_the_models_own_is_refused_by_name(batch):
+    """Another layer than a norm, whose form goes by rows: what it would do to the table's rows
+    beyond the real graphs is not known."""
+    from torch_geometric.nn import MeanSubtractionNorm
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(GRAPHS, 3))
+            self.centre = MeanSubtractionNorm()
+
+        def forward(self, x, batch, batch_size):
+            return global_add_pool(x, batch, batch_size) + self.centre(self.table).square().mean()
+
+    runner = sg.StaticGraphRunner(Model(), [CAPACITY])
+    with pytest.raises(NotStatic, match=r"centre: 33 rows are graphs in this bucket.*by 1"):
+        runner(batch)
+
+
+class Fixed(nn.Module):
+    """The plan's number is written into the model, so that it runs in this bucket alone."""
+
+    def forward(self, x, batch):
+        out = global_add_pool(x @ torch.ones(3, 4), batch, GRAPHS)
+        return {"y": out + 0 * out.new_zeros(GRAPHS, 4), "other": out.view(GRAPHS, 4) + 1}
+
+
+class OnlyHere(Fixed):
+    def forward(self, x, batch):
+        assert len(x) == CAPACITY[0]
+        return super().forward(x, batch)
+
+
+def test_what_cannot_be_known_must_be_said(batch):
+    with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
+        sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
+    said = {"y": "graph", "other": None}
+    out = sg.StaticGraphRunner(OnlyHere(), [CAPACITY], rows=said)(batch)
+    assert not out["y"][20:].any()
+    assert bool(out["other"][20:].any())
+
+
+def test_what_is_said_is_checked(batch):
+    def run(rows):
+        return sg.StaticGraphRunner(Several(), [CAPACITY], rows=rows)(batch)
+
+    assert not run({"table": "graph"})["table"][20:].any()
+    assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())
+    with pytest.raises(ValueError, match=r"'tables'.* has 'y', 'nodes', 'table'"):
+        run({"tables": "graph"})
+    with pytest.raises(ValueError, match=r"'table': 'node'.*\[33, 4\] in a bucket of 150 rows"):
+        run({"table": "node"})
+    with pytest.raises(ValueError, match="no level 'atom'"):
+        run({"table": "atom"})
+
+
+def test_a_loss_that_does_not_change_with_the_batch_is_refused(batch):
+    """One value a class, of as many classes as graphs, in which padding is averaged already."""
+    model = nn.Linear(3, GRAPHS)
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        forward=lambda m, b: m(b.x),
+        loss=lambda out, _: out.square().mean(0),
+    )
+    with pytest.raises(ValueError, match="the loss has no rows of the batch"):
+        runner.eval_step(batch)
+
+
+def test_the_run_over_other_sizes_leaves_no_trace(batch):
+    """Buffers, random state, flags and hooks' owners are as before, and a graph of autograd that
+    waits for its backward stays valid."""
+
+    class Random(WithTable):
+        def forward(self, x, batch, batch_size):
+            return F.dropout(super().forward(x, batch, batch_size), 0.5, self.training)
+
+    model = Random()
+    runner = sg.StaticGraphRunner(model, [CAPACITY], loss=mse)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    runner._computation.known(batch)
+    assert torch.initial_seed() == 3
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+    assert model.training
+    for name, value in before.items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    loss = runner._run("step", batch)
+    runner.eval_step(batch)  # the first in evaluation mode
+    loss.backward()
+    assert model.table.grad is not None
+
+
+AXES = (
+    Axis("a", "node", ("a",)),
+    Axis("b", "node", ("b",)),
+    Axis("ab", "edge", ("a", "to", "b")),
+    Axis("ba", "edge", ("b", "to", "a")),
+)
+
+
+@pytest.mark.parametrize("axes", [(), (Axis("t"),), AXES], ids=["plain", "axis", "types"])
+def test_the_other_sizes_are_distinct_and_new(axes):
+    """Also the sums over types, of which some layers make rows."""
+    for base in (3, 13, 29, 41):
+        extra = tuple((axis.name, base + 4 * i + 2) for i, axis in enumerate(axes))
+        given = sg.Capacity.distinct(base + 30, base + 1, base, extra=extra)
+        schema = sg.Schema((), axes)
+        layout = SlotLayout(0, given, schema)
+        used: frozenset[int] = frozenset()
+        for _ in range(3):
+            other = other_capacity(layout, used)
+            sizes = [other.nodes, other.edges, other.graphs, *(n for _, n in other.extra)]
+            for kind in (schema.node_axes, schema.edge_axes):
+                if kind:
+                    sizes.append(sum(other.rows(axis.name) for axis in kind))
+            assert len(set(sizes)) == len(sizes)
+            mine = {given.nodes, given.edges, given.graphs, *(n for _, n in given.extra)}
+            assert not set(sizes) & (mine | used)
+            used |= frozenset(sizes)

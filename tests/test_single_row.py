@@ -1,0 +1,143 @@
+"""BatchNorm over one real row: refused where the count is known, as torch does; elsewhere running
+statistics stay, since the variance of one value says nothing of others."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import BatchNorm, global_add_pool
+
+import staticgraph as sg
+from staticgraph.kernels.batch_norm import Running, batch_norm
+
+CAPACITY = (12, 20, 4)
+
+
+@pytest.fixture(scope="module")
+def store():
+    torch.manual_seed(0)
+    return sg.GraphStore.from_pyg(
+        [
+            Data(x=torch.randn(n, 3), edge_index=torch.zeros(2, 2).long(), y=torch.randn(1))
+            for n in (1, 3, 4)
+        ]
+    )
+
+
+class Net(nn.Module):
+    """A norm over graphs, or over nodes."""
+
+    def __init__(self, level: str, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.level = level
+        self.norm = nn.BatchNorm1d(3) if norm is None else norm
+
+    def forward(self, x, batch, batch_size):
+        if self.level == "node":
+            return global_add_pool(self.norm(x), batch, batch_size)
+        return self.norm(global_add_pool(x, batch, batch_size))
+
+
+def loss_of(out, batch):
+    return (out.sum(1) - batch.y).square()
+
+
+def runner_of(store, model, mode="eager", kernels=False):
+    sg.convert(model, kernels=kernels)
+    options = {"recorder": TapeRecorder, "scope": "forward_backward"}
+    return sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        mode,
+        loss=loss_of,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        **(options if mode == "cuda-graph" else {}),
+    ).warmup(store, progress=False)
+
+
+def batch_of(store, ids):
+    return sg.StaticBatch.of(store, ids, CAPACITY, pointers=True)
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
+@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+@pytest.mark.parametrize("level", ["graph", "node"])
+def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels):
+    model = Net(level)
+    stock = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        stock(store[0].x, torch.zeros(1, dtype=torch.int64), 1)
+    runner = runner_of(store, model, mode, kernels)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    with pytest.raises(
+        ValueError, match=r"expected more than 1 value per channel.*indices="
+    ) as said:
+        runner.step(batch_of(store, [0]))
+    assert mode == "eager" or f"norm, over {level} rows" in str(said.value)
+    for name, value in before.items():
+        assert torch.equal(value, dict(model.named_buffers())[name]), name
+    runner.step(batch_of(store, [0, 1]))
+    runner.eval_step(batch_of(store, [0]))  # the running statistics serve any number of rows
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
+@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels):
+    model = Net("graph")
+    runner = runner_of(store, model, mode, kernels)
+    batch = batch_of(store, [1])
+    batch.real = None
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    assert bool(torch.isfinite(runner.step(batch)))
+    for name, value in before.items():
+        assert torch.equal(value, dict(model.named_buffers())[name]), name
+    two = batch_of(store, [1, 2])
+    two.real = None
+    runner.step(two)
+    assert int(model.norm.num_batches_tracked) == 1
+    assert not torch.equal(model.norm.running_var, before["norm.running_var"])
+
+
+def test_pygs_own_choice_for_a_single_row_stays(store):
+    model = Net("graph", BatchNorm(3, allow_single_element=True))
+    for mode in ("eager", "default"):
+        runner = runner_of(store, copy.deepcopy(model), mode)
+        before = runner.model.norm.module.running_var.clone()
+        runner.step(batch_of(store, [1]))
+        assert torch.equal(before, runner.model.norm.module.running_var)
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+def test_one_row_of_several_values_a_channel_is_enough(store, mode):
+    class Sequences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x, batch, batch_size):
+            pooled = global_add_pool(x, batch, batch_size)
+            return self.norm(torch.stack([pooled, 2 * pooled], 2)).sum(2)
+
+    model = Sequences()
+    stock = copy.deepcopy(model)
+    pooled = store[1].x.sum(0, keepdim=True)
+    stock.norm(torch.stack([pooled, 2 * pooled], 2))
+    runner_of(store, model, mode).step(batch_of(store, [1]))
+    assert torch.allclose(model.norm.running_var, stock.norm.running_var, rtol=1e-4)
+    assert torch.allclose(model.norm.running_mean, stock.norm.running_mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("real", [0, 1, 2])
+def test_the_kernel_s_statistics_move_from_two_rows_on(real, momentum):
+    running = Running(torch.zeros(4), torch.ones(4), torch.tensor(0), momentum)
+    x = torch.randn(6, 4)
+    count = torch.tensor(real)
+    batch_norm(x, torch.ones(4), torch.zeros(4), count, eps=1e-5, running=running)
+    assert int(running[2]) == (real > 1)
+    assert torch.equal(running[1], torch.ones(4)) == (real < 2)
