@@ -157,7 +157,7 @@ class Training:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
                     self._read(unread, events, shown)
-                    self._diverged(f"step {len(self.steps) + 1}: {error}")
+                    self._diverged(f"the loss of step {len(self.steps) + 1}: {error}")
                 step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, 0.0)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
