@@ -16,6 +16,7 @@ from torch import Tensor
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.call_sites import StaticCalls
+from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.running.arguments import Forward, forward_of
@@ -61,6 +62,11 @@ class Computation:
         self._context = context_of(model)
         self._static_calls = StaticCalls(model, self._context)
 
+    @property
+    def context(self) -> BatchContext:
+        """What the model's converted layers know of the batch."""
+        return self._context
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inside, PyG's listed functions are the static ones; afterwards no batch is bound."""
@@ -71,7 +77,7 @@ class Computation:
                 self._context.leave()
 
     def run(self, phase: str, batch: StaticBatch, keep: bool = False) -> Any:
-        """The output for phase ``forward``, the mean loss for ``step``.
+        """The output for phase ``forward``, the mean loss for ``step``, both for ``both``.
 
         With ``keep`` the layers go on seeing the batch until :meth:`active` ends: a backward that
         runs parts of the forward again (activation checkpointing) then runs them as they were.
@@ -90,6 +96,8 @@ class Computation:
             seen = batch.replace()  # what the model sets on its batch ends with this forward
             out = zero_padding(self._output(seen), batch)
             result = out if phase == "forward" else self.mean_loss(out, seen)
+            if phase == "both":
+                result = out, result
         if not keep:
             self._context.leave()
         return result
