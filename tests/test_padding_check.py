@@ -1,4 +1,4 @@
-"""No model trains on padding without a word: its loss is plain PyG's, or an error names the layer."""
+"""No model trains on padding in silence: its loss is plain PyG's, or an error names the layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from parity import BATCH, CAPACITY, STORE
 from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.nn import GCNConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.models import NAMES, build
-from staticgraph.running.undisturbed import undisturbed
 
 PLAN = [CAPACITY]
 
@@ -311,3 +310,238 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
     assert error.module in ("layer", ""), (said, culprit)
     if getattr(kind, "layer_name", None):
         assert error.module == kind.layer_name, said
+
+
+# ---------------------------------------------------------------- not flagged
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_supported_layer_is_flagged(case):
+    model = model_of(case)
+    batch = BATCH.replace()
+    if not case.eager_only:
+        batch.real = None  # as a compiled step sees it
+    check = runner_of(model)._padding
+    check.of(batch, "step")
+    check.of(BATCH, "other")
+    assert not check.wanted("step")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_model_of_the_zoo_is_flagged(hiv, name, dropout):
+    torch.manual_seed(0)
+    model = build(name, hiv, hidden=16, layers=2, dropout=dropout)
+    runner = sg.StaticGraphRunner(
+        model,
+        sg.plan_buckets(hiv, batch_size=16),
+        mode="eager",
+        loss=lambda out, batch: F.binary_cross_entropy_with_logits(
+            out, batch.y.to(out.dtype), reduction="none"
+        ),
+        optimizer=torch.optim.Adam(model.parameters()),
+    )
+    runner.warmup(hiv)
+    assert not runner._padding.wanted("step")
+
+
+def test_random_numbers_are_drawn_alike_and_a_leak_beside_them_is_found():
+    class Dropped(Mean):
+        def trick(self, h):
+            return super().trick(F.dropout(h, 0.5, self.training))
+
+    class Only(Probe):
+        def trick(self, h):
+            return F.dropout(h, 0.5, self.training) + torch.rand_like(h)
+
+    runner_of(made(Only)).step(BATCH)
+    with pytest.raises(sg.PaddingLeaks):
+        runner_of(made(Dropped)).step(BATCH)
+
+
+def test_whole_floats_and_integers_stay_categories():
+    """Garbage outside a table's range would be an error of its own, on a device a fatal one."""
+
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(3, C)
+            self.head = nn.Linear(C, 2)
+
+        def forward(self, x, edge_type, node_type, edge_index, batch):
+            h = self.table(node_type) + self.table(node_type.double().long())
+            return self.head(global_mean_pool(h, batch)).to(x.dtype)
+
+    model = made_any(Table)
+    check = runner_of(model)._padding
+    check.of(BATCH, "step")
+    assert not check.wanted("step")
+
+
+def made_any(kind):
+    torch.manual_seed(0)
+    return kind().double()
+
+
+# ---------------------------------------------------------------- changes nothing, once
+
+
+class Counts(Probe):
+    """Touches whatever a forward may: attributes, buffers bound anew, random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(C)
+        self.calls = 0
+        self.register_buffer("kept", torch.zeros(()))
+
+    def trick(self, h):
+        self.calls += 1
+        self.seen = h
+        self.kept = self.kept + 1
+        drawn = random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002
+        return F.dropout(self.norm(h), 0.2, self.training) * drawn
+
+
+def state_of(model, optimizer):
+    return copy.deepcopy(
+        (
+            model.state_dict(),
+            [p.grad for p in model.parameters()],
+            optimizer.state_dict(),
+            [m.training for m in model.modules()],
+            model.calls,
+            hasattr(model, "seen"),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # noqa: NPY002
+        )
+    )
+
+
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def test_the_check_changes_nothing():
+    model = made(Counts)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=loss, optimizer=optimizer)
+    model.train()
+    model.norm.eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = state_of(model, optimizer)
+    kept = model.kept
+    runner.warmup(BATCH)
+    assert not runner._padding.wanted("step")
+    assert same(state_of(model, optimizer), before)
+    assert model.kept is kept
+
+
+def test_a_checked_run_is_the_unchecked_run():
+    trajectories = []
+    for checked in (True, False):
+        model = made(Counts)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        runner = sg.StaticGraphRunner(
+            model, PLAN, mode="eager", loss=loss, optimizer=optimizer, check_padding=checked
+        )
+        random.seed(0), np.random.seed(0), torch.manual_seed(1)  # noqa: NPY002
+        trajectories.append([float(runner.step(BATCH)) for _ in range(4)])
+        assert model.calls == 4
+    assert trajectories[0] == trajectories[1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_runs_once_and_not_over_padding_alone(known):
+    model = made(Counts)
+    runner = runner_of(model)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    blank = sg.StaticBatch.of(STORE, [], CAPACITY)
+    if not known:
+        blank.real = None
+    runner.step(blank)
+    assert len(calls) == 1
+    runner.step(BATCH)
+    checked = len(calls)
+    assert checked > 3
+    runner.step(BATCH)
+    runner.eval_step(BATCH)
+    assert len(calls) == checked + 2
+
+
+def test_an_error_comes_again_and_leaves_the_model_usable():
+    model = made(Mean)
+    runner = runner_of(model)
+    for _ in range(2):
+        with pytest.raises(sg.PaddingLeaks):
+            runner.step(BATCH)
+    runner_of(model, check_padding=False).step(BATCH)
+
+
+def test_a_model_without_a_loss_is_checked_at_its_first_forward():
+    for call in ("__call__", "eval_step", "predict"):
+        runner = sg.StaticGraphRunner(made(Mean).eval(), PLAN, mode="eager")
+        with pytest.raises(sg.PaddingLeaks):
+            getattr(runner, call)(STORE if call == "predict" else BATCH)
+
+
+def test_an_evaluation_first_does_not_spare_the_step():
+    """In evaluation BatchNorm takes its own statistics: only the step shows what padding does."""
+    model = made(with_norm(ByName))
+    runner = runner_of(model)
+    runner.eval_step(BATCH)
+    with pytest.raises(sg.PaddingLeaks):
+        runner.step(BATCH)
+
+
+def test_a_loss_that_mixes_rows_is_found():
+    def centred(out, batch):
+        return (out - batch.y - (out - batch.y).mean(0)).square()  # here
+
+    model = made(Probe)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=sgd)
+    with pytest.raises(
+        sg.PaddingLeaks, match="the loss changes by .*no layer does it.*# here"
+    ) as e:
+        runner.step(BATCH)
+    assert e.value.module is None
+
+
+# ---------------------------------------------------------------- warming up
+
+
+@pytest.mark.parametrize("example", [None, STORE, BATCH], ids=["made up", "store", "batch"])
+def test_warmup_checks_before_it_compiles(example, monkeypatch):
+    plan = sg.BucketPlan.of(PLAN)
+    runner = runner_of(made(with_norm(ByName)), mode="default")
+    if example is None:
+        runner._schema = STORE.schema
+    monkeypatch.setattr(runner, "_prepare", lambda *_: pytest.fail("compiled before"))
+    with pytest.raises(sg.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
+        runner.warmup(example, progress=False)
+    assert plan
+
+
+def test_eager_warmup_without_an_example_waits_for_the_first_batch():
+    runner = runner_of(made(Mean)).warmup()
+    with pytest.raises(sg.PaddingLeaks):
+        runner.step(BATCH)
+
+
+def test_a_model_that_does_not_run_says_so_itself():
+    class Broken(Probe):
+        def trick(self, h):
+            raise KeyError("on purpose")
+
+    with pytest.raises(KeyError, match="on purpose"):
+        runner_of(made(Broken)).step(BATCH)

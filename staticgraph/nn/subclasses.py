@@ -57,8 +57,9 @@ def _joined(
     }
     if kind.__reduce_ex__ is object.__reduce_ex__:
         members["__reduce_ex__"] = _reduced
+    meta: Any = type(kind)
     try:
-        return type(kind)(f"Static{kind.__name__}", (kind, form), members)
+        return meta(f"Static{kind.__name__}", (kind, form), members)
     except Exception:  # a metaclass or an __init_subclass__ of the user's may refuse in any way
         return None
 

@@ -118,7 +118,7 @@ class PaddingCheck:
             self._of(batch, role, real)
 
     def _of(self, batch: StaticBatch, role: str, real: bool) -> None:
-        if not self.wanted(role) or (batch.real is not None and not batch.real.graphs):
+        if not self.wanted(role) or not _graphs_in(batch):
             return
         if real:
             self._done.add(role)
@@ -143,11 +143,12 @@ class PaddingCheck:
         dirty = self._attempt(lambda: self._padded(other, training, step))
         if dirty is None:
             return None
-        found = _worst(clean, dirty, self._tolerance(PADDINGS))
-        if found is None:
+        differences = _differences(clean, dirty, self._tolerance(PADDINGS))
+        if not differences:
             return None
         again = self._attempt(lambda: self._padded(batch, training, step, nudged=True))
-        if not _clear(found, clean, dirty, again):
+        found = _clear(differences, clean, again)
+        if found is None:
             return None
         culprit = self._culprit(
             lambda: self._padded(batch, training, step),
@@ -181,10 +182,11 @@ class PaddingCheck:
         padded = self._attempt(lambda: self._padded(batch, training, step))
         if padded is None:
             return None
-        found = _worst(plain, padded, self._tolerance(PLAIN))
-        if found is None or not _clear(
-            found, plain, padded, self._attempt(lambda: unpadded(nudged=True))
-        ):
+        differences = _differences(plain, padded, self._tolerance(PLAIN))
+        if not differences:
+            return None
+        found = _clear(differences, plain, self._attempt(lambda: unpadded(nudged=True)))
+        if found is None:
             return None
         culprit = self._culprit(
             unpadded, lambda: self._padded(batch, training, step), PLAIN, operations=False
@@ -303,7 +305,7 @@ class PaddingCheck:
 
 
 class Difference(NamedTuple):
-    """The largest difference between two outcomes."""
+    """One value that differs between two outcomes."""
 
     name: str
     off: float
@@ -316,16 +318,15 @@ class Difference(NamedTuple):
         return f"{self.off:.1e} of the largest"
 
 
-def _worst(expected: Outcome, found: Outcome, tolerance: float) -> Difference | None:
-    """What differs most, by more than a tolerance; what is on one side alone, or of another shape,
-    is nothing to compare."""
+def _differences(expected: Outcome, found: Outcome, tolerance: float) -> list[Difference]:
+    """What differs by more than a tolerance: outputs first, then the loss, gradients, buffers. What
+    is on one side alone, or of another shape, is nothing to compare."""
     differences = [
         Difference(name, _off(expected, found, name))
         for name in expected.values
         if name in found.values and expected.values[name].shape == found.values[name].shape
     ]
-    beyond = [each for each in differences if not each.off <= tolerance]
-    return max(beyond, key=lambda each: each.off, default=None)
+    return [each for each in differences if not each.off <= tolerance]
 
 
 def _off(expected: Outcome, found: Outcome, name: str) -> float:
@@ -336,15 +337,16 @@ def _off(expected: Outcome, found: Outcome, name: str) -> float:
     return off if off == off else float("inf")
 
 
-def _clear(found: Difference, first: Outcome, second: Outcome, nudged: Outcome | None) -> bool:
-    """Whether a difference is more than rounding makes of it: of a deep net in float32 with a
+def _clear(found: list[Difference], first: Outcome, nudged: Outcome | None) -> Difference | None:
+    """The first difference that is more than rounding makes of it: of a deep net in float32 with a
     gradient near zero, or of sums in another order at every run."""
-    if nudged is None or found.name not in nudged.values:
-        return True
-    if nudged.values[found.name].shape != first.values[found.name].shape:
-        return True
-    rounding = _off(first, nudged, found.name)
-    return not found.off <= CLEAR * rounding
+    for each in found:
+        again = None if nudged is None else nudged.values.get(each.name)
+        if nudged is None or again is None or again.shape != first.values[each.name].shape:
+            return each
+        if not each.off <= CLEAR * _off(first, nudged, each.name):
+            return each
+    return None
 
 
 def _largest(values: Any) -> float:
@@ -363,20 +365,25 @@ def _nudge(model: torch.nn.Module) -> None:
             parameter.mul_((1 + eps * noise.double()).to(parameter))
 
 
+def _graphs_in(batch: StaticBatch) -> int:
+    return batch.real.graphs if batch.real is not None else int(batch.num_real_graphs)
+
+
 def _leak(
     found: Difference, culprit: Culprit | None, model: torch.nn.Module, what: str
 ) -> PaddingLeaks:
     """The error, naming the layer as well as it is known."""
-    path, where = (None, "") if culprit is None else (culprit.module, culprit.where)
-    if culprit is None and found.name.startswith("the buffer "):
+    path, where, line = culprit or Culprit(None)
+    if path is None and found.name.startswith("the buffer "):
         path = found.name.removeprefix("the buffer ").rpartition(".")[0]
     if path is None:
-        named = f"no layer's output shows where: look at the loss, and at {found.name}"
+        named = "no layer does it: look at the loss, and at the function that calls the model"
+    elif path:
+        kind = type(model.get_submodule(path)).__name__
+        named = f"the first to differ is {path!r} ({kind})"
     else:
-        kind = type(model.get_submodule(path)).__name__ if path else type(model).__name__
-        named = f"the first to differ is {path!r} ({kind})" if path else f"it is {kind}'s forward"
-        if where and culprit is not None:
-            named += f", at {where}: {culprit.line}"
+        named = f"none does it: it is the forward of {type(model).__name__}"
+    named += f", at {where}: {line}" if where else ""
     return PaddingLeaks(
         f"{what}. Of the layers, {named}. Reduce over each graph with a pool and the batch vector, "
         "or mask with batch.node_mask; sg.preflight(model, plan, store) lists every layer; "

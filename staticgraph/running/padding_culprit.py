@@ -29,12 +29,13 @@ class Culprit(NamedTuple):
     """What parted two runs.
 
     Attributes:
-        module: its path; empty for the model's own forward.
+        module: its path; empty for the model's own forward, None outside of it: in the loss, or in
+            the function that calls the model.
         where: ``file:line``, or empty.
         line: the source there.
     """
 
-    module: str
+    module: str | None
     where: str = ""
     line: str = ""
 
@@ -63,7 +64,7 @@ class Trail:
         self._model = model
         self._context = context
         self._operations = operations
-        self._running = [Culprit("")]
+        self._running = [Culprit(None)]
         self.events: list[Event] = []
 
     @contextmanager
@@ -90,7 +91,9 @@ class Trail:
                 continue
             if event.inputs is None or _same(event.inputs, match.inputs or [], tolerance):
                 return event.culprit
-            return Culprit(event.culprit.module.rpartition(".")[0])  # what came between
+            # What came between it and the module before.
+            path = event.culprit.module
+            return Culprit(path.rpartition(".")[0] if path else None)
         return None
 
     # ------------------------------------------------------------------ noting
@@ -145,7 +148,7 @@ class _Operations(TorchFunctionMode):
         return result
 
 
-def _at(path: str, place: tuple[str, int, str] | None) -> Culprit:
+def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
     return Culprit(path) if place is None else Culprit(path, f"{place[0]}:{place[1]}", place[2])
 
 

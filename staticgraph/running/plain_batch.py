@@ -58,7 +58,8 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
     from torch_geometric.data import Batch
 
     graphs: list[Any] = list(batch.to_data_list())
-    data: Any = Batch.from_data_list(graphs).to(str(batch.device))
+    data: Any = Batch.from_data_list(graphs)
+    data = data.to(str(batch.device))
     if not batch.layout.schema.hetero:
         for level, rows in (
             ("node", data.num_nodes),

@@ -38,6 +38,7 @@ class ProbeStep:
             optimizer=optimizer,
             forward=subject.forward,
             autocast=subject.autocast,
+            check_padding=False,  # what is read is a step
         )
 
     def free_gradients(self) -> None:
