@@ -15,7 +15,7 @@ from parity import BATCH, CAPACITY, STORE
 from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import GCNConv, global_mean_pool
+from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.models import NAMES, build
@@ -510,11 +510,44 @@ def test_a_loss_that_mixes_rows_is_found():
     model = made(Probe)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=sgd)
-    with pytest.raises(
-        sg.PaddingLeaks, match="the loss changes by .*no layer does it.*# here"
-    ) as e:
+    said = r"the loss changes by .*no layer does it.*# here"
+    with pytest.raises(sg.PaddingLeaks, match=said) as raised:
         runner.step(BATCH)
-    assert e.value.module is None
+    assert raised.value.module is None
+
+
+def test_a_gradient_that_padding_breaks_is_found():
+    """The loss is right, and the first update would make every weight NaN."""
+
+    class Divides(Probe):
+        def forward(self, x, edge_index, batch):
+            h = self.conv(x, edge_index)
+            out = global_add_pool(h, batch).square().sum(1).sqrt()
+            inside = global_add_pool(x[:, 0].square()[:, None], batch).sqrt()
+            return out[:, None] * self.head.weight.sum() + (inside * self.head.bias[:1]).sqrt()
+
+    model = made(Divides)
+    nn.init.ones_(model.head.bias)
+    assert plain_loss(copy.deepcopy(model)) > 0
+    with pytest.raises(sg.PaddingLeaks, match=r"the gradient of .*not finite"):
+        runner_of(model).step(BATCH)
+
+
+def test_missing_labels_leave_the_outputs_to_compare():
+    graphs = STORE_WITH_MISSING
+    batch = sg.StaticBatch.of(graphs, range(len(graphs)), CAPACITY)
+    runner_of(made(Probe)).step(batch)
+    with pytest.raises(sg.PaddingLeaks, match="number of padding rows"):
+        runner_of(made(CountedNodes)).step(batch)
+
+
+def with_missing():
+    graphs = BATCH.clone().to_data_list()
+    graphs[1].y[0, 0] = float("nan")
+    return sg.GraphStore.from_pyg(graphs)
+
+
+STORE_WITH_MISSING = with_missing()
 
 
 # ---------------------------------------------------------------- warming up

@@ -7,8 +7,9 @@ in its padding rows, and without padding through plain PyG. Output, loss, gradie
 differs is an error that names the layer.
 
 What a model does with random numbers depends on the shapes it draws for, so one that draws any is
-compared with plain PyG in evaluation mode. Where neither comparison can be made (plain PyG raises,
-or numbers are not finite as it is) there is no verdict. Invariant: the model, its optimizer and the
+compared with plain PyG in evaluation mode. Where a comparison cannot be made (plain PyG raises, or
+its numbers are not finite) there is none; several ranks, whose layers may sum over all of them, run
+with two paddings alone. Invariant: the model, its optimizer and the
 random states are afterwards what they were.
 """
 
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import PaddingLeaks
@@ -118,15 +120,18 @@ class PaddingCheck:
             self._of(batch, role, real)
 
     def _of(self, batch: StaticBatch, role: str, real: bool) -> None:
-        if not self.wanted(role) or not _graphs_in(batch):
+        if not self.wanted(role) or (not _graphs_in(batch) and not _several_ranks()):
             return
         if real:
             self._done.add(role)
         training = role == "step" or self._model.training
         step = role == "step" and self._loss is not None
-        differs = self._between_paddings(batch, training, step)
+        clean = self._attempt(lambda: self._padded(batch, training, step))
+        if clean is None:
+            return  # it does not run as it is: the step says why
+        differs = self._between_paddings(batch, clean, training, step)
         if differs is None and real:
-            differs = self._beside_plain(batch, training, step)
+            differs = self._beside_plain(batch, clean, training, step)
         if differs is not None:
             self._done.discard(role)
             raise differs
@@ -134,19 +139,16 @@ class PaddingCheck:
     # ------------------------------------------------------------------ comparing
 
     def _between_paddings(
-        self, batch: StaticBatch, training: bool, step: bool
+        self, batch: StaticBatch, clean: Outcome, training: bool, step: bool
     ) -> PaddingLeaks | None:
         other = revalued(batch)
-        clean = self._attempt(lambda: self._padded(batch, training, step))
-        if clean is None or not clean.finite:
-            return None  # it does not run as it is: the step says why
         dirty = self._attempt(lambda: self._padded(other, training, step))
-        if dirty is None:
+        if dirty is None or not clean.finite:
             return None
         differences = _differences(clean, dirty, self._tolerance(PADDINGS))
         if not differences:
             return None
-        again = self._attempt(lambda: self._padded(batch, training, step, nudged=True))
+        again = self._again(lambda: self._padded(batch, training, step, nudged=True))
         found = _clear(differences, clean, again)
         if found is None:
             return None
@@ -163,9 +165,12 @@ class PaddingCheck:
             "the values in padding rows do",
         )
 
-    def _beside_plain(self, batch: StaticBatch, training: bool, step: bool) -> PaddingLeaks | None:
-        if batch.real is None or (step and not measurable(batch)):
+    def _beside_plain(
+        self, batch: StaticBatch, clean: Outcome, training: bool, step: bool
+    ) -> PaddingLeaks | None:
+        if batch.real is None or _several_ranks() or self._leaves_ties_open(batch.device):
             return None
+        step = step and measurable(batch)
         data = self._attempt(lambda: plain_batch(batch))
         if data is None:
             return None
@@ -174,18 +179,17 @@ class PaddingCheck:
             return self._plain(batch, data, training, step, nudged)
 
         plain = self._attempt(unpadded)
+        padded: Outcome | None = clean
         if plain is not None and plain.drew and training:
             training = False
             plain = self._attempt(unpadded)
-        if plain is None or plain.drew or not plain.finite:
-            return None
-        padded = self._attempt(lambda: self._padded(batch, training, step))
-        if padded is None:
+            padded = self._attempt(lambda: self._padded(batch, training, step))
+        if plain is None or plain.drew or not plain.finite or padded is None:
             return None
         differences = _differences(plain, padded, self._tolerance(PLAIN))
         if not differences:
             return None
-        found = _clear(differences, plain, self._attempt(lambda: unpadded(nudged=True)))
+        found = _clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
         if found is None:
             return None
         culprit = self._culprit(
@@ -209,6 +213,16 @@ class PaddingCheck:
         except Exception:  # whatever the model raises; its own step raises it again, and says it
             return None
 
+    def _again(self, run: Callable[[], Any]) -> Any:
+        """A run that only the rank that found a difference would make; None among several, where
+        the others do not wait for its sums."""
+        return None if _several_ranks() else self._attempt(run)
+
+    def _leaves_ties_open(self, device: torch.device) -> bool:
+        """Whether plain PyG may choose otherwise among equal nodes: its sort is stable on a CPU."""
+        chooses = any(isinstance(module, SelectTopK) for module in self._model.modules())
+        return chooses and device.type != "cpu"
+
     def _culprit(
         self,
         first: Callable[[], Outcome],
@@ -221,7 +235,7 @@ class PaddingCheck:
         for run in (first, second):
             trail = Trail(self._model, self._context, operations)
             with trail.followed():
-                if self._attempt(run) is None:
+                if self._again(run) is None:
                     return None
             trails.append(trail)
         return trails[0].parting(trails[1], self._tolerance(table))
@@ -363,6 +377,11 @@ def _nudge(model: torch.nn.Module) -> None:
             noise = torch.rand(parameter.shape, generator=generator) - 0.5
             eps = 8 * torch.finfo(parameter.dtype).eps
             parameter.mul_((1 + eps * noise.double()).to(parameter))
+
+
+def _several_ranks() -> bool:
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 def _graphs_in(batch: StaticBatch) -> int:
