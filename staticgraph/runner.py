@@ -138,7 +138,15 @@ class StaticGraphRunner:
             model, forward, loss, autocast, self.device, sanitize, differentiable
         )
         self._padding = (
-            PaddingCheck(model, self._computation, forward, loss, optimizer, autocast)
+            PaddingCheck(
+                model,
+                self._computation,
+                forward,
+                loss,
+                optimizer,
+                autocast,
+                self.mode.compiled and self._choosing is None,
+            )
             if check_padding
             else None
         )

@@ -317,14 +317,10 @@ def test_what_padding_reaches_is_an_error_that_names_it(kind):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_supported_layer_is_flagged(case):
-    model = model_of(case)
-    batch = BATCH.replace()
-    if not case.eager_only:
-        batch.real = None  # as a compiled step sees it
-    check = runner_of(model)._padding
-    check.of(batch, "step")
-    check.of(BATCH, "other")
-    assert not check.wanted("step")
+    for mode in ("eager", "default"):
+        check = runner_of(model_of(case), mode=mode)._padding
+        check.of(BATCH, "step")
+        assert not check.wanted("step")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -73,6 +73,7 @@ class PaddingCheck:
         loss: as the runner's.
         optimizer: left as it is.
         autocast: the dtype of forward and loss, or None.
+        compiled: run padded batches as a compiled step sees them, their counts unknown.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class PaddingCheck:
         loss: Loss | None,
         optimizer: torch.optim.Optimizer | None,
         autocast: torch.dtype | None,
+        compiled: bool = False,
     ) -> None:
+        self._compiled = compiled
         self._model = model
         self._computation = computation
         self._forward = forward or forward_of(model)
@@ -255,6 +258,8 @@ class PaddingCheck:
     def _padded(
         self, batch: StaticBatch, training: bool, step: bool, nudged: bool = False
     ) -> Outcome:
+        if self._compiled:
+            batch = StaticBatch(batch.layout, batch.tensors())
         with self._run(training, step, nudged) as before, self._computation.active():
             result = self._computation.run("both" if step else "forward", batch, keep=True)
             out, loss = result if step else (result, None)
