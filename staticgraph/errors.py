@@ -68,6 +68,21 @@ class NonFiniteLoss(ArithmeticError):
         self.graphs = graphs
 
 
+class PaddingLeaks(RuntimeError):
+    """What stands in padding rows changes the results of real ones; the message names the layer.
+
+    Attributes:
+        module: the path of the layer in the model; empty for the model's own forward, None where
+            it could not be told.
+        where: ``file:line`` of the model's line that led there; empty where it is not known.
+    """
+
+    def __init__(self, message: str, module: str | None = None, where: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.where = where
+
+
 class BudgetExceeded(RuntimeError):
     """A plan needs more memory than its cap allows.
 

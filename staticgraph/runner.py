@@ -37,8 +37,10 @@ from staticgraph.running.choice import Choice
 from staticgraph.running.choosing import Choosing, Trials, to_measure, trial_batch
 from staticgraph.running.compiled import skipped_recordings_of
 from staticgraph.running.computation import Computation, Loss
+from staticgraph.running.example_batch import example_of
 from staticgraph.running.finite import EVERY
 from staticgraph.running.modes import resolve
+from staticgraph.running.padding_check import PaddingCheck
 from staticgraph.running.provenance import name_of
 from staticgraph.running.recorded import OnMiss, Scope
 from staticgraph.running.recorder import CudaGraphRecorder, Recorder
@@ -96,6 +98,9 @@ class StaticGraphRunner:
             the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
         check_finite: read every so many training steps whether all losses were finite, and at
             :meth:`check_finite`; on the CPU each loss is read. 0 leaves them unchecked.
+        check_padding: run the first batch (or :meth:`warmup`'s example) with other values in its
+            padding, and without padding through plain PyG, and compare; see
+            :mod:`staticgraph.running.padding_check`.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not
@@ -130,6 +135,7 @@ class StaticGraphRunner:
         memory: MemoryModel | None = None,
         rows: Mapping[Any, str | None] | None = None,
         check_finite: int = EVERY,
+        check_padding: bool = True,
     ) -> None:
         _check_given(model, loss, optimizer)
         self.model = model
@@ -146,6 +152,19 @@ class StaticGraphRunner:
             model, forward, loss, autocast, self.device, sanitize, differentiable, rows
         )
         self._turns = Turns(model)
+        self._padding = (
+            PaddingCheck(
+                model,
+                self._computation,
+                forward,
+                loss,
+                optimizer,
+                autocast,
+                self.mode.compiled and self._choosing is None,
+            )
+            if check_padding
+            else None
+        )
         self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
         self._update = Update(model, optimizer, clip_norm)
         self._steps = Steps(
@@ -195,6 +214,7 @@ class StaticGraphRunner:
             ValueError: no loss or no optimizer was given, or the loss is a scalar.
             NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
             NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
+            PaddingLeaks: padding reaches real rows.
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
@@ -305,6 +325,7 @@ class StaticGraphRunner:
         Raises:
             ValueError: the fields of the data are not known.
             NotStatic: the model cannot be compiled in fixed shapes.
+            PaddingLeaks: padding reaches real rows.
         """
         with self._turns.warmup:
             return self._warmup(example, phases, progress, cache, choices)
@@ -322,7 +343,9 @@ class StaticGraphRunner:
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
-        if not self.mode.compiled and self._choosing is None:
+        compiles = self.mode.compiled or self._choosing is not None
+        self._check_example(example, made_up=compiles)
+        if not compiles:
             return self
         if self._schema is None:
             raise ValueError(
@@ -447,7 +470,25 @@ class StaticGraphRunner:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
             self._statistics[batch.bucket].count(batch.real, phase)
+        if self._padding is not None and self._padding.wanted(phase):
+            # Beside recordings there is no memory for another step.
+            trees = self.mode.recording and self._warmup_s is not None
+            if self._steps.recorded is None and not trees:
+                self._padding.of(batch, phase)
         return batch
+
+    def _check_example(self, example: StaticBatch | GraphStore | None, made_up: bool) -> None:
+        """The check of padding before anything is compiled; on made-up graphs, where there is no
+        example, and then on the first batch as well unless that is replayed."""
+        if self._padding is None or (example is None and not made_up):
+            return
+        batch = example_of(self.plan, self._schema, example, self._pointers)
+        if batch is None:
+            return
+        trains = self.loss is not None and self.optimizer is not None
+        self._padding.of(batch.to(self.device), "step" if trains else "eval", example is not None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def _precision(self) -> str | None:

@@ -315,11 +315,11 @@ class TestRefusals:
         model = Reads()
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(sg.NotStatic, match=r"bucket 1 step.*HostRead") as caught:
-            runner_of(model, hiv)
+            runner_of(model, hiv, check_padding=False)
         assert isinstance(caught.value.__cause__, HostRead)
         for name, value in before.items():
             assert torch.equal(value, model.state_dict()[name]), name
-        eager_of(model, adam(model)).step(batches_of(hiv, 1)[0])
+        eager_of(model, adam(model), check_padding=False).step(batches_of(hiv, 1)[0])
 
     def test_a_hook_that_reads_a_gradient_on_the_host(self, hiv):
         model = Net()
@@ -430,6 +430,7 @@ def test_verify_compares_every_tensor_of_an_output(hiv):
         plan,
         mode="eager",
         forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
+        check_padding=False,  # the largest of all rows is padding's too
     )
     assert runner.verify(batches_of(hiv, 1)[0]).passed
 

@@ -6,6 +6,7 @@ only its class changes, to one that asks the shared :class:`BatchContext` for th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -95,8 +96,9 @@ from staticgraph.nn.set_attention import (
     StaticGraphMultisetTransformer,
     StaticSetTransformerAggregation,
 )
+from staticgraph.nn.subclasses import form_of
 
-# Stock layer -> its static form. Only the exact class is exchanged: a subclass may do anything.
+# Stock layer -> its static form. A subclass gets a class of both: see nn.subclasses.
 STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.BatchNorm1d: MaskedBatchNorm1d,
     torch.nn.BatchNorm2d: MaskedBatchNorm2d,
@@ -174,15 +176,16 @@ def context_of(model: torch.nn.Module) -> BatchContext:
     PyG's functions ask for the present batch."""
     install()
     table = STATIC_FORMS | REFUSED_FORMS
-    forms = set(table.values())
+    forms = tuple(table.values())
     present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]
     context = next((found for found in present if isinstance(found, BatchContext)), None)
     if context is None:
         context = BatchContext()
     for module in model.modules():
-        form = table.get(type(module))
+        form = form_of(type(module), table)
         if form is not None:
-            module.__class__ = form
-        if type(module) in forms or hasattr(module, "_staticgraph"):
+            with suppress(TypeError):  # another layout of memory: it stays what it is
+                module.__class__ = form
+        if isinstance(module, forms) or hasattr(module, "_staticgraph"):
             module.__dict__["_staticgraph"] = context
     return context

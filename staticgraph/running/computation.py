@@ -18,6 +18,7 @@ from torch import Tensor
 from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.batch_norm import single_row
+from staticgraph.nn.context import BatchContext
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.present import Restored, remember
 from staticgraph.nn.refused import caching_layers, unheard_hooks
@@ -74,6 +75,11 @@ class Computation:
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
 
+    @property
+    def context(self) -> BatchContext:
+        """What the model's converted layers know of the batch."""
+        return self._context
+
     def active(self) -> Restored:
         """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
         return Restored()
@@ -124,7 +130,7 @@ class Computation:
     def run(
         self, phase: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
     ) -> Any:
-        """The output for phase ``forward``, the mean loss for ``step``.
+        """The output for phase ``forward``, the mean loss for ``step``, both for ``both``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
         """
@@ -133,6 +139,8 @@ class Computation:
             batch, result, seen = self._forward_of(batch)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
             result = out if phase == "forward" else self._mean_loss(out, seen, batch, known)
+            if phase == "both":
+                result = out, result
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             remember(tensors_in(result))
         if not keep:

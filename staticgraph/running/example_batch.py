@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from staticgraph.batch import StaticBatch
 from staticgraph.plan import BucketPlan
@@ -39,6 +40,51 @@ def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> Stat
         (0, plan.capacities[0]),
     )
     return StaticBatch.of(example, _fitting(example, capacity), capacity, bucket)
+
+
+def example_of(
+    plan: BucketPlan,
+    schema: Schema | None,
+    example: GraphStore | StaticBatch | None,
+    pointers: bool = False,
+) -> StaticBatch | None:
+    """A batch with padding for a warm-up to look at; None where nothing is known of the data.
+
+    Args:
+        plan: the buckets.
+        schema: of the data, if known; graphs are made up of it where there is no example, their
+            numbers 0 and 1, which are categories everywhere and blow up nowhere.
+        example: graphs, or a batch.
+        pointers: whether the model reads row pointers.
+    """
+    if isinstance(example, StaticBatch):
+        return example if example.real is not None or not pointers else None
+    made_up = example is None
+    if example is None and schema is None:
+        return None
+    for bucket, capacity in enumerate(plan.capacities):
+        store = example if example is not None else _made_up(_known(schema), capacity)
+        ids = _fitting(store, capacity)
+        if ids:
+            batch = StaticBatch.of(store, ids, capacity, bucket, pointers)
+            return _zeros_and_ones(batch) if made_up else batch
+    return None
+
+
+def _known(schema: Schema | None) -> Schema:
+    assert schema is not None
+    return schema
+
+
+def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
+    """The batch with 1 for what is positive in its float fields, and 0 for the rest."""
+    return batch.replace(
+        **{
+            field.name: (batch[field.name] > 0).to(batch[field.name].dtype)
+            for field in batch.layout.schema
+            if not field.is_index and batch[field.name].is_floating_point()
+        }
+    )
 
 
 def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
@@ -151,3 +197,39 @@ def poisoned(batch: StaticBatch) -> StaticBatch:
         wide = mask.view(-1, *(1,) * (value.dim() - 1))
         tensors[field.name] = torch.where(wide, value, garbage.to(value))
     return batch.replace(**tensors)
+
+
+def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
+    """The batch with other values in every padding row, none outside what real rows hold: a column
+    of a float field between its least and largest, mostly near those; categories, whether integers
+    or whole floats, those of other real rows. A model that looks up a table with them, or takes an
+    exponential, is then asked for nothing that real rows do not ask for."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for field in batch.layout.schema:
+        if field.is_index:  # its padding points at padding, and must
+            continue
+        value = batch[field.name]
+        mask = batch[f"{field.level}_mask"]
+        if field.rows > 1:
+            mask = mask.repeat_interleave(field.rows)
+        real = value[mask]
+        if not len(real) or not value.numel():
+            continue
+        drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
+        if value.is_floating_point() and not _whole(real):
+            least = torch.nan_to_num(real, nan=torch.inf, neginf=torch.inf).amin(0).double()
+            largest = torch.nan_to_num(real, nan=-torch.inf, posinf=-torch.inf).amax(0).double()
+            far = (2 * drawn - 1).sign() * (2 * drawn - 1).abs().sqrt() / 2 + 0.5
+            other = torch.nan_to_num(least + (largest - least) * far, 0.0, 0.0, 0.0)
+        else:
+            rows = drawn.view(len(value), -1)[:, 0] * len(real)
+            other = torch.nan_to_num(real)[rows.long().clamp(max=len(real) - 1)]
+        wide = mask.view(-1, *(1,) * (value.dim() - 1))
+        tensors[field.name] = torch.where(wide, value, other.to(value.dtype))
+    return batch.replace(**tensors)
+
+
+def _whole(value: Tensor) -> bool:
+    found = value[torch.isfinite(value)]
+    return bool((found == found.round()).all())

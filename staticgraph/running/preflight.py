@@ -26,6 +26,7 @@ from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.nn.present import Restored
 from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.subclasses import form_of
 from staticgraph.running.arguments import Forward, forward_of
 from staticgraph.running.attention_choices import AttentionRow, attention_choices
 from staticgraph.running.comparison import (
@@ -270,9 +271,7 @@ class _Preflight:
     def _row(self, path: str, inert: bool | None) -> ModuleRow:
         module = self._stock.get_submodule(path)
         table = STATIC_FORMS | REFUSED_FORMS
-        form = table.get(type(module))
-        if form is None and type(module) in table.values():
-            form = type(module)  # converted before
+        form = form_of(type(module), table, made=False)
         own = [o for o in self._obstacles if o.module == path]
         if own:
             how = own[0].kind
@@ -342,8 +341,8 @@ def _first_sentence(form: type) -> str:
 
 def _is_layer(module: torch.nn.Module) -> bool:
     kind = type(module)
-    table = STATIC_FORMS | REFUSED_FORMS
-    return kind in table or kind in table.values() or kind.__module__.startswith("torch_geometric.")
+    known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
+    return known or kind.__module__.startswith("torch_geometric.")
 
 
 def _real(value: Any, context: BatchContext) -> list[Tensor]:

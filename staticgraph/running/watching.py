@@ -29,7 +29,16 @@ from staticgraph.running.obstacles import Obstacle, is_mask
 
 # Modules of this library that stand between any model and its call, and make no operation.
 _MACHINERY = frozenset(
-    {f"staticgraph.running.{n}" for n in ("watching", "preflight", "arguments", "tracing")}
+    f"staticgraph.running.{name}"
+    for name in (
+        "arguments",
+        "computation",
+        "padding_check",
+        "padding_culprit",
+        "preflight",
+        "tracing",
+        "watching",
+    )
 )
 # Plain PyG models that come with this library; their lines are a model's.
 _ZOO = "staticgraph.models"

@@ -38,6 +38,7 @@ class ProbeStep:
             optimizer=optimizer,
             forward=subject.forward,
             autocast=subject.autocast,
+            check_padding=False,  # what is read is a step
         )
         self._runner._computation.assume_rows()  # what is measured is a step alone
 
