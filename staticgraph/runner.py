@@ -199,6 +199,7 @@ class StaticGraphRunner:
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
         """
+        check_not_traced("the forward")
         with self._turns.forward:
             return self._run("forward", batch)
 
@@ -218,6 +219,7 @@ class StaticGraphRunner:
         """
         if self.loss is None or self.optimizer is None:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
+        check_not_traced("step()")
         with self._turns.step:
             batch = self._own(batch, "step")
             with self._statistics[batch.bucket].timed():
@@ -238,6 +240,7 @@ class StaticGraphRunner:
 
         Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
         """
+        check_not_traced("eval_step()")
         with self._turns.forward, evaluating(self.model):
             out = self._run("forward", batch)
             loss = None if self.loss is None else self._computation.mean_loss(out, batch)

@@ -64,7 +64,6 @@ class _Turn:
         self._closes = closes
 
     def __enter__(self) -> None:
-        check_not_traced(self._name)
         me = threading.get_ident()
         taken = 0
         try:
