@@ -19,7 +19,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.errors import CheckpointCorrupt, MissingPackage
+from staticgraph.errors import CheckpointCorrupt, MissingPackage, NonFiniteLoss
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate
@@ -364,3 +364,25 @@ def test_summary_weighs_by_graphs(uninterrupted):
     steps = read_steps(uninterrupted / "steps.csv")
     loss, graphs = summary([s._replace(loss=float(s.graphs)) for s in steps], 0)
     assert (loss, graphs) == (pytest.approx((10 * 15**2 + 10**2) / 160), 160)
+
+
+def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
+    """The report holds the steps before; nothing is written over parameters that are still whole."""
+    graphs = [esol[i] for i in range(80)]
+    for graph in graphs:
+        graph.x = graph.x.float()
+    settings = TrainConfig(
+        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=16, epochs=1, seed=1
+    )
+    torch.save(graphs, tmp_path / "few.pt")
+    last = int(sg.datasets.open(tmp_path / "few.pt", seed=1).splits["train"][-1])
+    graphs[last].y = torch.tensor([[float("inf")]])
+    torch.save(graphs, tmp_path / "few.pt")
+    with pytest.raises(NonFiniteLoss) as caught:
+        train.train(settings, tmp_path / "run", progress=False)
+    assert last in caught.value.graphs
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    steps = read_steps(tmp_path / "run" / "steps.csv")
+    assert all(np.isfinite(step.loss) for step in steps)
+    assert len(steps) < 4
+    assert report["epochs"] == []
