@@ -367,7 +367,7 @@ def test_summary_weighs_by_graphs(uninterrupted):
 
 
 def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
-    """The report holds the steps before; nothing is written over parameters that are still whole."""
+    """The report holds the steps before the one that was refused."""
     graphs = [esol[i] for i in range(80)]
     for graph in graphs:
         graph.x = graph.x.float()
