@@ -166,22 +166,30 @@ def _load(root: Path, manifest: Mapping[str, Any], verify: bool | None) -> Graph
 def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
     """One array, mapped; compared where it is to be, or must be, before anything else is read."""
     path = root / _file(name)
-    found = path.stat().st_size if path.is_file() else None
-    if found != file["bytes"]:
+    found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
+    if found != length:
         raise StoreCorrupt(
             f"{path} has {'no' if found is None else found} bytes, the manifest says "
-            f"{file['bytes']}: the store is incomplete; build it again"
+            f"{length}: the store is incomplete; build it again"
         )
     if (whole or not by_block(name)) and crc32_of_file(path) != file["crc32"]:
         raise StoreCorrupt(f"{path} is not what was written (checksum differs); build it again")
     if "dtype" not in file:  # version 1
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # NumPy raises whatever a header happens to lead to
+            raise StoreCorrupt(f"{path} is no array ({error}); build the store again") from None
     # The manifest's word, whose digest was compared, not that of the file's own header.
     dtype, shape = np.dtype(file["dtype"]), tuple(map(int, file["shape"]))
     size = dtype.itemsize * int(np.prod(shape, dtype=object))
-    if dtype.kind not in "biuf" or not dtype.isnative or min(shape, default=0) < 0 or size >= found:
-        raise Damage(f"{path.name} cannot hold {dtype} of shape {shape} in {found} bytes")
-    return np.memmap(path, dtype, "r", offset=found - size, shape=shape)
+    if (
+        dtype.kind not in "biuf"
+        or not dtype.isnative
+        or min(shape, default=0) < 0
+        or size >= length
+    ):
+        raise Damage(f"{path.name} cannot hold {dtype} of shape {shape} in {length} bytes")
+    return np.memmap(path, dtype, "r", offset=length - size, shape=shape)
 
 
 def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
