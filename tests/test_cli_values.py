@@ -24,6 +24,8 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.cli.probe import probe_model
 from staticgraph.kernels.count import count_step
+from staticgraph.planning.plots import map_around
+from staticgraph.running.preflight import preflight
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -125,16 +127,23 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
     def nothing(*arguments, **options):
         return None
 
-    counts = {}
+    first = {}
 
-    def counted(forward, optimizer):
-        if "first" not in counts:
-            counts["first"] = count_step(forward, optimizer)
-        return counts["first"]
+    def once(name, work):
+        """Work whose result is that of its first call."""
+
+        def done(*arguments, **options):
+            if name not in first:
+                first[name] = work(*arguments, **options)
+            return first[name]
+
+        return done
 
     monkeypatch.setattr(Training, "run", trained)
     monkeypatch.setattr("staticgraph.memory.probe.probe", probed)
-    monkeypatch.setattr("staticgraph.kernels.count.count_step", counted)
+    monkeypatch.setattr("staticgraph.kernels.count.count_step", once("count", count_step))
+    monkeypatch.setattr("staticgraph.planning.plots.map_around", once("map", map_around))
+    monkeypatch.setattr("staticgraph.running.preflight.preflight", once("check", preflight))
     for picture in (
         "planning.plots.save_plan_picture",
         "planning.plots.save_cost_picture",
