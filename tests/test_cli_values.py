@@ -54,7 +54,8 @@ BASES = {
                          "in-memory", "--fanouts", "2", "--epochs", "1", "--out", "large"],
 }  # fmt: skip
 ABSURD = (
-    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e30", "3e38", "1e99", "9" * 30, str(2**63), "9" * 5000,
+    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e30", "3e38", "1e99", "9" * 30, str(2**63),
+    "9" * 5000,
     "bogus", "bogus:bogus", "auto", "None", "missing.npz", "missing/missing", "a-folder", "few",
     "empty.npz", "nothing.npz", "noise.npz", "noise.npy", "noise.csv", "noise.pt", "noise.json",
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
