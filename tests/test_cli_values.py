@@ -22,8 +22,11 @@ from command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
+from staticgraph.cli import values
 from staticgraph.cli.probe import probe_model
 from staticgraph.kernels.count import count_step
+from staticgraph.planning.plots import map_around
+from staticgraph.running.preflight import preflight
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -51,7 +54,8 @@ BASES = {
                          "in-memory", "--fanouts", "2", "--epochs", "1", "--out", "large"],
 }  # fmt: skip
 ABSURD = (
-    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e99", "9" * 30, str(2**63), "9" * 5000,
+    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e30", "3e38", "1e99", "9" * 30, str(2**63),
+    "9" * 5000,
     "bogus", "bogus:bogus", "auto", "None", "missing.npz", "missing/missing", "a-folder", "few",
     "empty.npz", "nothing.npz", "noise.npz", "noise.npy", "noise.csv", "noise.pt", "noise.json",
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
@@ -125,16 +129,23 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
     def nothing(*arguments, **options):
         return None
 
-    counts = {}
+    first = {}
 
-    def counted(forward, optimizer):
-        if "first" not in counts:
-            counts["first"] = count_step(forward, optimizer)
-        return counts["first"]
+    def once(name, work):
+        """Work whose result is that of its first call."""
+
+        def done(*arguments, **options):
+            if name not in first:
+                first[name] = work(*arguments, **options)
+            return first[name]
+
+        return done
 
     monkeypatch.setattr(Training, "run", trained)
     monkeypatch.setattr("staticgraph.memory.probe.probe", probed)
-    monkeypatch.setattr("staticgraph.kernels.count.count_step", counted)
+    monkeypatch.setattr("staticgraph.kernels.count.count_step", once("count", count_step))
+    monkeypatch.setattr("staticgraph.planning.plots.map_around", once("map", map_around))
+    monkeypatch.setattr("staticgraph.running.preflight.preflight", once("check", preflight))
     for picture in (
         "planning.plots.save_plan_picture",
         "planning.plots.save_cost_picture",
@@ -214,3 +225,62 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
             elif status not in (0, 1, 2):
                 wrong.append(f"{shown}\n    status {status}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--data", "few", "--seed", "-1"], "argument --seed: '-1': give a whole number"),
+        (["train", "--data", "few", "--dropout", "2"], "argument --dropout: '2': give a number"),
+        (["train", "--data", "few", "--workers", "-1"], "give a whole number from 0 to 256"),
+        (["train", "--data", "few", "--device", "bogus"], "give cpu, cuda, cuda:1"),
+        (["train", "--data", "few", "--epochs", "0"], "give a whole number from 1"),
+        (["train", "--data", "few", "--lr", "nan"], "'nan': give a number above 0 to 1e+30"),
+        (["train", "--data", "empty.npz"], "empty.npz is not an .npz of plain arrays"),
+        ([*BASES["train-large link"], "--epochs", "0"], "argument --epochs: '0'"),
+        ([*BASES["train-large link"], "--partitions", "0"], "argument --partitions: '0'"),
+        ([*BASES["train-large link"], "--memory", "0"], "give bytes, or a number with K, M or G"),
+        ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is no .npz of plain"),
+        (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
+        (["plan", "--histogram", "sizes.csv", "--graphs", "0"], "argument --graphs: '0'"),
+        (["plan", "--histogram", "header.csv"], "header.csv has no rows below its header"),
+        (["plan", "--histogram", "sizes.csv", "--out", "no/plan.json"], "there is no folder no"),
+        (["check", "--data", "few", "--model", "tiny_models:models"], "models is a module; name"),
+    ],
+)
+def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
+    assert status_of(words) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_a_byte_order_mark_changes_nothing(tiny, capsys):
+    shown = []
+    for name in ("sizes.csv", "bom.csv"):
+        assert status_of(["plan", "--histogram", name, "--limits", "9", "20"]) == 0
+        shown.append(capsys.readouterr().out.splitlines()[-1])
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (values.whole(0), "0", 0),
+        (values.whole(0), " 7 ", 7),
+        (values.number(0, 1, more=True), "1", 1.0),
+        (values.share, "0", 0.0),
+        (values.share, "1", 1.0),
+        (values.rate, "1e30", 1e30),
+        (values.seed, str(2**63 - 1), 2**63 - 1),
+        (values.byte_count, "1.5K", 1536),
+        (values.byte_count, "512m", 512 << 20),
+        (values.fanouts, "10,5", [10, 5]),
+        (values.auto_or(values.whole()), "auto", "auto"),
+        (values.auto_or(values.whole()), "4", 4),
+        (values.device, "cuda:1", "cuda:1"),
+    ],
+)
+def test_what_is_in_range_is_taken(kind, text, expected):
+    assert kind(text) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -136,6 +137,60 @@ def test_a_foreign_folder_is_not_overwritten(triples, tmp_path):
     with pytest.raises(SystemExit):
         cli.main([*LINKS, "--data", triples, "--out", str(tmp_path), "--overwrite"])
     assert (tmp_path / "thesis.txt").exists()
+
+
+def refuse(constant: str) -> float:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize("encoder", [[], ["--encoder", "sage", "--fanouts", "3"]])
+def test_links_that_diverge_are_reported_and_exit_with_1(triples, tmp_path, capsys, encoder):
+    arguments = [*LINKS, "--data", triples, "--policy", "comet", "--partitions", "8", "--buffer",
+                 "4", "--out", str(tmp_path), *encoder]  # fmt: skip
+    assert cli.main([*arguments, "--rate", "1e30", "--json"]) == 1
+    printed, err = capsys.readouterr()
+    report = json.loads(printed, parse_constant=refuse)
+    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert (report["diverged"], report["test"], report["epochs"]) == (1, None, [])
+    assert err.splitlines()[-1].startswith(
+        "staticgraph train-large: the training diverged in epoch 1: "
+    )
+
+
+def test_nodes_that_diverge_are_reported_and_exit_with_1(graph, tmp_path, capsys):
+    arguments = ["train-large", "--task", "node", "--data", graph, "--policy", "in-memory",
+                 "--fanouts", "4", "--rate", "1e30", "--out", str(tmp_path), "--json"]  # fmt: skip
+    assert cli.main(arguments) == 1
+    printed, err = capsys.readouterr()
+    report = json.loads(printed, parse_constant=refuse)
+    assert report == json.loads((tmp_path / "report.json").read_text(), parse_constant=refuse)
+    assert report["test_accuracy"] is None
+    assert f"diverged in epoch {report['diverged']}: the loss is" in err.splitlines()[-1]
+
+
+def test_embeddings_of_a_graph_that_was_partitioned_anew_are_refused(triples, tmp_path, capsys):
+    arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    shutil.rmtree(tmp_path / "graph")
+    partition = ["partition", "--data", triples, "--partitions", "1", "--seed", "7"]
+    assert cli.main([*partition, "--out", str(tmp_path / "graph")]) == 0
+    # Made to look as if the run's own seed had been used.
+    manifest = tmp_path / "graph" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 7', '"seed": 0'))
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    assert "whose nodes have other numbers" in capsys.readouterr().err
+
+
+def test_overwrite_removes_the_run_and_nothing_else(triples, tmp_path):
+    arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    (tmp_path / "graph" / "manifest.json").write_text("{}")
+    assert status_of([*arguments, "--overwrite"]) == 2
+    assert (tmp_path / "report.json").exists()
 
 
 # ---------------------------------------------------------------------- data sets

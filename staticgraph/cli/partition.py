@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.table import table
 
     edges: Any = args.edges
+    nodes: Any
     nodes, features = args.nodes, None
     if args.edges is not None:
         features = None if args.features is None else open_array(args.features)

@@ -63,9 +63,7 @@ def register(commands: Any) -> None:
     training.add_argument(
         "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
     )
-    training.add_argument(
-        "--lr", type=values.number(0, more=True), help="learning rate of Adam (default: 0.001)"
-    )
+    training.add_argument("--lr", type=values.rate, help="learning rate of Adam (default: 0.001)")
     training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
     machine = parser.add_argument_group("machine")
     machine.add_argument(

@@ -71,7 +71,6 @@ def _add_sizes(buffer: Any) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     """How to train, on links and on nodes."""
-    rate = values.number(0, more=True)
     width = values.whole(1, values.WIDEST)
     training = parser.add_argument_group("training")
     training.add_argument(
@@ -80,7 +79,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--batch-size", type=values.whole(), help="(default: 1000 edges, 64 nodes)"
     )
-    training.add_argument("--rate", type=rate, help="(default: 0.1 for links, 0.01 for nodes)")
+    training.add_argument(
+        "--rate", type=values.rate, help="(default: 0.1 for links, 0.01 for nodes)"
+    )
     training.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
     links = parser.add_argument_group("links")
     links.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="distmult")
@@ -98,7 +99,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="of sampled neighbourhoods (default: none)",
     )
     links.add_argument(
-        "--encoder-rate", type=rate, default=0.01, help="Adagrad's on the encoder (default: 0.01)"
+        "--encoder-rate",
+        type=values.rate,
+        default=0.01,
+        help="Adagrad's on the encoder (default: 0.01)",
     )
     nodes = parser.add_argument_group("nodes")
     nodes.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")

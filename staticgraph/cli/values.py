@@ -64,6 +64,12 @@ def number(least: float, most: float = LARGEST, *, more: bool = False) -> Callab
     return value
 
 
+def rate(text: str) -> float:
+    """A learning rate. A diverging one is taken; one that overflows an optimizer's float32 is not:
+    Adam divides it by 1 - 0.9 at its first step."""
+    return number(0, 1e30, more=True)(text)
+
+
 def share(text: str) -> float:
     """From 0 to 1, both included."""
     return number(0.0, 1.0)(text)
