@@ -1,7 +1,7 @@
-"""A training step for a GPU that is not there: compiled for it, recorded as far as one can, counted.
+"""A training step for a GPU that is not there: compiled, recorded as far as one can, counted.
 
-The problem: a GPU is rare, and whether a step records in one piece, how many kernels it launches and
-what it holds is known only after it ran on one. The idea: the CPU build of torch has the whole
+The problem: a GPU is rare, and whether a step records in one piece, how many kernels it launches
+and what it holds is known only after it ran on one. The idea: the CPU build of torch has the whole
 compiler. In a child process a device guard that does nothing is loaded before torch
 (:mod:`.guard`), torch is told of a device with the numbers of a data sheet (:mod:`.stubs`), and the
 library's own runner trains a model of fake CUDA tensors: Dynamo, AOTAutograd, Inductor and ptxas do

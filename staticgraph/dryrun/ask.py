@@ -42,7 +42,7 @@ class Child:
         if reason := why_not():
             raise Unavailable(reason)
         guard.built()
-        self._said = tempfile.TemporaryFile("w+")
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
         paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "staticgraph.dryrun.child", target, *filter(None, [leave_out])],
@@ -84,7 +84,9 @@ class Child:
         kinds = {"ValueError": ValueError, "Broken": Broken, "Unavailable": Unavailable}
         if kind := kinds.get(answer["kind"]):
             raise kind(answer["error"])
-        raise RuntimeError(f"the dry run failed: {answer['kind']}: {answer['error']}\n{answer['trace']}")
+        raise RuntimeError(
+            f"the dry run failed: {answer['kind']}: {answer['error']}\n{answer['trace']}"
+        )
 
     def close(self) -> None:
         """Ends the process."""
@@ -122,8 +124,8 @@ def dry_run(
 ) -> DryRun:
     """Compiles and counts a training step for a GPU that is not there.
 
-    A child process trains a copy of the model over fake CUDA tensors: torch's compiler does its real
-    work, and a launch is noted instead of made. Nothing runs, and no time of a step is promised.
+    A child process trains a copy of the model over fake CUDA tensors: torch's compiler does its
+    real work, and a launch is noted instead of made. Nothing runs, and no time of a step is promised.
 
     Args:
         model: a module, handed over by :func:`torch.save`; or ``"module:build"``, which is imported

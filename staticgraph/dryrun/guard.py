@@ -1,4 +1,4 @@
-"""The C++ half: a device guard and CUDA hooks that do nothing, built once a torch, loaded before it.
+"""The C++ half: a device guard and CUDA hooks that do nothing, built once, loaded before torch.
 
 The compiled file is kept beside the library's other downloads and builds, named by torch's version
 and its own source, so that a new torch or a new guard is built anew. No function of this file may

@@ -1,6 +1,6 @@
 """What a device would be given, in order: one line a launch, and what each touches.
 
-A launch belongs to one of five kinds: ``staticgraph`` (this library's Triton kernels, as their
+A launch is of one of five kinds: ``staticgraph`` (this library's Triton kernels, as their
 ``gpu.py`` launches them), ``inductor`` (kernels that Inductor wrote), ``library`` (torch's own, such
 as a product of cuBLAS, counted as one launch each, so that a sum of them is a least number),
 ``copy`` (torch's copies and fills) and ``host`` (a part on the CPU, between launches).
@@ -72,7 +72,7 @@ class Watch:
         graphs: every compiled graph since it was emptied.
         causes: why the graph that compiles now cannot be recorded whole: (reason, operation,
             place); taken by the graph when it is done.
-        sources: Inductor's kernels, name -> source.
+        sources: Inductor's kernels, source -> name; two graphs may use a name for two kernels.
         kernels: this library's, name -> compiled kernels.
     """
 

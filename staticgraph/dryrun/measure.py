@@ -1,4 +1,4 @@
-"""One request: every mode's runner is warmed up over fake tensors, and one step of it is counted."""
+"""One request: each mode's runner is warmed up over fake tensors, and a step of it is counted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ class _Mode:
             )
             self._note_keys(runner)
             runner.warmup(progress=False, phases=roles)
-            keys = [(b, r) for b in reversed(range(len(self._subject.plan.capacities))) for r in roles]
+            keys = [
+                (b, r) for b in reversed(range(len(self._subject.plan.capacities))) for r in roles
+            ]
             steps = recorder.runs
             if self._mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]

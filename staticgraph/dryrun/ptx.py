@@ -1,7 +1,7 @@
 """Registers, spills and loads of every Triton kernel, compiled by ptxas for the target.
 
-Inductor's kernels are compiled from their sources with the first of their configurations, as its own
-workers do, which never load what they compile; this library's were compiled when they were
+Inductor's kernels are compiled from their sources with the first of their configurations, as its
+own workers do, which never load what they compile; this library's were compiled when they were
 launched. The numbers are read off the binary by ``cuobjdump``, which comes with Triton.
 """
 
@@ -29,7 +29,7 @@ def uses() -> list[KernelUse]:
         for name, kernels in sorted(WATCH.kernels.items())
         for kernel in kernels.values()
     ]
-    return found + [_of_source(name, source) for name, source in sorted(WATCH.sources.items())]
+    return found + [_of_source(name, source) for source, name in WATCH.sources.items()]
 
 
 def _of_source(name: str, source: str) -> KernelUse:

@@ -1,4 +1,4 @@
-"""What a dry run found: as data, as JSON, as a table. Knows no torch, so both processes share it."""
+"""What a dry run found: as data, as JSON, as a table. Knows no torch: both processes share it."""
 
 from __future__ import annotations
 
@@ -224,7 +224,11 @@ class DryRun:
             said = [f"  {cause}" for cause in run.causes]
             said += [f"  {run.error}"] if run.error and not run.causes else []
             if said:
-                lines += ["", f"{run.mode}, bucket {run.bucket}, {run.role}: {run.records()}", *said]
+                lines += [
+                    "",
+                    f"{run.mode}, bucket {run.bucket}, {run.role}: {run.records()}",
+                    *said,
+                ]
         if self.uses:
             lines += ["", _uses_table(self.uses)]
         lines += ["", *(f"emulated: {text}" for text in self.emulated)]
@@ -267,11 +271,19 @@ def _runs_table(runs: tuple[Run, ...]) -> str:
 
 
 def _uses_table(uses: tuple[KernelUse, ...]) -> str:
-    headers = ["kernel", "of", "registers", "spilled B", "shared B", "warps", "vector loads", "atomics"]
-    return table(
-        headers,
-        [
-            [u.name, u.owner, u.registers, u.spill_bytes, u.shared_bytes, u.warps, u.vector_loads, u.atomics]
-            for u in uses
-        ],
-    )  # fmt: skip
+    """This library's kernels, and of Inductor's, which are many, those that spill."""
+    headers = ["kernel", "registers", "spilled B", "shared B", "warps", "vector loads", "atomics"]
+    inductors = [use for use in uses if use.owner == "inductor"]
+    shown = [use for use in uses if use.owner != "inductor" or use.spill_bytes]
+    rows = [
+        [u.name, u.registers, u.spill_bytes, u.shared_bytes, u.warps, u.vector_loads, u.atomics]
+        for u in shown
+    ]
+    summary = (
+        f"Inductor's: {len(inductors)} kernels, at most {max(u.registers for u in inductors)} "
+        f"registers, {sum(bool(u.spill_bytes) for u in inductors)} spill, "
+        f"{sum(bool(u.atomics) for u in inductors)} use atomics"
+        if inductors
+        else ""
+    )
+    return "\n\n".join(part for part in (table(headers, rows) if rows else "", summary) if part)

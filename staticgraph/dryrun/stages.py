@@ -85,7 +85,9 @@ def _compiled() -> None:
         step(x).backward()
         launches, _ = WATCH.end()
     kinds = {(launch.phase, launch.kind) for launch in launches}
-    wanted = {(phase, kind) for phase in ("forward", "backward") for kind in ("inductor", "library")}
+    wanted = {
+        (phase, kind) for phase in ("forward", "backward") for kind in ("inductor", "library")
+    }
     if not wanted <= kinds:
         raise RuntimeError(f"launches of {sorted(wanted - kinds)} are not seen")
 
@@ -118,7 +120,7 @@ def _refused() -> None:
         x = torch.ones(4, device="cuda")
         for body in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(4) + 1):
             try:
-                RefusingRecorder(lambda: []).record(body)
+                RefusingRecorder(list).record(body)
             except Refused:
                 continue
             raise RuntimeError("a recording does not refuse what it must")

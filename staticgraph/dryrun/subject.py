@@ -48,8 +48,8 @@ def subject_of(request: Mapping[str, Any]) -> Subject:
     """What a request asks for.
 
     Args:
-        request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`), ``plan``
-            (a file), ``data`` (as for :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``,
+        request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
+            ``plan`` (a file), ``data`` (as for :func:`staticgraph.datasets.open`), ``batch_size``, ``loss``,
             ``optimizer``, ``forward`` (``module:name``), ``differentiable``, ``clip_norm``,
             ``kernels``.
 

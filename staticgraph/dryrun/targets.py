@@ -1,9 +1,9 @@
 """The devices that a step can be compiled for, as their vendor's sheets describe them.
 
-Sources (NVIDIA): "H100 Tensor Core GPU Datasheet" (SXM column), "H200 Tensor Core GPU Datasheet" (SXM
-column), "A100 Tensor Core GPU Datasheet" (A100 80GB SXM column), "L4 Tensor Core GPU Datasheet";
-numbers of multiprocessors, L2 and shared memory from the architecture whitepapers "H100 Tensor Core
-GPU Architecture", "A100 Tensor Core GPU Architecture" and "Ada GPU Architecture", and from the
+Sources (NVIDIA): "H100 Tensor Core GPU Datasheet" and "H200 Tensor Core GPU Datasheet" (SXM
+columns), "A100 Tensor Core GPU Datasheet" (A100 80GB SXM column), "L4 Tensor Core GPU Datasheet";
+numbers of multiprocessors, L2 and shared memory from the architecture whitepapers "H100 Tensor
+Core GPU Architecture", "A100 Tensor Core GPU Architecture" and "Ada GPU Architecture", and from the
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Rates are dense: the
 sheets' figures "with sparsity" are twice as high.
 """

@@ -1,6 +1,8 @@
 """The fake tensor mode of a dry run: sees every operation outside of tracing, and may refuse it.
 
-A dispatch mode on the stack would change what Dynamo guards on, so the fake tensors' own mode looks.
+A dispatch mode on the stack would change what Dynamo guards on, so the fake tensors' own mode
+looks.
+
 While a step is recorded it refuses what a CUDA graph cannot hold: a number read by the host, a copy
 between host and device, an operation on another device. At other times a number that the host reads
 is made up, as a warm-up on a device would read some number, too.

@@ -120,7 +120,7 @@ def _kernels(points: Points) -> None:
     compile_class = "torch._inductor.async_compile:AsyncCompile"
 
     def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> _Kernel:
-        WATCH.sources[name] = source
+        WATCH.sources[source] = name
         return _Kernel(name)
 
     def cpp(self: Any, *_: Any, **__: Any) -> Any:
