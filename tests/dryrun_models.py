@@ -129,6 +129,19 @@ torch.library.register_fake("dryrun_models::unsafe", torch.empty_like, lib=_LIBR
 torch.library.register_autograd("dryrun_models::unsafe", lambda ctx, grad: grad, lib=_LIBRARY)
 
 
+class UnsafeBackward(Stopped):
+    def between(self, out):
+        return torch.ops.dryrun_models.safe(out) * 2  # the line that is named
+
+
+_LIBRARY.define("safe(Tensor x) -> Tensor")
+_LIBRARY.impl("safe", lambda x: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("dryrun_models::safe", torch.empty_like, lib=_LIBRARY)
+torch.library.register_autograd(
+    "dryrun_models::safe", lambda ctx, grad: torch.ops.dryrun_models.unsafe(grad), lib=_LIBRARY
+)
+
+
 class _Hooked:
     """Adam whose step does something first, in eager, inside the recorded step."""
 

@@ -169,15 +169,32 @@ def test_a_recording_refuses_by_name_and_line(child, plans, optimizer, kind, ope
     assert f"dryrun_models.py:{line}:" in cause.where
 
 
-def test_what_would_record_in_pieces_is_named(child, plans):
-    """torch cuts the recording around an operator tagged unsafe, and says nothing."""
-    asked = request(plans, "Unsafe", modes=["reduce-overhead"]) | {"compile_kernels": False}
-    run = child.dry_run(asked).run("reduce-overhead")
+def test_a_recording_in_pieces_is_refused_and_its_cause_named(child, plans):
+    """torch cuts the backward around an operator tagged unsafe, and says nothing; the library's own
+    warm-up counts the pieces."""
+    asked = request(plans, "UnsafeBackward", modes=["reduce-overhead"])
+    run = child.dry_run(asked | {"compile_kernels": False}).run("reduce-overhead")
     assert not run.ok
-    (cause,) = [c for c in run.causes if "CUDAGraph-unsafe" in c.reason]
+    assert run.records() == "in 3 pieces, not 2"
+    assert run.error.startswith(
+        "bucket 0 step is not recorded whole: torch recorded 3 of 3 pieces, where a whole recording"
+    )
+    assert len(run.causes) == 1, run.causes
+    (cause,) = run.causes
+    assert "CUDAGraph-unsafe" in cause.reason
     assert "dryrun_models.unsafe" in cause.operation
     assert "dryrun_models.py" in cause.where
     assert "the line that is named" in cause.where
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
+def test_an_operator_that_no_recording_holds_is_refused_before_it_compiles(child, plans, mode):
+    asked = request(plans, "Unsafe", modes=[mode]) | {"compile_kernels": False}
+    run = child.dry_run(asked).run(mode)
+    assert run.records() == "not at all"
+    assert "has operators that no recording can hold" in run.error
+    assert "dryrun_models.py" in run.error
+    assert "the line that is named" in run.error
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])

@@ -202,9 +202,10 @@ class _Mode:
     def _failed(self, error: Exception, role: str) -> list[Run]:
         """What a role that was stopped is reported as, in every bucket."""
         refused = _refusal(error)
-        causes: tuple[Cause, ...] = ()
+        graphs, skips = [], []
         if self._key is not None:
-            causes = _causes(self._graphs.get(self._key, []), self._skips.get(self._key, []))
+            graphs, skips = self._graphs.get(self._key, []), self._skips.get(self._key, [])
+        causes = _causes(graphs, skips)
         if refused is not None:
             causes = (Cause(refused.kind, refused.operation, refused.where),)
         text = str(error)
@@ -218,7 +219,7 @@ class _Mode:
                 bucket,
                 str(capacity),
                 role,
-                pieces=0 if self._mode in expected else None,
+                pieces=sum(g.recorded for g in graphs) if self._mode in expected else None,
                 expected=expected.get(self._mode),
                 causes=causes,
                 error=text,

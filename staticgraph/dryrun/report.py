@@ -108,7 +108,7 @@ class Run:
 
     def records(self) -> str:
         """In words."""
-        if self.error is not None:
+        if self.error is not None and not self.pieces:
             return "not at all"
         if self.pieces is None:
             return "not asked to"

@@ -21,7 +21,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
 from staticgraph.running.failures import observed
 from staticgraph.running.modes import Mode
-from staticgraph.running.obstacles import obstacles
+from staticgraph.running.obstacles import obstacles, unrecordable
 from staticgraph.running.tracing import tracing_options
 
 
@@ -58,8 +58,9 @@ class CompileCounts:
 class _StaticInductor:
     """Inductor in one of torch's modes, for graphs whose every shape is a number."""
 
-    def __init__(self, mode: str, name: str) -> None:
-        self._inductor = torch._TorchCompileInductorWrapper(mode, None, False)
+    def __init__(self, mode: Mode, name: str) -> None:
+        self._inductor = torch._TorchCompileInductorWrapper(mode.inductor, None, False)
+        self._recorded = mode.recording or mode.own
         self._name = name
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -69,6 +70,12 @@ class _StaticInductor:
                 + "\n".join(f"  {obstacle}" for obstacle in found)
                 + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
                 "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (found := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + f"\n{found[0].reason}: {found[0].remedy}"
             )
         return self._inductor(graph, inputs)
 
@@ -99,7 +106,7 @@ class CompiledFunction:
             function.__closure__,
         )
         self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode.inductor, name)
+            own, fullgraph=True, dynamic=False, backend=_StaticInductor(mode, name)
         )
         self._device = device
         self._name = name

@@ -202,11 +202,13 @@ def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
             for node in fused.get_nodes():
                 if node.node is None or not (reason := scheduler.should_partition(node)):
                     continue
-                for origin in node.node.get_origins():
+                own = node.node.get_origin_node()
+                origins = node.node.get_origins() if own is None else [own]
+                for origin in origins:
                     operation = str(getattr(origin, "target", origin))
                     where = place.of_trace(origin.meta.get("stack_trace"))
                     found[reason, operation, where] = None
-                if not node.node.get_origins():
+                if not origins:
                     found[reason, node.get_name(), ""] = None
     return list(found)
 
