@@ -125,7 +125,7 @@ def dry_run(
     """Compiles and counts a training step for a GPU that is not there.
 
     A child process trains a copy of the model over fake CUDA tensors: torch's compiler does its
-    real work, and a launch is noted instead of made. Nothing runs, and no time of a step is promised.
+    real work, and a launch is noted instead of made. Nothing runs, and no time is promised.
 
     Args:
         model: a module, handed over by :func:`torch.save`; or ``"module:build"``, which is imported

@@ -1,9 +1,9 @@
 """What a device would be given, in order: one line a launch, and what each touches.
 
 A launch is of one of five kinds: ``staticgraph`` (this library's Triton kernels, as their
-``gpu.py`` launches them), ``inductor`` (kernels that Inductor wrote), ``library`` (torch's own, such
-as a product of cuBLAS, counted as one launch each, so that a sum of them is a least number),
-``copy`` (torch's copies and fills) and ``host`` (a part on the CPU, between launches).
+``gpu.py`` launches them), ``inductor`` (kernels that Inductor wrote), ``library`` (torch's own, as
+a product of cuBLAS, counted as one launch each, so that a sum of them is a least number), ``copy``
+(torch's copies and fills) and ``host`` (a part on the CPU, between launches).
 
 Bytes count each tensor that a launch is given once, at its extent: what must be moved unless a
 kernel reads only some rows.
