@@ -50,8 +50,8 @@ def subject_of(request: Mapping[str, Any]) -> Subject:
     Args:
         request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
             ``plan`` (a file), ``data`` (as for :func:`staticgraph.datasets.open`),
-            ``batch_size``, ``loss``, ``optimizer``, ``forward`` (``module:name``), ``differentiable``, ``clip_norm``,
-            ``kernels``.
+            ``batch_size``, ``loss``, ``optimizer``, ``forward`` (``module:name``),
+            ``differentiable``, ``clip_norm``, ``kernels``.
 
     Raises:
         ValueError: a name that leads nowhere, or neither plan nor data.

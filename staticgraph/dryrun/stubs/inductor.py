@@ -95,15 +95,18 @@ def _folding(points: Points) -> None:
             torch.cuda.is_available = available
 
     points.put(f"{module}:lazy_init", lazy_init, why)
-    symbol = f"{module}:UniformValueConstantFolder._deduce_value"
-    why = "folds a uniform value by running one element on the device"
-    deduce = points.real(symbol, why)
+    for name in ("_deduce_value", "_add_peephole_patterns"):
+        symbol = f"{module}:UniformValueConstantFolder.{name}"
+        why = "folds a uniform value by running one element on the device"
+        points.put(symbol, _on_cpu(points.real(symbol, why)), why)
 
-    def deduce_value(self: Any, node: Any) -> Any:
+
+def _on_cpu(real: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
         with _OnCpu():
-            return deduce(self, node)
+            return real(self, *args)
 
-    points.put(symbol, deduce_value, why)
+    return method
 
 
 class _Kernel:
