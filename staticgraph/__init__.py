@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from staticgraph import datasets, outofcore
     from staticgraph.batch import StaticBatch
     from staticgraph.buckets import BucketPlan, plan_buckets
+    from staticgraph.dryrun import dry_run
     from staticgraph.errors import (
         BadGraph,
         BudgetExceeded,
@@ -75,6 +76,7 @@ _HOMES = {
     "StoreCorrupt": "errors",
     "convert": "nn",
     "datasets": "datasets",
+    "dry_run": "dryrun",
     "make_capturable": "running.recordable_optimizer",
     "outofcore": "outofcore",
     "plan_buckets": "buckets",
@@ -109,6 +111,7 @@ __all__ = [
     "StoreCorrupt",
     "convert",
     "datasets",
+    "dry_run",
     "make_capturable",
     "outofcore",
     "plan_buckets",

@@ -35,6 +35,7 @@ LEVELS = [
     ["running", "predictions", "report", "loader", "device_batches"],
     ["memory"],
     ["runner", "outofcore"],
+    ["dryrun"],
     ["training", "planning"],
     ["cli"],
 ]

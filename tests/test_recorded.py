@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from tape import HostRead, TapeRecorder
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
@@ -326,6 +327,41 @@ class TestRefusals:
         model.head.weight.register_hook(lambda grad: grad * float(grad.norm() < 1e9))
         with pytest.raises(sg.NotStatic, match=r"step.*HostRead.*\n.*a hook that synchronises"):
             runner_of(model, hiv)
+
+    def test_the_first_error_is_not_lost_where_the_device_then_refuses_everything(self, hiv):
+        """As CUDA does after a failed capture: reads, copies and the teardown all raise."""
+        refusal = "operation failed due to a previous error during capture"
+
+        class Refuses(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                raise RuntimeError(refusal)
+
+        refuses = Refuses()
+
+        class Dying(TapeRecorder):
+            def record(self, body):
+                refuses.__enter__()
+                raise HostRead("the first error")
+
+            def close(self):
+                super().close()
+                raise RuntimeError(refusal)
+
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
+        runner = sg.StaticGraphRunner(
+            model, CAPACITIES, "cuda-graph", loss=bce, optimizer=optimizer, recorder=Dying
+        )
+        try:
+            with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
+                runner.warmup(hiv, phases=("step",), progress=False)
+        finally:
+            refuses.__exit__(None, None, None)
+        assert isinstance(caught.value.__cause__, HostRead)
+        notes = " ".join(caught.value.__cause__.__notes__)
+        assert "could not be put back" in notes
+        assert f"the teardown failed as well: RuntimeError: {refusal}" in notes
+        assert optimizer.param_groups[0]["lr"] == 0.01, "a number again, without reading the device"
 
     def test_names_of_scopes_and_misses(self, hiv):
         with pytest.raises(ValueError, match="choose one of forward, forward_backward, step"):

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from staticgraph.cli import values
+from staticgraph.cli import check_for, values
 from staticgraph.json_text import to_json
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ EXAMPLE = """\
 examples:
   staticgraph check --model mymodule:build --data examples/data/esol.npz
   staticgraph check --model mymodule:Net --data tu:PROTEINS --batch-size 64 --json
+  staticgraph check --for h100 --model mymodule:build --data examples/data/esol.npz --kernels
 
 The model is what build() returns, or build(store) where it takes an argument. The exit status is 1
 where something stands in the way.
@@ -49,6 +50,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--batch-size", type=values.whole(), default=32, metavar="B")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    check_for.register(parser)
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
     if not all(args.model.partition(":")):
         args.parser.error(f"--model {args.model}: expected MODULE:NAME, such as mymodule:build")
+    if args.target:
+        return check_for.run(args)
     from staticgraph import datasets
     from staticgraph.buckets import plan_buckets
     from staticgraph.running.preflight import preflight

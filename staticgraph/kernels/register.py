@@ -16,6 +16,8 @@ import torch
 NAMESPACE = "staticgraph"
 # Kept for the life of the process: torch forgets the operators with it.
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+# The CUDA side of each, by name: a dry run calls it over fake tensors.
+CUDA: dict[str, Callable[..., Any]] = {}
 
 
 def operator(
@@ -37,5 +39,6 @@ def operator(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu, "CPU")
     LIBRARY.impl(name, cuda, "CUDA")
+    CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default

@@ -22,7 +22,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
 from staticgraph.running.failures import observed
 from staticgraph.running.modes import Mode
-from staticgraph.running.obstacles import obstacles
+from staticgraph.running.obstacles import obstacles, unrecordable
 from staticgraph.running.tracing import tracing_options
 
 
@@ -63,8 +63,9 @@ _COMPILING = threading.RLock()
 class _StaticInductor:
     """Inductor in one of torch's modes, for graphs whose every shape is a number; once."""
 
-    def __init__(self, mode: str, name: str) -> None:
-        self._inductor = torch._TorchCompileInductorWrapper(mode, None, False)
+    def __init__(self, mode: Mode, name: str) -> None:
+        self._inductor = torch._TorchCompileInductorWrapper(mode.inductor, None, False)
+        self._recorded = mode.recording or mode.own
         self._name = name
         self.done = False
 
@@ -77,6 +78,12 @@ class _StaticInductor:
                 + "\n".join(f"  {obstacle}" for obstacle in found)
                 + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
                 "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (found := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + f"\n{found[0].reason}: {found[0].remedy}"
             )
         return self._inductor(graph, inputs)
 
@@ -106,7 +113,7 @@ class CompiledFunction:
             function.__defaults__,
             function.__closure__,
         )
-        self._inductor = _StaticInductor(mode.inductor, name)
+        self._inductor = _StaticInductor(mode, name)
         self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._inductor)
         self._device = device
         self._name = name

@@ -7,9 +7,16 @@ every recording as a node; counting the nodes before and after a warm-up says wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from staticgraph.errors import NotStatic
+
+# Graphs of a whole recording: a forward and a backward, or a forward alone.
+WHOLE = {"step": 2, "eval": 1}
 
 
 def recorded_graphs(device: torch.device) -> int:
@@ -39,6 +46,47 @@ def skipped_recordings() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"]["cudagraph_skips"])
+
+
+@contextmanager
+def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None]:
+    """Inside, torch's graph trees warm up and record one role of a bucket; afterwards it is checked
+    that they did, and in one piece each way.
+
+    With ``graph_partition`` on, torch's default, a graph that holds what no recording can is cut
+    around it: the pieces are recorded each by itself, no skip is counted, nothing is said. How many
+    pieces torch makes is counted where it makes them; that each was recorded, in its trees.
+
+    Raises:
+        NotStatic: there are more or fewer recordings than a whole one takes.
+    """
+    if device.type != "cuda" or role not in WHOLE:
+        yield
+        return
+    from torch._inductor import compile_fx
+
+    make, pieces, before = compile_fx.cudagraphify, 0, recorded_graphs(device)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal pieces
+        pieces += 1
+        return make(*args, **kwargs)
+
+    compile_fx.cudagraphify = counted
+    try:
+        yield
+    finally:
+        compile_fx.cudagraphify = make
+    recorded, whole = recorded_graphs(device) - before, WHOLE[role]
+    if pieces == whole <= recorded:
+        return
+    found = f"recorded {recorded} of {pieces} pieces"
+    raise NotStatic(
+        f"{name} is not recorded whole: torch {found}, where a whole recording has {whole} (one "
+        "each way). Something in it cannot be recorded, such as a part on the CPU, an operator "
+        "tagged cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs "
+        "or `staticgraph check --for h100` names it. Or use mode='cuda-graph' or 'default'"
+    )
 
 
 def drop_recordings(device: torch.device) -> None:

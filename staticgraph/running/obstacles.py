@@ -49,6 +49,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "the host waits for the device; a recording has no host in it",
         "keep the tensor on the device, and move it after the step",
     ),
+    "cannot be recorded": (
+        "the operator is tagged cudagraph_unsafe: torch records what is before and after it, each "
+        "by itself, and says nothing",
+        "use another operator, or mode='default', which records nothing",
+    ),
     "activation checkpointing": (
         "it saves and restores the random state on the host, in forward and backward",
         "leave it out, and give the plan smaller buckets, or let torch.compile recompute",
@@ -130,6 +135,20 @@ def obstacles(graph: torch.fx.GraphModule) -> list[Obstacle]:
             where, line = place_of(node.stack_trace or "")
             found.append(Obstacle(_name(node.target), where, line, kind))
         known |= fresh
+    return found
+
+
+def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
+    """The operators whose author says that no CUDA graph can hold them, in order."""
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    found = []
+    for node in graph.graph.nodes:
+        operators = [node.target]
+        if isinstance(node.target, torch._ops.OpOverloadPacket):
+            operators = [getattr(node.target, name) for name in node.target.overloads()]
+        if tag is not None and any(tag in getattr(op, "tags", ()) for op in operators):
+            where, line = place_of(node.stack_trace or "")
+            found.append(Obstacle(_name(node.target), where, line, "cannot be recorded"))
     return found
 
 

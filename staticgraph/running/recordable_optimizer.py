@@ -100,6 +100,7 @@ class RecordableOptimizer:
         check_recordable(optimizer)
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
+        self._versions = [rate._version for rate in self._rates]
         self._settings = [
             {name: value for name, value in group.items() if name not in ("params", "lr")}
             for group in optimizer.param_groups
@@ -148,11 +149,12 @@ class RecordableOptimizer:
             )
 
     def close(self) -> None:
-        """Stops watching; a learning rate that nobody changed is again the number it was."""
+        """Stops watching; a learning rate that nobody wrote to is again the number it was. Reads
+        nothing of the device, which after a failed capture may refuse it."""
         self._hook.remove()
-        for group, given, rate in zip(
-            self._optimizer.param_groups, self._given, self._rates, strict=True
+        for group, given, rate, version in zip(
+            self._optimizer.param_groups, self._given, self._rates, self._versions, strict=True
         ):
-            unchanged = group["lr"] is rate and float(rate) == float(torch.tensor(float(given)))
+            unchanged = group["lr"] is rate and rate._version == version
             if unchanged and not isinstance(given, Tensor):
                 group["lr"] = given

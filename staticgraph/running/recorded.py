@@ -163,16 +163,24 @@ class RecordedSteps:
                 self._recorder.warm(body, WARM_RUNS)
                 self._recordings[key] = self._recorder.record(body)
                 self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
-        except NotStatic:
-            self.close()
+        except NotStatic as error:
+            self._abandon(error)
             raise
         except Exception as error:
-            self.close()
+            self._abandon(error)
             raise NotStatic(
                 f"{key} cannot be recorded: {type(error).__name__}: {error}\n"
                 "A host read, a copy from the host, a hook that synchronises, or activation "
                 "checkpointing stands in the way; use mode='reduce-overhead' or 'default'"
             ) from error
+
+    def _abandon(self, error: Exception) -> None:
+        """Tears all down for an error, which stays the one that is seen: after a failed capture the
+        device may refuse even that."""
+        try:
+            self.close()
+        except Exception as further:
+            error.add_note(f"the teardown failed as well: {type(further).__name__}: {further}")
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """What is recorded: reads the input slot, returns tensors."""
@@ -330,9 +338,11 @@ class RecordedSteps:
         self._recordings.clear()
         self._collation = None
         self._grads.clear()
-        if self._watched is not None:
-            self._watched.close()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
         self.frozen = True
+        recorder, self._recorder = self._recorder, None
+        try:
+            if self._watched is not None:
+                self._watched.close()
+        finally:
+            if recorder is not None:
+                recorder.close()

@@ -19,7 +19,7 @@ from staticgraph.batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.running.compiled_steps import CompiledSteps
 from staticgraph.running.computation import Computation
-from staticgraph.running.cuda_graph import drop_recordings
+from staticgraph.running.cuda_graph import drop_recordings, whole_recording
 from staticgraph.running.finite import EVERY, FiniteLosses
 from staticgraph.running.modes import OWN, Mode
 from staticgraph.running.recordable_optimizer import check_recordable
@@ -92,6 +92,7 @@ class Steps:
         self._autocast = autocast
         self._pointers = pointers
         self.finite = FiniteLosses(capacities, device, check_finite)
+        self._recorded_whole: set[tuple[str, int, str]] = set()
 
     # ------------------------------------------------------------------ running
 
@@ -226,7 +227,18 @@ class Steps:
             self._recordings(schema).record(bucket, phase)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
-        for _ in range(RECORDING_RUNS if self.mode.recording else 1):
+        key = (way, bucket, role)
+        if self.mode.recording and key not in self._recorded_whole:
+            with whole_recording(self._device, role, f"bucket {bucket} {role}"):
+                self._run_in(way, batch, role, RECORDING_RUNS)
+            self._recorded_whole.add(key)
+        else:
+            self._run_in(way, batch, role, RECORDING_RUNS if self.mode.recording else 1)
+
+    def _run_in(self, way: str, batch: StaticBatch, role: str, runs: int) -> None:
+        """Runs a role of a batch, so that it compiles, and where torch records, records."""
+        phase = "step" if role == "step" else "forward"
+        for _ in range(runs):
             if role == "eval":
                 with evaluating(self._model):
                     self.run(phase, batch, way)
@@ -274,5 +286,6 @@ class Steps:
         """Frees recordings and compiled functions, torch's graph trees included."""
         self.close()
         self.compiled.clear()
+        self._recorded_whole.clear()
         if self.mode.recording:
             drop_recordings(self._device)

@@ -109,5 +109,13 @@ def untouched(
         parameter.grad = None
     try:
         yield
-    finally:
-        saved.restore()
+    except BaseException as error:
+        try:
+            saved.restore()
+        except Exception as further:  # the first error is the one that says what happened
+            error.add_note(
+                "what was trained could not be put back either: "
+                f"{type(further).__name__}: {further}"
+            )
+        raise
+    saved.restore()

@@ -1,0 +1,59 @@
+"""``staticgraph check --for h100``: the step compiled for a GPU that is not there, and counted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+NOT_WHOLE = 1
+UNAVAILABLE = 3
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a dry run to ``check``."""
+    group = parser.add_argument_group(
+        "a GPU that is not there",
+        "Compile the training step for it, count its launches and say whether it records; nothing "
+        "runs on a device. The exit status is 1 where it does not record whole, 3 where a dry run "
+        "cannot work on this machine.",
+    )
+    group.add_argument("--for", dest="target", metavar="GPU", help="h100, h200, a100 or l4")
+    group.add_argument(
+        "--mode",
+        action="append",
+        help="default, reduce-overhead or cuda-graph; may be given again; all by default",
+    )
+    group.add_argument("--kernels", action="store_true", help="with the fused kernels")
+    group.add_argument("--autocast", metavar="DTYPE", help="such as bfloat16")
+    group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value a row")
+    group.add_argument("--differentiable", nargs="+", default=(), metavar="FIELD",
+                       help="fields the model takes derivatives by, such as pos")  # fmt: skip
+    group.add_argument("--picture", metavar="FILE", help="draw the launches by kind, as PNG")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report; 0 where every run is whole."""
+    from staticgraph.dryrun import dry_run
+    from staticgraph.dryrun.availability import Unavailable
+
+    try:
+        report = dry_run(
+            args.model,
+            target=args.target,
+            data=args.data,
+            batch_size=args.batch_size,
+            modes=args.mode or ("default", "reduce-overhead", "cuda-graph"),
+            kernels=args.kernels,
+            autocast=args.autocast,
+            loss=args.loss,
+            differentiable=args.differentiable,
+        )
+    except Unavailable as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return UNAVAILABLE
+    print(report.to_json() if args.json else report)
+    if args.picture:
+        from staticgraph.dryrun.picture import draw
+
+        draw(report, args.picture)
+    return 0 if report.ok else NOT_WHOLE

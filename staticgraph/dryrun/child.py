@@ -1,0 +1,64 @@
+"""The process that believes in a device: answers requests, one line of JSON each.
+
+Started by :mod:`.ask` as ``python -m staticgraph.dryrun.child TARGET``. Requests come on standard
+input, answers go to standard output; whatever else is printed goes to standard error. The guard is
+loaded before torch, so nothing that imports torch may be imported above :func:`main`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from typing import Any
+
+
+def main(argv: list[str]) -> int:
+    """Patches this process for a target and answers until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from staticgraph.dryrun import guard
+    from staticgraph.dryrun.targets import target_of
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    target = target_of(argv[0])
+    warnings.filterwarnings("ignore")
+    try:
+        loaded = guard.load()  # before the next lines, which import torch
+        from staticgraph.dryrun import stubs
+
+        points = stubs.install(loaded, target, argv[1] if len(argv) > 1 else None)
+        from staticgraph.dryrun import measure, stages
+    except Exception as error:
+        answer(_failure(error))
+        return 1
+    answer({"ready": len(points.points)})
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request.get("selftest"):
+                answer({"stages": stages.tried(points)})
+            else:
+                answer({"report": measure.measure(request, target).to_dict()})
+        except Exception as error:
+            answer(_failure(error))
+    return 0
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {
+        "error": str(error) or type(error).__name__,
+        "kind": type(error).__name__,
+        "trace": traceback.format_exc(),
+    }
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # nothing is held, and to take a patched torch apart takes seconds

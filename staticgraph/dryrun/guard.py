@@ -1,0 +1,82 @@
+"""The C++ half: a device guard and CUDA hooks that do nothing, built once, loaded before torch.
+
+The compiled file is kept beside the library's other downloads and builds, named by torch's version
+and its own source, so that a new torch or a new guard is built anew. No function of this file may
+import torch: its hooks are made once, when it is first imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from staticgraph.dryrun.availability import Unavailable, compiler, release, torch_version
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+# Beside the data sets that were read once (staticgraph.datasets.CACHE).
+FOLDER = Path("~/.cache/staticgraph/dryrun")
+# torch's headers ask for C++20 from here on.
+CXX20_SINCE = (2, 12)
+LIBRARIES = ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so")
+
+
+def torch_folder() -> Path:
+    """Where torch is installed, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def built(folder: Path | None = None) -> Path:
+    """The compiled guard; compiled now where there is none yet, in about ten seconds.
+
+    Raises:
+        Unavailable: there is no compiler, or it refused.
+    """
+    version = torch_version()
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    out = (folder or FOLDER).expanduser() / f"guard-{version}-{digest}.so"
+    if out.exists():
+        return out
+    command = compiler()
+    if command is None:
+        raise Unavailable("there is no C++ compiler to build the dry run's guard with")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    torch = torch_folder()
+    standard = "c++20" if tuple(map(int, release(version).split("."))) >= CXX20_SINCE else "c++17"
+    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+        made = Path(scratch) / "guard.so"
+        done = subprocess.run(
+            [command, f"-std={standard}", "-shared", "-fPIC", f"-I{torch / 'include'}",
+             f"-L{torch / 'lib'}", str(SOURCE), "-lc10", "-ltorch_cpu", "-o", str(made)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise Unavailable(
+                f"{command} could not build the dry run's guard for torch {version}:\n"
+                + done.stderr[-2000:]
+            )
+        os.replace(made, out)  # whole or not at all, also where two processes build
+    return out
+
+
+def load() -> ctypes.CDLL:
+    """Loads the guard; to be called before torch is imported.
+
+    Raises:
+        Unavailable: as :func:`built`.
+        RuntimeError: torch is imported already.
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("the guard is loaded before torch, and torch is imported already")
+    path = built()
+    for name in LIBRARIES:
+        ctypes.CDLL(str(torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path))

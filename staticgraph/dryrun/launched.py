@@ -1,0 +1,30 @@
+"""Launches of one count against another's: names that stay the same from compile to compile."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from staticgraph.dryrun.report import Run
+
+# Inductor numbers its kernels in the order in which it writes them.
+_NUMBER = re.compile(r"^(triton_.+)_\d+$")
+
+
+def counts(run: Run) -> dict[str, int]:
+    """``phase kind name`` -> launches, Inductor's kernels without their numbers."""
+    found: Counter[str] = Counter()
+    for phase, kinds in run.launches.items():
+        for kind, names in kinds.items():
+            for name, number in names.items():
+                stable = _NUMBER.sub(r"\1", name)
+                found[f"{phase} {kind} {stable}"] += number
+    return dict(found)
+
+
+def added(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """What there is more of, such as ``forward library aten::mm +2``."""
+    return [
+        f"{name} +{n - before.get(name, 0)}" for name, n in now.items() if n > before.get(name, 0)
+    ]

@@ -1,0 +1,263 @@
+"""One request: each mode's runner is warmed up over fake tensors, and a step of it is counted."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batch import StaticBatch
+from staticgraph.dryrun import ptx
+from staticgraph.dryrun.availability import caveat
+from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
+from staticgraph.dryrun.recorder import Counted, RefusingRecorder, counted
+from staticgraph.dryrun.report import PHASES, Cause, DryRun, Run
+from staticgraph.dryrun.stubs import attention, inductor
+from staticgraph.dryrun.subject import Subject, subject_of, twin
+from staticgraph.dryrun.targets import Target
+from staticgraph.dryrun.watcher import Refused, Watcher
+from staticgraph.errors import NotStatic
+from staticgraph.runner import StaticGraphRunner
+from staticgraph.running.training_state import evaluating
+
+MODES = ("default", "reduce-overhead", "cuda-graph")
+ROLES = ("step", "eval")
+# Recordings of a role where torch records: a forward and a backward, or a forward alone.
+TORCH_RECORDS = {"step": 2, "eval": 1}
+OWN_RECORDS = 1
+_CALLED = re.compile(r"Found from\s*:?\s*(?P<trace>.+)", re.DOTALL)
+
+
+def measure(request: Mapping[str, Any], target: Target) -> DryRun:
+    """Answers a request; see :func:`staticgraph.dryrun.subject.subject_of` and
+
+    Args:
+        request: further ``modes``, ``roles``, ``autocast`` (a dtype's name), ``compile_kernels``.
+    """
+    modes, roles = request.get("modes") or MODES, tuple(request.get("roles") or ROLES)
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise ValueError(
+            f"mode {unknown[0]!r} has no dry run; choose of {', '.join(MODES)} (max-autotune times "
+            "kernels on the device)"
+        )
+    subject = subject_of(request)
+    autocast = request.get("autocast")
+    WATCH.sources.clear()
+    WATCH.kernels.clear()
+    WATCH.compiles = bool(request.get("compile_kernels", True))
+    runs = [
+        run
+        for mode in modes
+        for run in _Mode(subject, mode, autocast and getattr(torch, autocast), target).runs(roles)
+    ]
+    return DryRun(
+        target=target.name,
+        device=target.device,
+        torch=torch.__version__,
+        model=type(subject.model).__name__,
+        kernels=bool(request.get("kernels")),
+        autocast=autocast,
+        runs=tuple(runs),
+        uses=tuple(ptx.uses()) if WATCH.compiles else (),
+        emulated=(attention.EMULATED, inductor.EMULATED),
+        notes=(*subject.notes, *filter(None, [caveat()])),
+    )
+
+
+class _Mode:
+    """One mode of one subject."""
+
+    def __init__(
+        self, subject: Subject, mode: str, autocast: torch.dtype | None, target: Target
+    ) -> None:
+        self._subject, self._mode = subject, mode
+        self._autocast, self._target = autocast, target
+        self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
+        self._skips: dict[tuple[int, str], list[str]] = {}
+        self._seconds: dict[tuple[int, str], float] = {}
+        self._key: tuple[int, str] | None = None
+
+    def runs(self, roles: tuple[str, ...]) -> list[Run]:
+        """Of all buckets; a role that cannot run does not keep the others from it."""
+        self._key = None
+        try:
+            return self._warmed(roles)
+        except Exception as error:  # whatever stops a step is the answer
+            stopped = roles if self._key is None else (self._key[1],)
+            failed = [run for role in stopped for run in self._failed(error, role)]
+            rest = tuple(role for role in roles if role not in stopped)
+            return failed + (self.runs(rest) if rest else [])
+
+    def _warmed(self, roles: tuple[str, ...]) -> list[Run]:
+        torch._dynamo.reset()
+        inductor.TREES.roots.clear()
+        with Watcher():
+            model, optimizer = twin(self._subject)
+            recorder = RefusingRecorder(lambda: _resident(runner))
+            runner = StaticGraphRunner(
+                model,
+                self._subject.plan,
+                mode=self._mode,
+                loss=self._subject.loss,
+                optimizer=optimizer,
+                forward=self._subject.forward,
+                autocast=self._autocast,
+                clip_norm=self._subject.clip_norm,
+                differentiable=self._subject.differentiable,
+                recorder=recorder,
+            )
+            self._note_keys(runner)
+            runner.warmup(progress=False, phases=roles)
+            keys = [
+                (b, r) for b in reversed(range(len(self._subject.plan.capacities))) for r in roles
+            ]
+            steps = recorder.runs
+            if self._mode != "cuda-graph":
+                steps = [self._counted(runner, *key) for key in keys]
+            found = [self._run(runner, key, step) for key, step in zip(keys, steps, strict=True)]
+            runner.close()
+        return found
+
+    def _note_keys(self, runner: StaticGraphRunner) -> None:
+        """Notes what each key's preparation compiled."""
+        prepare = runner._steps.prepare
+
+        def noted(way: str, bucket: int, role: str, schema: Any) -> None:
+            key = self._key = bucket, role
+            WATCH.graphs, WATCH.skips = [], []
+            started = time.perf_counter()
+            try:
+                prepare(way, bucket, role, schema)
+            finally:
+                self._graphs[key], self._skips[key] = WATCH.graphs, WATCH.skips
+                self._seconds[key] = time.perf_counter() - started
+
+        runner._steps.prepare = noted  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _counted(self, runner: StaticGraphRunner, bucket: int, role: str) -> Counted:
+        """A step after the warm-up."""
+        self._key = bucket, role
+        steps, schema = runner._steps, self._subject.plan.schema
+        assert schema is not None
+        batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
+
+        def body() -> Any:
+            if role == "step":
+                return steps.train(batch)
+            with evaluating(runner.model):
+                return steps.run("forward", batch)
+
+        body()  # the optimizer makes its state
+        return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
+
+    def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: Counted) -> Run:
+        bucket, role = key
+        graphs, skips = self._graphs[key], self._skips[key]
+        pieces = expected = None
+        if self._mode == "cuda-graph":
+            pieces = expected = OWN_RECORDS
+        elif self._mode == "reduce-overhead":
+            pieces, expected = sum(g.recorded for g in graphs), TORCH_RECORDS[role]
+        counts = [
+            count
+            for compiled, count in runner._steps.compiled.counts
+            if compiled.bucket == bucket and compiled.grad == (role == "step")
+        ]
+        moved, rate = self._target.bandwidth_bytes_s, self._rate()
+        return Run(
+            mode=self._mode,
+            bucket=bucket,
+            capacity=str(self._subject.plan.capacities[bucket]),
+            role=role,
+            pieces=pieces,
+            expected=expected,
+            causes=_causes(graphs, skips),
+            graphs=sum(count.compiles for count in counts),
+            graph_breaks=sum(count.graph_breaks for count in counts),
+            partitions=tuple(g.partitions for g in graphs),
+            devices=tuple(sorted({device for g in graphs for device in g.devices})),
+            mutated_not_static=sum(g.mutated_not_static for g in graphs),
+            launches=_nested(step),
+            operators={
+                phase: {name: n for (p, name), n in step.operators.items() if p == phase}
+                for phase in PHASES
+            },
+            resident_bytes=step.resident_bytes,
+            peak_bytes=step.peak_bytes,
+            moved_bytes=sum(launch.nbytes for launch in step.launches),
+            flops=sum(launch.flops for launch in step.launches),
+            at_least_s=sum(max(x.nbytes / moved, x.flops / rate) for x in step.launches),
+            compile_s=round(self._seconds[key], 2),
+        )
+
+    def _rate(self) -> float:
+        return peak_flops(self._autocast, self._target.float32_flops, self._target.tensor_flops)
+
+    def _failed(self, error: Exception, role: str) -> list[Run]:
+        """What a role that was stopped is reported as, in every bucket."""
+        refused = _refusal(error)
+        graphs, skips = [], []
+        if self._key is not None:
+            graphs, skips = self._graphs.get(self._key, []), self._skips.get(self._key, [])
+        causes = _causes(graphs, skips)
+        if refused is not None:
+            causes = (Cause(refused.kind, refused.operation, refused.where),)
+        text = str(error)
+        if not isinstance(error, NotStatic):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": TORCH_RECORDS[role]}
+        return [
+            Run(
+                self._mode,
+                bucket,
+                str(capacity),
+                role,
+                pieces=sum(g.recorded for g in graphs) if self._mode in expected else None,
+                expected=expected.get(self._mode),
+                causes=causes,
+                error=text,
+            )
+            for bucket, capacity in enumerate(self._subject.plan.capacities)
+        ]
+
+
+def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
+    """What is on the device before a step."""
+    yield from runner.model.parameters()
+    yield from runner.model.buffers()
+    assert runner.optimizer is not None
+    for state in runner.optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+    recorded = runner._steps.recorded
+    if recorded is not None and recorded._slot is not None:
+        yield recorded._slot.buffer
+
+
+def _refusal(error: BaseException | None) -> Refused | None:
+    """The recorder's own word, under whatever was raised from it."""
+    while error is not None and not isinstance(error, Refused):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _causes(graphs: list[CompiledGraph], skips: list[str]) -> tuple[Cause, ...]:
+    found = [Cause(*cause) for graph in graphs for cause in graph.causes]
+    found += [Cause(graph.disabled) for graph in graphs if graph.disabled]
+    found += [Cause(skip) for skip in skips]
+    return tuple(dict.fromkeys(found))
+
+
+def _nested(step: Counted) -> dict[str, dict[str, dict[str, int]]]:
+    """phase -> kind -> name -> launches."""
+    counts = Counter((launch.phase, launch.kind, launch.name) for launch in step.launches)
+    nested: dict[str, dict[str, dict[str, int]]] = {}
+    for (phase, kind, name), number in counts.items():
+        nested.setdefault(phase, {}).setdefault(kind, {})[name] = number
+    return nested

@@ -1,0 +1,57 @@
+"""The picture of a dry run: launches of each run by kind, a panel a phase of the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from staticgraph.dryrun.report import PHASES, DryRun
+
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+COLOURS = {
+    "staticgraph": "#0072B2",
+    "inductor": "#E69F00",
+    "library": "#009E73",
+    "copy": "#CC79A7",
+    "host": "#D55E00",
+}
+LABELS = {"staticgraph": "this library's", "inductor": "Inductor's", "library": "torch's own"}
+
+
+def draw(report: DryRun, path: str | Path) -> None:
+    """Writes a PNG.
+
+    Raises:
+        ValueError: nothing was counted, or matplotlib is not installed.
+    """
+    runs = [run for run in report.runs if run.count()]
+    if not runs:
+        raise ValueError("no run was counted, so there is nothing to draw")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("a picture needs matplotlib: pip install 'staticgraph[train]'") from None
+    figure = Figure((11, 1.6 + 0.5 * len(runs)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(PHASES), sharey=True, squeeze=False)[0]
+    names = [f"{run.mode}, bucket {run.bucket}, {run.role}" for run in runs]
+    for panel, phase in zip(panels, PHASES, strict=True):
+        left = [0] * len(runs)
+        for kind, colour in COLOURS.items():
+            counts = [run.count(phase, kind) for run in runs]
+            if any(run.count(kind=kind) for run in runs):
+                panel.barh(names, counts, left=left, color=colour, label=LABELS.get(kind, kind))
+            left = [before + count for before, count in zip(left, counts, strict=True)]
+        for place, total in enumerate(left):
+            panel.annotate(f" {total}", (total, place), va="center", fontsize=8)
+        panel.set_title(phase, fontsize=10)
+        panel.margins(x=0.15)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    panels[0].invert_yaxis()
+    panels[0].set_xlabel("launches")
+    panels[-1].legend(fontsize=8, frameon=False)
+    options = ("with kernels", report.autocast) if report.kernels else (report.autocast,)
+    said = ", ".join(option for option in options if option)
+    figure.suptitle(f"{report.model} {said}: {report.label}", fontsize=9)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,82 @@
+"""Registers, spills and loads of every Triton kernel, compiled by ptxas for the target.
+
+Inductor's kernels are compiled from their sources with the first of their configurations, as its
+own workers do, which never load what they compile; this library's were compiled when they were
+launched. The numbers are read off the binary by ``cuobjdump``, which comes with Triton.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from staticgraph.dryrun.launches import WATCH
+from staticgraph.dryrun.report import KernelUse
+
+_VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.|ld\.global[.\w:]*\.b64 ")
+_ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)")
+_seen: dict[str, KernelUse] = {}
+
+
+def uses() -> list[KernelUse]:
+    """Of all kernels that :data:`WATCH` met since it was emptied, each once."""
+    found = [
+        use_of(name, "staticgraph", kernel)
+        for name, kernels in sorted(WATCH.kernels.items())
+        for kernel in kernels.values()
+    ]
+    return found + [_of_source(name, source) for source, name in WATCH.sources.items()]
+
+
+def _of_source(name: str, source: str) -> KernelUse:
+    if source not in _seen:
+        from torch._inductor.codecache import PyCodeCache
+
+        tuner = getattr(PyCodeCache.load(source), name)
+        kernel = tuner._precompile_config(tuner.configs[0]).kernel
+        _seen[source] = use_of(name, "inductor", kernel)
+    return _seen[source]
+
+
+def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
+    """Of one compiled kernel."""
+    key = f"{name} {kernel.hash}"
+    if key not in _seen:
+        ptx = kernel.asm["ptx"]
+        registers, stack, local = _usage(kernel.asm["cubin"])
+        _seen[key] = KernelUse(
+            name,
+            owner,
+            registers,
+            stack + local,
+            kernel.metadata.shared,
+            kernel.metadata.num_warps,
+            len(_VECTOR.findall(ptx)),
+            len(_ATOMIC.findall(ptx)),
+        )
+    return _seen[key]
+
+
+def _usage(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, bytes of stack and of local memory, a thread."""
+    import triton
+
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [str(folder / "cuobjdump"), "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = _USAGE.search(said)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers:\n{said}")
+    registers, stack, local = (int(number) for number in found.groups())
+    return registers, stack, local

@@ -1,0 +1,94 @@
+"""A recorder for the runner that records nothing, and refuses what a recording could not hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.dryrun.launches import WATCH, Launch
+from staticgraph.memory.readers.live_storages import CUDA_BLOCK, LiveStorages
+from staticgraph.running.recorder import Recording
+
+
+@dataclass(slots=True)
+class Counted:
+    """One run that was counted.
+
+    Attributes:
+        launches: in order.
+        operators: by phase and name.
+        resident_bytes: what was there before it: parameters, optimizer, inputs.
+        peak_bytes: the most at once, those included.
+    """
+
+    launches: list[Launch]
+    operators: Counter[tuple[str, str]]
+    resident_bytes: int
+    peak_bytes: int
+
+
+def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, Counted]:
+    """Runs something and counts it.
+
+    Args:
+        resident: tensors that are there before.
+    """
+    live = LiveStorages(CUDA_BLOCK)
+    live.watch(resident)
+    before = live.live_bytes
+    live.reset_peak()
+    WATCH.live = live
+    WATCH.begin()
+    try:
+        result = body()
+    finally:
+        launches, operators = WATCH.end()
+        WATCH.live = None
+    return result, Counted(launches, operators, before, live.peak_bytes)
+
+
+class RefusingRecorder:
+    """Takes the place of :class:`staticgraph.running.recorder.CudaGraphRecorder`.
+
+    Args:
+        resident: gives the tensors that are there before a step.
+
+    Attributes:
+        runs: what each recorded body launched, in the order of recording.
+    """
+
+    compiles = True
+
+    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
+        self.runs: list[Counted] = []
+        self._resident = resident
+
+    def __call__(self, device: torch.device) -> RefusingRecorder:
+        return self
+
+    def warm(self, body: Callable[[], Any], runs: int) -> None:
+        """As on a device: compiles, makes state."""
+        for _ in range(runs):
+            body()
+
+    def record(self, body: Callable[[], Any]) -> Recording:
+        """One run under watch.
+
+        Raises:
+            Refused: a recording could not hold something in it.
+        """
+        WATCH.recording = True
+        try:
+            result, run = counted(body, self._resident())
+        finally:
+            WATCH.recording = False
+        self.runs.append(run)
+        return Recording(lambda: None, result)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,289 @@
+"""What a dry run found: as data, as JSON, as a table. Knows no torch: both processes share it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.table import table
+
+PHASES = ("forward", "backward", "optimizer")
+Counts = dict[str, dict[str, dict[str, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a step is not recorded in one piece: in few words, which operation, which line."""
+
+    reason: str
+    operation: str = ""
+    where: str = ""
+
+    def __str__(self) -> str:
+        at = f" at {self.where}" if self.where else ""
+        return f"{self.reason}: {self.operation}{at}" if self.operation else f"{self.reason}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One mode, bucket and role.
+
+    Attributes:
+        mode: as :class:`staticgraph.StaticGraphRunner` takes it.
+        bucket: its number; ``capacity`` as text.
+        role: ``step`` or ``eval``.
+        pieces: recordings that the mode would make of it; None where the mode records nothing.
+        expected: how many a whole recording takes.
+        causes: why it is not whole.
+        error: what stopped it, where something did; nothing was counted then.
+        graphs, graph_breaks: of Dynamo.
+        partitions: pieces of each compiled graph, where torch cuts.
+        devices: what the compiled graphs compute on.
+        mutated_not_static: inputs that are written and may move.
+        launches: phase -> kind -> name -> launches; kinds as in
+            :mod:`staticgraph.dryrun.launches`.
+        operators: phase -> operator -> calls.
+        resident_bytes: parameters, optimizer state and inputs.
+        peak_bytes: the most that is live at once, those included; without library workspaces.
+        moved_bytes: every tensor of every launch once.
+        flops: of products and attention.
+        at_least_s: the roofline's bound: of each launch the longer of its bytes over the bandwidth
+            and its products over the peak, summed. No step takes less; most take more.
+        compile_s: on this machine.
+    """
+
+    mode: str
+    bucket: int
+    capacity: str
+    role: str
+    pieces: int | None = None
+    expected: int | None = None
+    causes: tuple[Cause, ...] = ()
+    error: str | None = None
+    graphs: int = 0
+    graph_breaks: int = 0
+    partitions: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    mutated_not_static: int = 0
+    launches: Counts = field(default_factory=dict)
+    operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    moved_bytes: int = 0
+    flops: int = 0
+    at_least_s: float = 0.0
+    compile_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it runs, and records whole where it records."""
+        return self.error is None and self.pieces == self.expected
+
+    def count(self, phase: str | None = None, kind: str | None = None) -> int:
+        """Launches of a phase and a kind, or of all."""
+        return sum(
+            number
+            for name, kinds in self.launches.items()
+            for of_kind, names in kinds.items()
+            for number in names.values()
+            if phase in (None, name) and kind in (None, of_kind)
+        )
+
+    def calls(self, phase: str | None = None) -> int:
+        """Operators of a phase, or of all."""
+        chosen = [c for name, c in self.operators.items() if phase in (None, name)]
+        return sum(sum(counts.values()) for counts in chosen)
+
+    def names(self) -> dict[str, int]:
+        """Launches by ``phase kind name``, what a later count is compared with."""
+        return {
+            f"{phase} {kind} {name}": number
+            for phase, kinds in self.launches.items()
+            for kind, names in kinds.items()
+            for name, number in names.items()
+        }
+
+    def records(self) -> str:
+        """In words."""
+        if self.error is not None and not self.pieces:
+            return "not at all"
+        if self.pieces is None:
+            return "not asked to"
+        if self.ok:
+            return "in one piece" if self.pieces == 1 else "forward and backward"
+        return f"in {self.pieces} pieces, not {self.expected}" if self.pieces else "not at all"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """What ptxas said of one Triton kernel for the target.
+
+    Attributes:
+        name: of ours as ``operator.function``.
+        owner: ``staticgraph`` or ``inductor``.
+        registers: a thread.
+        spill_bytes: a thread; local memory and stack.
+        shared_bytes, warps: a block.
+        vector_loads: loads of more than four bytes a thread in the PTX.
+        atomics: additions without order in the PTX.
+    """
+
+    name: str
+    owner: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    warps: int
+    vector_loads: int
+    atomics: int
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """A report; prints as a table, and is true where every run is whole.
+
+    Attributes:
+        target: name of the device; ``device`` as its driver calls it.
+        torch: version.
+        model: class name.
+        kernels: whether fused kernels were put under it; autocast: the dtype's name.
+        runs: see :class:`Run`. uses: see :class:`KernelUse`.
+        emulated: what stands for something that only the device knows.
+        notes: what else to know, such as a stand-in for a loss.
+    """
+
+    target: str
+    device: str
+    torch: str
+    model: str
+    kernels: bool
+    autocast: str | None
+    runs: tuple[Run, ...]
+    uses: tuple[KernelUse, ...] = ()
+    emulated: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def ok(self) -> bool:
+        """Whether every run is whole."""
+        return all(run.ok for run in self.runs)
+
+    @property
+    def spilling(self) -> tuple[KernelUse, ...]:
+        """Kernels whose registers did not suffice."""
+        return tuple(use for use in self.uses if use.spill_bytes)
+
+    def run(self, mode: str, role: str = "step", bucket: int = 0) -> Run:
+        """One of the runs.
+
+        Raises:
+            KeyError: there is none such.
+        """
+        for run in self.runs:
+            if (run.mode, run.role, run.bucket) == (mode, role, bucket):
+                return run
+        raise KeyError(f"no run of mode {mode!r}, role {role!r}, bucket {bucket}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return asdict(self) | {"ok": self.ok, "label": self.label}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> DryRun:
+        """The inverse of :meth:`to_dict`."""
+        values = {name: value for name, value in found.items() if name not in ("ok", "label")}
+        values["runs"] = tuple(_run_of(run) for run in values["runs"])
+        values["uses"] = tuple(KernelUse(**use) for use in values["uses"])
+        values["emulated"] = tuple(values["emulated"])
+        values["notes"] = tuple(values["notes"])
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @property
+    def label(self) -> str:
+        """What this is, and what it is not."""
+        return f"compiled for {self.device}, not run on one; no time of a step is promised"
+
+    def __str__(self) -> str:
+        options = ["with kernels" if self.kernels else "without kernels", self.autocast or ""]
+        lines = [
+            f"{self.model}, torch {self.torch}, {', '.join(o for o in options if o)}: {self.label}",
+            "",
+            _runs_table(self.runs),
+        ]
+        for run in self.runs:
+            said = [f"  {cause}" for cause in run.causes]
+            said += [f"  {run.error}"] if run.error and not run.causes else []
+            if said:
+                lines += [
+                    "",
+                    f"{run.mode}, bucket {run.bucket}, {run.role}: {run.records()}",
+                    *said,
+                ]
+        if self.uses:
+            lines += ["", _uses_table(self.uses)]
+        lines += ["", *(f"emulated: {text}" for text in self.emulated)]
+        lines += [f"note: {text}" for text in self.notes]
+        return "\n".join(lines)
+
+
+def _run_of(values: Mapping[str, Any]) -> Run:
+    fields = dict(values)
+    fields["causes"] = tuple(Cause(**cause) for cause in fields["causes"])
+    for name in ("partitions", "devices"):
+        fields[name] = tuple(fields[name])
+    return Run(**fields)
+
+
+def _runs_table(runs: tuple[Run, ...]) -> str:
+    headers = ["mode", "bucket", "role", "records", "breaks", "operators", "launches", *PHASES]
+    headers += ["ours", "Inductor's", "peak", "moved", "at least, us"]
+    return table(
+        headers,
+        [
+            [
+                run.mode,
+                run.bucket,
+                run.role,
+                run.records(),
+                run.graph_breaks,
+                run.calls(),
+                run.count(),
+                *(run.count(phase) for phase in PHASES),
+                run.count(kind="staticgraph"),
+                run.count(kind="inductor"),
+                human_bytes(run.peak_bytes),
+                human_bytes(run.moved_bytes),
+                f"{1e6 * run.at_least_s:.0f}",
+            ]
+            for run in runs
+        ],
+    )
+
+
+def _uses_table(uses: tuple[KernelUse, ...]) -> str:
+    """This library's kernels, and of Inductor's, which are many, those that spill."""
+    headers = ["kernel", "registers", "spilled B", "shared B", "warps", "vector loads", "atomics"]
+    inductors = [use for use in uses if use.owner == "inductor"]
+    shown = [use for use in uses if use.owner != "inductor" or use.spill_bytes]
+    rows = [
+        [u.name, u.registers, u.spill_bytes, u.shared_bytes, u.warps, u.vector_loads, u.atomics]
+        for u in shown
+    ]
+    summary = (
+        f"Inductor's: {len(inductors)} kernels, at most {max(u.registers for u in inductors)} "
+        f"registers, {sum(bool(u.spill_bytes) for u in inductors)} spill, "
+        f"{sum(bool(u.atomics) for u in inductors)} use atomics"
+        if inductors
+        else ""
+    )
+    return "\n\n".join(part for part in (table(headers, rows) if rows else "", summary) if part)

@@ -1,0 +1,155 @@
+"""The self-test's stages: each tries what one group of patch points is for, on something tiny.
+
+A stage that fails names its group, the line of torch at which it went wrong, and the symbols that
+are patched on its behalf. A symbol that is gone altogether is named before, when it is patched.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from staticgraph.dryrun import ptx
+from staticgraph.dryrun.launches import WATCH
+from staticgraph.dryrun.recorder import RefusingRecorder
+from staticgraph.dryrun.stubs.inductor import TREES
+from staticgraph.dryrun.stubs.point import Points
+from staticgraph.dryrun.watcher import Refused, Watcher
+
+
+def tried(points: Points) -> list[dict[str, Any]]:
+    """Runs all stages; for each its name, whether it passed, and if not, what is known."""
+    found = []
+    for name, (groups, stage) in STAGES.items():
+        WATCH.graphs, WATCH.skips, WATCH.sources = [], [], {}
+        torch._dynamo.reset()
+        try:
+            stage()
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            said = " ".join([str(error), *(f"{f.name} {f.line}" for f in frames)])
+            symbols = [p.symbol.replace(":", ".") for p in points.points if p.group in groups]
+            # Those that the error or its stack name; all of the group where it names none.
+            named = [s for s in symbols if re.search(rf"\b{re.escape(s.rsplit('.')[-1])}\b", said)]
+            symbols = named or symbols
+            last = next((f for f in reversed(frames) if "/torch/" in f.filename), frames[-1])
+            found.append(
+                {
+                    "stage": name,
+                    "ok": False,
+                    "error": f"{type(error).__name__}: {str(error)[:500]}",
+                    "where": f"{last.filename}:{last.lineno}",
+                    "points": symbols,
+                }
+            )
+        else:
+            found.append({"stage": name, "ok": True})
+    return found
+
+
+def _net() -> Callable[[torch.Tensor], torch.Tensor]:
+    with torch.device("cuda"):
+        net = nn.Sequential(
+            nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 8)
+        )
+    return lambda x: net(x).square().mean()
+
+
+def _device() -> None:
+    if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
+        raise RuntimeError("torch.cuda does not see the device")
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+
+
+def _tape() -> None:
+    with Watcher():
+        x = torch.ones(4, 16, device="cuda", requires_grad=True)
+        _net()(x).backward()
+        scalar = torch.tensor(1.0, device="cuda")
+    for tensor in (x.grad, scalar):
+        if tensor is None or str(tensor.device) != "cuda:0":
+            raise RuntimeError("a gradient or a number is not on the device")
+
+
+def _compiled() -> None:
+    with Watcher():
+        step = torch.compile(_net(), fullgraph=True, dynamic=False)
+        x = torch.ones(4, 16, device="cuda")
+        step(x).backward()
+        WATCH.begin()
+        step(x).backward()
+        launches, _ = WATCH.end()
+    kinds = {(launch.phase, launch.kind) for launch in launches}
+    wanted = {
+        (phase, kind) for phase in ("forward", "backward") for kind in ("inductor", "library")
+    }
+    if not wanted <= kinds:
+        raise RuntimeError(f"launches of {sorted(wanted - kinds)} are not seen")
+
+
+def _recorded() -> None:
+    TREES.roots.clear()
+    with Watcher():
+        step = torch.compile(_net(), fullgraph=True, dynamic=False, mode="reduce-overhead")
+        x = torch.ones(4, 16, device="cuda")
+        for _ in range(3):
+            step(x).backward()
+    recorded = [graph.recorded for graph in WATCH.graphs]
+    if recorded != [1, 1] or len(TREES.roots.get(0, ())) != 2:
+        raise RuntimeError(f"a forward and a backward are recorded as {recorded}: {WATCH.skips}")
+
+
+def _cut() -> None:
+    with Watcher():
+        step = torch.compile(
+            lambda x: (x * 2).cpu().sin().cuda() * 3, fullgraph=True, mode="reduce-overhead"
+        )
+        step(torch.ones(4, 16, device="cuda"))
+    causes = [cause for graph in WATCH.graphs for cause in graph.causes]
+    if not any("stages.py" in where for _, _, where in causes):
+        raise RuntimeError(f"a part on the CPU is not named: {causes}")
+
+
+def _refused() -> None:
+    with Watcher():
+        x = torch.ones(4, device="cuda")
+        for body in (lambda: x.sum().item(), lambda: x.cpu(), lambda: torch.ones(4) + 1):
+            try:
+                RefusingRecorder(list).record(body)
+            except Refused:
+                continue
+            raise RuntimeError("a recording does not refuse what it must")
+
+
+def _attention() -> None:
+    with Watcher():
+        q = torch.ones(2, 4, 8, 16, device="cuda", dtype=torch.bfloat16)
+        WATCH.begin()
+        nn.functional.scaled_dot_product_attention(q, q, q)
+        launches, _ = WATCH.end()
+    if not any("flash" in launch.name for launch in launches):
+        raise RuntimeError(f"attention is {[launch.name for launch in launches]}, not flash")
+
+
+def _ptx() -> None:
+    _compiled()
+    uses = ptx.uses()
+    if not uses or not all(use.registers for use in uses):
+        raise RuntimeError("no registers are known of any kernel")
+
+
+STAGES: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
+    "a device is seen": (("cuda", "guard"), _device),
+    "autograd over fake CUDA tensors": (("guard", "cuda", "fakes"), _tape),
+    "a compiled step, its launches noted": (("dynamo", "triton", "inductor"), _compiled),
+    "recordings counted": (("inductor",), _recorded),
+    "a cut recording, its cause named": (("inductor",), _cut),
+    "a recording refuses": (("fakes",), _refused),
+    "attention's kernel chosen": (("attention",), _attention),
+    "kernels compiled for the target": (("triton", "inductor"), _ptx),
+}

@@ -1,0 +1,30 @@
+"""This library's own seam: an empty batch is filled through NumPy, which fake memory is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from staticgraph.batch import StaticBatch
+from staticgraph.dryrun.stubs.point import Points
+from staticgraph.dryrun.targets import Target
+from staticgraph.slots import SlotLayout
+
+
+def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
+    """As ``StaticBatch.blank``, of arrays whose values nobody knows."""
+    return StaticBatch(
+        layout,
+        {
+            entry.name: torch.empty(
+                entry.shape, dtype=getattr(torch, entry.dtype.name), device=device
+            )
+            for entry in layout.entries
+        },
+    )
+
+
+def install(points: Points, target: Target) -> None:
+    """Makes blank batches without NumPy."""
+    points.put("staticgraph.batch:StaticBatch.blank", staticmethod(blank), "fills through NumPy")

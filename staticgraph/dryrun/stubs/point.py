@@ -1,0 +1,87 @@
+"""One patch point: a symbol of another library, what stands in its place, and why."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from staticgraph.dryrun.availability import Broken, torch_version
+
+MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What was patched: ``symbol`` as ``module:attribute.path``, in which group, and why."""
+
+    symbol: str
+    group: str
+    why: str
+
+
+class Points:
+    """Patches, and remembers what.
+
+    Args:
+        leave_out: a symbol that is not patched.
+    """
+
+    def __init__(self, leave_out: str | None = None) -> None:
+        self.points: list[Point] = []
+        self._leave_out = leave_out
+        self._group = ""
+
+    @contextmanager
+    def of(self, group: str) -> Iterator[None]:
+        """What is patched inside belongs to a group, which the self-test tries as one."""
+        self._group = group
+        try:
+            yield
+        finally:
+            self._group = ""
+
+    def put(self, symbol: str, value: Any, why: str, new: bool = False) -> None:
+        """Puts a value in the place of a symbol.
+
+        Args:
+            new: the symbol need not exist: a CPU build of torch lacks what CUDA's has.
+
+        Raises:
+            Broken: there is no such symbol.
+        """
+        owner, name = _owner(symbol, why)
+        if getattr(owner, name, MISSING) is MISSING and not new:
+            raise _missing(symbol, why)
+        self.points.append(Point(symbol, self._group, why))
+        if symbol != self._leave_out:
+            setattr(owner, name, value)
+
+    def real(self, symbol: str, why: str) -> Any:
+        """What stands there now, to be called from what takes its place."""
+        owner, name = _owner(symbol, why)
+        found = getattr(owner, name, MISSING)
+        if found is MISSING:
+            raise _missing(symbol, why)
+        return found
+
+
+def _owner(symbol: str, why: str) -> tuple[Any, str]:
+    module, _, path = symbol.partition(":")
+    *parts, name = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for part in parts:
+            owner = getattr(owner, part)
+    except (ImportError, AttributeError):
+        raise _missing(symbol, why) from None
+    return owner, name
+
+
+def _missing(symbol: str, why: str) -> Broken:
+    return Broken(
+        f"torch {torch_version()} has no {symbol.replace(':', '.')}, which the dry run patches "
+        f"({why})"
+    )

@@ -1,0 +1,163 @@
+"""The fake tensor mode of a dry run: sees every operation outside of tracing, and may refuse it.
+
+A dispatch mode on the stack would change what Dynamo guards on, so the fake tensors' own mode
+looks.
+
+While a step is recorded it refuses what a CUDA graph cannot hold: a number read by the host, a copy
+between host and device, an operation on another device. At other times a number that the host reads
+is made up, as a warm-up on a device would read some number, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from staticgraph.dryrun import place
+from staticgraph.dryrun.launches import WATCH, tensors
+from staticgraph.kernels.register import CUDA, NAMESPACE
+
+READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})
+# Neither kernels nor waits: memory, questions, views under another name.
+NOTHING = frozenset(
+    {
+        "empty_strided",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "as_strided",
+        "device",
+        "set_",
+        "lift_fresh",
+        "promote_types",
+        "result_type",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "_unsafe_view",
+    }
+)
+# In place, and without a fake kernel in torch.
+SILENT = frozenset({"aten::_fused_adam_.tensor_lr", "aten::_fused_adamw_.tensor_lr"})
+
+
+class Refused(RuntimeError):
+    """A recording cannot hold this; as torch's capture would, but with the name and the line.
+
+    Attributes:
+        kind: ``host read``, ``device-to-host copy``, ``host-to-device copy`` or ``operation on
+            another device``.
+        operation: the operator.
+        where: ``file:line: source``.
+    """
+
+    def __init__(self, kind: str, operation: str, where: str) -> None:
+        super().__init__(f"{kind}: {operation}" + (f" at {where}" if where else ""))
+        self.kind, self.operation, self.where = kind, operation, where
+
+
+class Watcher(FakeTensorMode):
+    """Notes launches in :data:`WATCH` and refuses for it."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._nested = False
+
+    def dispatch(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._nested or TracingContext.try_get() is not None:
+            return super().dispatch(func, types, args, kwargs)
+        name = func.name()
+        namespace, _, short = name.partition("::")
+        short = short.split(".")[0]
+        if short in READS:
+            return self._read(func, args)
+        own = CUDA.get(short) if namespace == NAMESPACE and WATCH.counting else None
+        if own is not None:
+            WATCH.operator(name)
+            return self._own(own, func, types, args, kwargs)
+        if namespace == "aten" and WATCH.counting and not func.is_view and func._can_decompose():
+            # A product under a name of many forms, such as linear: its parts are what is launched.
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = None if name in SILENT else self._plain(func, types, args, kwargs)
+        if short not in NOTHING and not func.is_view:
+            _check_place(short, name, args, kwargs, out)
+            if any(t.device.type == "cuda" for t in tensors((args, kwargs, out))):
+                WATCH.operator(name)
+                WATCH.library_kernel(func, args, kwargs, out)
+        WATCH.made(out)
+        return out
+
+    def _plain(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        self._nested = True
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        finally:
+            self._nested = False
+
+    def _own(self, own: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the CUDA side of an operator of this library, whose launches are noted one by one,
+        and holds its result against the shapes that the operator's fake side promises."""
+        promised = self._plain(func, types, args, kwargs)
+        with self:
+            out = own(*args, **kwargs)
+        WATCH.made(out)
+        kept, said = (
+            [(tuple(t.shape), t.dtype, t.device) for t in tensors(value)]
+            for value in (out, promised)
+        )
+        if kept != said:
+            raise RuntimeError(
+                f"{func.name()} gives {kept} on CUDA, where its fake kernel promises {said}"
+            )
+        return out
+
+    def _read(self, func: Any, args: Any) -> Any:
+        read = next(iter(tensors(args)), None)
+        if WATCH.recording and (read is None or read.device.type == "cuda"):
+            raise Refused("host read", func.name(), _where())
+        if func.name() in ("aten::is_nonzero", "aten::equal"):
+            return True
+        dtype = torch.float32 if read is None else read.dtype
+        if dtype == torch.bool:
+            return True
+        return 1.0 if dtype.is_floating_point else 1
+
+
+def _check_place(short: str, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    """Refuses, while recording, what is not wholly on the one device."""
+    if not WATCH.recording:
+        return
+    copies = short in ("copy_", "_to_copy", "_copy_from", "lift_fresh_copy", "_foreach_copy_")
+    given = list(tensors((args[1:] if short.endswith("copy_") else args, kwargs)))
+    made = list(tensors(args[0] if short.endswith("copy_") else out))
+    from_device = any(t.device.type == "cuda" for t in given)
+    to_device = any(t.device.type == "cuda" for t in made)
+    if from_device and any(t.device.type == "cpu" for t in made):
+        raise Refused("device-to-host copy", name, _where())
+    if copies and to_device and any(t.device.type == "cpu" for t in given):
+        raise Refused("host-to-device copy", name, _where())
+    elsewhere = [t for t in (*given, *made) if t.dim() and str(t.device) != "cuda:0"]
+    if elsewhere:
+        raise Refused(f"operation on another device ({elsewhere[0].device})", name, _where())
+
+
+def host_part() -> None:
+    """A part of a compiled graph runs on the CPU."""
+    if WATCH.recording:
+        raise Refused("operation on another device (cpu)", "a part that Inductor wrote", _where())
+    WATCH.launch("host", "cpp_fused", ())
+
+
+def _where() -> str:
+    """The line that asked; inside a compiled graph, what Inductor knows of the operation there."""
+    if WATCH.graph is not None and WATCH.graph.causes:
+        return "; ".join(dict.fromkeys(f"{op} at {at}" for _, op, at in WATCH.graph.causes))
+    return place.of_stack()

@@ -1,0 +1,165 @@
+"""What the dry run's tests hand to its child by name: small models, and what must be refused."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch_geometric.nn import SAGEConv, SchNet, global_add_pool, to_hetero
+
+from staticgraph.models import build
+
+HIDDEN = 32
+LAYERS = 2
+
+
+def gine(store):
+    return build("gine", store, hidden=HIDDEN, layers=LAYERS)
+
+
+def gps(store):
+    return build("gps", store, hidden=HIDDEN, layers=1)
+
+
+def gcn(store):
+    return build("gcn", store, hidden=HIDDEN, layers=LAYERS)
+
+
+def gat(store):
+    return build("gat", store, hidden=HIDDEN, layers=LAYERS)
+
+
+def dropout(store):
+    return build("gine", store, hidden=HIDDEN, layers=LAYERS, dropout=0.1)
+
+
+class Given(nn.Module):
+    """In place of SchNet's radius graph: the batch's edges and their lengths."""
+
+    edge_index: torch.Tensor
+
+    def forward(self, pos, batch):
+        source, target = self.edge_index
+        return self.edge_index, (pos[source] - pos[target]).norm(dim=-1)
+
+
+class Forces(nn.Module):
+    """Energy of each graph and the force on each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SchNet(16, 16, 1, 8, cutoff=3.0, interaction_graph=Given())
+
+    def forward(self, data):
+        pos = data.pos.requires_grad_()
+        self.net.interaction_graph.edge_index = data.edge_index
+        energy = self.net(data.z, pos, data.batch)
+        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+        return energy, -gradient
+
+
+def forces_loss(out, data):
+    energy, force = out
+    per_graph = global_add_pool(force.square().sum(1), data.batch, data.num_graphs)
+    return (energy.view(-1) - data.y.view(-1)).square() + per_graph
+
+
+class Encoder(nn.Module):
+    """What ``to_hetero`` takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv((-1, -1), HIDDEN)
+        self.second = SAGEConv((HIDDEN, HIDDEN), 1)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+NODE_TYPES = ("atom", "bond")
+EDGE_TYPES = (("atom", "bonded", "atom"), ("atom", "ends", "bond"), ("bond", "joins", "atom"))
+WIDTH = 4
+
+
+class Hetero(nn.Module):
+    """One value a graph, off its atoms; the widths are given, so nothing is lazy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.ModuleDict({kind: nn.Linear(WIDTH, HIDDEN) for kind in NODE_TYPES})
+        inner = Encoder()
+        inner.first = SAGEConv((HIDDEN, HIDDEN), HIDDEN)
+        self.encoder = to_hetero(inner, (list(NODE_TYPES), list(EDGE_TYPES)))
+
+    def forward(self, x_dict, edge_index_dict, batch_dict, batch_size):
+        x_dict = {kind: self.into[kind](x) for kind, x in x_dict.items()}
+        out = self.encoder(x_dict, edge_index_dict)["atom"]
+        return global_add_pool(out, batch_dict["atom"], batch_size)
+
+
+class Stopped(nn.Module):
+    """A GINE layer, and between it and the output whatever a subclass does."""
+
+    def __init__(self, store) -> None:
+        super().__init__()
+        self.inner = gine(store)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        return self.between(self.inner(x, edge_index, edge_attr, batch, batch_size))
+
+    def between(self, out):
+        raise NotImplementedError
+
+
+class OnTheHost(Stopped):
+    def between(self, out):
+        return torch.sin((out * 2).cpu()).to(out.device) * 3  # the line that is named
+
+
+class Unsafe(Stopped):
+    def between(self, out):
+        return torch.ops.dryrun_models.unsafe(out * 2).sin()  # the line that is named
+
+
+_LIBRARY = torch.library.Library("dryrun_models", "DEF")
+_LIBRARY.define("unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,))
+_LIBRARY.impl("unsafe", lambda x: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("dryrun_models::unsafe", torch.empty_like, lib=_LIBRARY)
+
+
+torch.library.register_autograd("dryrun_models::unsafe", lambda ctx, grad: grad, lib=_LIBRARY)
+
+
+class UnsafeBackward(Stopped):
+    def between(self, out):
+        return torch.ops.dryrun_models.safe(out) * 2  # the line that is named
+
+
+_LIBRARY.define("safe(Tensor x) -> Tensor")
+_LIBRARY.impl("safe", lambda x: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("dryrun_models::safe", torch.empty_like, lib=_LIBRARY)
+torch.library.register_autograd(
+    "dryrun_models::safe", lambda ctx, grad: torch.ops.dryrun_models.unsafe(grad), lib=_LIBRARY
+)
+
+
+class _Hooked:
+    """Adam whose step does something first, in eager, inside the recorded step."""
+
+    def __init__(self, what) -> None:
+        self.what = what
+
+    def __call__(self, parameters):
+        adam = torch.optim.Adam(parameters, capturable=True, fused=True)
+        first = adam.param_groups[0]["params"][0]
+
+        def before(*_):
+            self.what(first.grad)
+
+        adam.register_step_pre_hook(before)
+        return adam
+
+
+reads_a_number = _Hooked(lambda grad: grad.sum().item())  # the line of the host read
+copies_to_host = _Hooked(lambda grad: grad.cpu())  # the line of the copy to the host
+copies_from_host = _Hooked(lambda grad: grad.add_(torch.ones(grad.shape).to(grad.device)))
+works_on_host = _Hooked(lambda grad: torch.ones(8).sin())  # the line on the host

@@ -1,0 +1,206 @@
+"""Small models of every kind compiled for an H100 that is not there: one graph, recorded whole, no
+more launches than were committed, no spills. One child process serves the whole file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
+from torch_geometric.data import Data, HeteroData
+
+import staticgraph as sg
+from staticgraph.dryrun.ask import Child
+from staticgraph.dryrun.availability import Unavailable, release, torch_version
+from staticgraph.dryrun.launched import added, counts
+
+ROOT = Path(__file__).parent.parent
+COMMITTED = ROOT / "bench" / "results" / "launches.json"
+# Set to write the numbers anew, after a change that is meant to raise them.
+WRITE = os.environ.get("STATICGRAPH_WRITE_LAUNCHES")
+ESOL = {"data": str(ROOT / "examples" / "data" / "esol.npz")}
+
+pytestmark = pytest.mark.slow
+
+CASES = {
+    "gine": {"model": "gine"},
+    "gine kernels": {"model": "gine", "kernels": True},
+    "gine kernels bfloat16": {"model": "gine", "kernels": True, "autocast": "bfloat16"},
+    "gps": {"model": "gps"},
+    "gps kernels bfloat16": {"model": "gps", "kernels": True, "autocast": "bfloat16"},
+    "gcn bfloat16": {"model": "gcn", "autocast": "bfloat16"},
+    "gcn kernels": {"model": "gcn", "kernels": True},
+    "gat": {"model": "gat"},
+    "gat kernels bfloat16": {"model": "gat", "kernels": True, "autocast": "bfloat16"},
+    "dropout kernels": {"model": "dropout", "kernels": True},
+    "forces": {"model": "Forces", "loss": "forces_loss", "differentiable": ["pos"]},
+    "hetero": {"model": "Hetero"},
+    "hetero bfloat16": {"model": "Hetero", "autocast": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module")
+def child():
+    try:
+        with Child("h100") as started:
+            yield started
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> dict[str, str]:
+    """Plans of what the example data has not: positions, and types."""
+    random = np.random.default_rng(0)
+
+    def numbers(*shape):
+        return torch.from_numpy(random.standard_normal(shape)).float()
+
+    def ring(nodes):
+        ends = torch.arange(nodes)
+        return torch.stack([ends, (ends + 1) % nodes])
+
+    clouds = [
+        Data(z=torch.ones(n, dtype=torch.long), pos=numbers(n, 3), edge_index=ring(n), y=numbers(1))
+        for n in (4, 5, 6, 7)
+    ]
+    typed = []
+    for n in (4, 5, 6, 7):
+        data = HeteroData()
+        for kind in NODE_TYPES:
+            data[kind].x = numbers(n, WIDTH)
+        for kind in EDGE_TYPES:
+            data[kind].edge_index = ring(n)
+        typed.append(data)
+    folder, found = tmp_path_factory.mktemp("plans"), {}
+    for name, graphs in (("Forces", clouds), ("Hetero", typed)):
+        found[name] = str(folder / f"{name}.json")
+        sg.plan_buckets(sg.GraphStore.from_pyg(graphs), batch_size=2).save(found[name])
+    return found
+
+
+def request(plans: dict[str, str], model: str, **options) -> dict:
+    given = {"plan": plans[model]} if model in plans else ESOL
+    for name in ("loss", "optimizer"):
+        if name in options:
+            options[name] = f"dryrun_models:{options[name]}"
+    return {"model": f"dryrun_models:{model}", "roles": ["step"], **given, **options}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_one_graph_recorded_whole_on_the_device_alone(child, plans, case):
+    report = child.dry_run(request(plans, modes=["reduce-overhead"], **CASES[case]))
+    run = report.run("reduce-overhead")
+    assert run.error is None, run.error
+    assert run.graphs == 1
+    assert run.graph_breaks == 0
+    assert run.partitions == (1, 1), run.causes
+    assert (run.pieces, run.expected) == (2, 2), run.causes
+    assert run.causes == ()
+    assert run.devices == ("cuda:0",)
+    assert run.mutated_not_static == 0
+    assert not report.spilling, report.spilling
+    assert not any(use.atomics for use in report.uses if use.owner == "staticgraph")
+    assert run.at_least_s > 0
+    assert run.resident_bytes < run.peak_bytes
+    _compare_with_committed(case, run)
+
+
+def _compare_with_committed(case: str, run) -> None:
+    """No launch more than when the numbers were committed; a rise is named, launch by launch."""
+    committed = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {"cases": {}}
+    if WRITE:
+        committed["torch"] = release(torch_version())
+        committed["cases"][case] = {"total": run.count(), "launches": counts(run)}
+        COMMITTED.write_text(json.dumps(committed, indent=1, sort_keys=True) + "\n")
+        return
+    if committed["torch"] != release(torch_version()):
+        pytest.skip(f"launches were committed with torch {committed['torch']}: Inductor's differ")
+    before = committed["cases"][case]
+    assert run.count() <= before["total"], (
+        f"{case}: {run.count()} launches, {before['total']} were committed; more than then: "
+        + ", ".join(added(before["launches"], counts(run)))
+    )
+
+
+def test_what_was_added_is_named():
+    before = {"forward library aten::mm": 2, "forward copy aten::copy_": 1}
+    now = {"forward library aten::mm": 4, "backward library aten::bmm": 1}
+    assert added(before, now) == ["forward library aten::mm +2", "backward library aten::bmm +1"]
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_full_warm_up_records_step_and_evaluation(child, plans, kernels):
+    """``mode="cuda-graph"``: forward, backward, clipping and optimizer, all in one recording."""
+    asked = request(plans, "gine", modes=["cuda-graph"], kernels=kernels, clip_norm=1.0)
+    report = child.dry_run(asked | {"roles": ["step", "eval"], "compile_kernels": False})
+    step, evaluation = report.run("cuda-graph"), report.run("cuda-graph", "eval")
+    assert report.ok, report
+    assert step.records() == evaluation.records() == "in one piece"
+    assert any("_fused_adam_" in name for name in step.launches["optimizer"]["library"])
+    assert step.count("optimizer") > 2, "clipping launches, too"
+    assert evaluation.count("backward") == evaluation.count("optimizer") == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "operation"),
+    [
+        ("reads_a_number", "host read", "aten::_local_scalar_dense"),
+        ("copies_to_host", "device-to-host copy", "aten::_to_copy"),
+        ("copies_from_host", "operation on another device (cpu)", "aten::ones"),
+        ("works_on_host", "operation on another device (cpu)", "aten::ones"),
+    ],
+)
+def test_a_recording_refuses_by_name_and_line(child, plans, optimizer, kind, operation):
+    asked = request(plans, "gine", modes=["cuda-graph"], optimizer=optimizer)
+    run = child.dry_run(asked | {"compile_kernels": False}).run("cuda-graph")
+    assert run.records() == "not at all"
+    assert run.pieces == 0
+    assert run.error.startswith("bucket 0 step (scope step) cannot be recorded: Refused: ")
+    (cause,) = run.causes
+    assert cause.reason == kind
+    assert cause.operation.startswith(operation)
+    source = Path(__file__).with_name("dryrun_models.py").read_text().splitlines()
+    line = next(n for n, text in enumerate(source, 1) if text.startswith(f"{optimizer} = "))
+    assert f"dryrun_models.py:{line}:" in cause.where
+
+
+def test_a_recording_in_pieces_is_refused_and_its_cause_named(child, plans):
+    """torch cuts the backward around an operator tagged unsafe, and says nothing; the library's own
+    warm-up counts the pieces."""
+    asked = request(plans, "UnsafeBackward", modes=["reduce-overhead"])
+    run = child.dry_run(asked | {"compile_kernels": False}).run("reduce-overhead")
+    assert not run.ok
+    assert run.records() == "in 3 pieces, not 2"
+    assert run.error.startswith(
+        "bucket 0 step is not recorded whole: torch recorded 3 of 3 pieces, where a whole recording"
+    )
+    assert len(run.causes) == 1, run.causes
+    (cause,) = run.causes
+    assert "CUDAGraph-unsafe" in cause.reason
+    assert "dryrun_models.unsafe" in cause.operation
+    assert "dryrun_models.py" in cause.where
+    assert "the line that is named" in cause.where
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
+def test_an_operator_that_no_recording_holds_is_refused_before_it_compiles(child, plans, mode):
+    asked = request(plans, "Unsafe", modes=[mode]) | {"compile_kernels": False}
+    run = child.dry_run(asked).run(mode)
+    assert run.records() == "not at all"
+    assert "has operators that no recording can hold" in run.error
+    assert "dryrun_models.py" in run.error
+    assert "the line that is named" in run.error
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
+def test_a_part_on_the_host_is_named(child, plans, mode):
+    asked = request(plans, "OnTheHost", modes=[mode]) | {"compile_kernels": False}
+    run = child.dry_run(asked).run(mode)
+    assert run.records() == "not at all"
+    assert "dryrun_models.py" in run.error
+    assert "the line that is named" in run.error

@@ -1,0 +1,192 @@
+"""The asking side of a dry run, without a child: what it refuses, what it hands over and prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from dryrun_models import HIDDEN, gine
+from torch import nn
+
+import staticgraph as sg
+from staticgraph import cli
+from staticgraph.dryrun import ask, availability, guard
+from staticgraph.dryrun.availability import Broken, Unavailable
+from staticgraph.dryrun.picture import draw
+from staticgraph.dryrun.report import Cause, DryRun, KernelUse, Run
+from staticgraph.dryrun.stubs.point import Points
+from staticgraph.dryrun.targets import TARGETS
+
+LAUNCHES = {
+    "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
+    "backward": {"staticgraph": {"neighbour_sum.backward_kernel": 3}},
+    "optimizer": {"library": {"aten::_fused_adam_": 1}},
+}
+
+
+def report(**options) -> DryRun:
+    run = Run("reduce-overhead", 0, "(nodes=9)", "step", 2, 2, launches=LAUNCHES, peak_bytes=2**20)
+    values = {"runs": (run,), "uses": (), "emulated": ("attention",), "notes": ("a note",)}
+    return DryRun("h100", "NVIDIA H100", "2.13.0", "Net", True, "bfloat16", **values | options)
+
+
+def test_a_report_survives_json():
+    cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
+    use = KernelUse("linear.masked_sums_kernel", "staticgraph", 64, 0, 1024, 4, 8, 0)
+    cut = Run("reduce-overhead", 0, "(nodes=9)", "eval", 2, 1, causes=(cause,), partitions=(2,))
+    made = report(runs=(report().runs[0], cut), uses=(use,))
+    assert DryRun.from_dict(json.loads(made.to_json())) == made
+
+
+def test_a_report_says_what_it_is_and_what_stands_in_the_way():
+    cause = Cause("cpu ops", "aten.sin.default", "model.py:7: x.sin()")
+    cut = Run("reduce-overhead", 0, "(nodes=9)", "eval", 3, 1, causes=(cause,))
+    text = str(report(runs=(report().runs[0], cut)))
+    assert "compiled for NVIDIA H100, not run on one; no time of a step is promised" in text
+    assert "in 3 pieces, not 1\n  cpu ops: aten.sin.default at model.py:7: x.sin()" in text
+    assert "emulated: attention" in text
+    assert not report(runs=(cut,)).ok
+
+
+def test_launches_are_counted_by_phase_and_kind():
+    run = report().runs[0]
+    assert run.count() == 7
+    assert run.count("forward") == 3
+    assert run.count(kind="library") == 3
+    assert run.count("backward", "staticgraph") == 3
+
+
+def test_spilling_kernels_are_listed_among_those_of_inductor():
+    quiet = KernelUse("triton_poi_0", "inductor", 20, 0, 0, 4, 0, 0)
+    loud = KernelUse("triton_red_1", "inductor", 255, 16, 0, 4, 0, 1)
+    made = report(uses=(quiet, loud))
+    assert made.spilling == (loud,)
+    assert "triton_red_1" in str(made)
+    assert "triton_poi_0" not in str(made)
+    assert "2 kernels, at most 255 registers, 1 spill, 1 use atomics" in str(made)
+
+
+def test_a_picture_of_launches(tmp_path):
+    pytest.importorskip("matplotlib")
+    draw(report(), tmp_path / "launches.png")
+    assert (tmp_path / "launches.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw(report(runs=()), tmp_path / "none.png")
+
+
+def test_targets_are_what_their_sheets_say():
+    assert {name: t.multiprocessors for name, t in TARGETS.items()} == {
+        "h100": 132, "h200": 132, "a100": 108, "l4": 58,
+    }  # fmt: skip
+    assert [t.arch for t in TARGETS.values()] == ["sm_90", "sm_90", "sm_80", "sm_89"]
+    with pytest.raises(ValueError, match="target 'v100'; choose of h100, h200, a100, l4"):
+        sg.dry_run("dryrun_models:gine", target="v100")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "said"),
+    [
+        (sys, "platform", "darwin", "needs Linux, and this is darwin"),
+        (availability, "compiler", lambda: None, "there is no compiler: install g.."),
+        (availability, "torch_version", lambda: "2.10.1+cpu", "2.11 or later; this is 2.10.1"),
+    ],
+)
+def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
+    monkeypatch.setattr(module, name, value)
+    with pytest.raises(Unavailable, match=said):
+        sg.dry_run("dryrun_models:gine", data="examples/data/esol.npz")
+    args = ["check", "--for", "h100", "--model", "dryrun_models:gine", "--data", "esol"]
+    assert cli.main(args) == 3
+    assert capsys.readouterr().err.startswith("skipped: ")
+
+
+def test_another_torch_is_tried_with_a_word(monkeypatch):
+    assert availability.caveat() is None or "was tried with torch" in availability.caveat()
+    monkeypatch.setattr(availability, "torch_version", lambda: "2.99.0")
+    assert "staticgraph.dryrun.selftest" in availability.caveat()
+
+
+def test_a_guard_that_does_not_build_says_so(monkeypatch, tmp_path):
+    broken = tmp_path / "guard.cpp"
+    broken.write_text("#error no such torch\n")
+    monkeypatch.setattr(guard, "SOURCE", broken)
+    with pytest.raises(Unavailable, match="could not build the dry run's guard"):
+        guard.built(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["guard.cpp"], "no half-made file is left"
+
+
+def test_the_guard_is_not_loaded_after_torch():
+    with pytest.raises(RuntimeError, match="before torch, and torch is imported already"):
+        guard.load()
+
+
+def test_a_symbol_that_torch_lost_is_named():
+    points = Points()
+    with pytest.raises(Broken, match=r"has no torch\.cuda\.nothing, .*\(asks the driver\)"):
+        points.put("torch.cuda:nothing", None, "asks the driver")
+    with pytest.raises(Broken, match=r"has no torch\._inductor\.gone\.Kind\.run"):
+        points.real("torch._inductor.gone:Kind.run", "why")
+
+
+def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
+    class Local(nn.Linear):
+        pass
+
+    path = str(tmp_path / "given.pt")
+    with pytest.raises(TypeError, match=r"the model, the loss cannot be handed.*mymodule:name"):
+        ask.hand_over({"model": gine(esol), "loss": lambda out, batch: out}, path)
+    with pytest.raises(TypeError, match="pass 'mymodule:name' instead"):
+        ask.hand_over({"model": Local(2, 2)}, path)
+    Local.__module__ = "__main__"
+    with pytest.raises(TypeError, match=r"is defined in the main program.*model='mymodule:name'"):
+        ask.hand_over({"model": Local(2, 2)}, path)
+    ask.hand_over({"model": gine(esol)}, path)
+    again = torch.load(path, weights_only=False)["model"]
+    assert again.head[0].weight.shape == (HIDDEN, HIDDEN)
+
+
+@pytest.mark.slow
+def test_a_module_is_dry_run_from_python(esol, tmp_path):
+    """A model object and a plan, as a user has them; this process stays as it was."""
+    was = torch.cuda.is_available
+    plan = sg.plan_buckets(esol, batch_size=16)
+    try:
+        found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], roles=["eval"])
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert found.ok, found
+    assert (found.target, found.device) == ("a100", "NVIDIA A100-SXM4-80GB")
+    assert found.run("cuda-graph", "eval").count("forward") > 0
+    assert found.uses
+    assert torch.cuda.is_available is was
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("left_out", "broken"),
+    [
+        (None, set()),
+        (
+            "torch._inductor.async_compile:AsyncCompile.triton",
+            {
+                "a compiled step, its launches noted",
+                "recordings counted",
+                "a cut recording, its cause named",
+                "kernels compiled for the target",
+            },
+        ),
+    ],
+)
+def test_the_self_test_tells_what_broke(left_out, broken):
+    from staticgraph.dryrun.selftest import selftest
+
+    try:
+        stages = selftest(leave_out=left_out)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    failed = {stage["stage"]: stage for stage in stages if not stage["ok"]}
+    assert failed.keys() == broken, failed
+    for stage in failed.values():
+        assert "torch._inductor.async_compile.AsyncCompile.triton" in stage["points"]
