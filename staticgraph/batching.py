@@ -36,7 +36,7 @@ from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.packing.ranks import keep_ranks
 from staticgraph.plan import BucketPlan, sizes_of
-from staticgraph.sizes import NODES_EDGES, Capacity, IntArray
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, whole_numbers
 
 Oversize = Literal["error", "skip", "bucket"]
 
@@ -334,7 +334,7 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
         if given.shape != (total,):
             raise ValueError(f"a mask of shape {given.shape} for {total} graphs")
         given = np.flatnonzero(given)
-    given = np.array(given, dtype=np.int64).reshape(-1)
+    given = np.array(whole_numbers(given, "indices")).reshape(-1)
     bad = np.flatnonzero((given < 0) | (given >= total))
     if len(bad):
         raise IndexError(

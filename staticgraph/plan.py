@@ -22,10 +22,12 @@ from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
 from staticgraph.schema import Schema
-from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram, whole_numbers
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
+# Of a histogram; the sizes of so many graphs, one by one, are 8 GiB.
+MOST_GRAPHS = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,11 @@ class BucketPlan:
 def sizes_of(source: Any) -> IntArray:
     """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
     if isinstance(source, SizeHistogram):
+        if source.num_graphs > MOST_GRAPHS:
+            raise ValueError(
+                f"the histogram counts {source.num_graphs:,} graphs, and a plan draws them one by "
+                f"one, at most {MOST_GRAPHS:,}: scale the counts down"
+            )
         return np.repeat(source.sizes, source.counts, axis=0)
     if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):
         raise TypeError(
@@ -259,7 +266,7 @@ def sizes_of(source: Any) -> IntArray:
     rows = np.asarray(getattr(source, "sizes", source))
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
-    return np.ascontiguousarray(rows, dtype=np.int64)
+    return np.ascontiguousarray(whole_numbers(rows, "sizes of graphs"))
 
 
 def _first(source: Any) -> list[Any]:

@@ -24,6 +24,39 @@ from numpy.typing import ArrayLike, NDArray
 IntArray = NDArray[np.int64]
 
 NODES_EDGES = ("nodes", "edges")
+# Totals of a histogram stay below this, so that no sum or product of them leaves int64.
+MOST_ROWS = 2**62
+
+
+def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueError) -> IntArray:
+    """The values as int64, never rounded: 2.0 is 2, and 2.7 is refused.
+
+    Args:
+        values: numbers of any dtype and shape.
+        what: they are, for the message.
+        error: the type to raise.
+
+    Raises:
+        ValueError: (or ``error``) a value is not a whole number of 64 bits; the message says which.
+    """
+    given = np.asarray(values)
+    if given.dtype.kind in "iu" and given.dtype != np.uint64:
+        return given.astype(np.int64, copy=False)
+    if given.size == 0:
+        return np.zeros(given.shape, np.int64)
+    if given.dtype.kind not in "fu":
+        raise error(f"{what}: {given.dtype} are no whole numbers")
+    wrong = given != np.floor(given) if given.dtype.kind == "f" else np.zeros(given.shape, bool)
+    wrong |= ~(np.abs(given) < 2**63)
+    if wrong.any():
+        at = int(wrong.reshape(-1).argmax())
+        raise error(f"{what}: entry {at} is {given.reshape(-1)[at]}, which is no whole number")
+    return given.astype(np.int64)
+
+
+def pointer_dtype(edges: int) -> str:
+    """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
+    return "int32" if edges <= np.iinfo(np.int32).max else "int64"
 
 
 class GraphSize(NamedTuple):
@@ -233,11 +266,18 @@ class SizeHistogram:
             raise ValueError(f"{len(self.counts)} counts for {len(self.sizes)} sizes")
         if len(self.counts) and (self.counts.min() < 1 or self.sizes.min() < 0):
             raise ValueError("counts must be at least 1 and sizes at least 0")
+        totals = self.counts.astype(np.float64) @ self.sizes.astype(np.float64)
+        most = max(float(self.counts.sum(dtype=np.float64)), *totals.tolist(), 0.0)
+        if most >= MOST_ROWS:
+            raise ValueError(
+                f"{most:.3g} graphs or rows in all, which 64 bits do not hold twice over "
+                f"(2**62 is the most): scale the counts down"
+            )
 
     @classmethod
     def from_sizes(cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES) -> SizeHistogram:
         """Counts the distinct rows of ``sizes`` ``[n, C]``."""
-        rows = np.ascontiguousarray(sizes, dtype=np.int64)
+        rows = np.ascontiguousarray(whole_numbers(sizes, "sizes of graphs"))
         distinct, counts = np.unique(rows, axis=0, return_counts=True)
         return cls(distinct, counts.astype(np.int64), tuple(components))
 
@@ -248,12 +288,15 @@ class SizeHistogram:
         Raises:
             ValueError: no ``count`` column, or a value that is not a whole number.
         """
-        with Path(path).open() as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             header = file.readline().strip().split(",")
         if len(header) < 2 or header[-1] != "count":
             raise ValueError(
                 f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
             )
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise ValueError(f"{path}: the column {twice!r} appears twice; rename or drop one")
         table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
         components = tuple(name.removeprefix("num_") for name in header[:-1])
         order = np.lexsort(table[:, -2::-1].T)

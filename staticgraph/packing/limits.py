@@ -237,7 +237,7 @@ def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
     """``[C]`` the efficiencies that no packing at these limits can exceed."""
     totals = histogram.totals
     packs = max(1, int(np.max(-(-totals // np.maximum(1, limits)))))
-    return totals / np.maximum(1, packs * limits)
+    return totals / np.maximum(1, packs * limits.astype(np.float64))
 
 
 def _why_not(histogram: SizeHistogram, best: Packing, wanted: int, efficiency: float) -> str:

@@ -20,7 +20,12 @@ def without_missing(batch: StaticBatch) -> StaticBatch:
     missing = [field.name for field in batch.layout.schema if _is_target(field) and field.has_nan]
     if not missing:
         return batch
-    return batch.replace(**{name: torch.nan_to_num(batch[name], nan=0.0) for name in missing})
+    return batch.replace(**{name: _zero_for_nan(batch[name]) for name in missing})
+
+
+def _zero_for_nan(target: Tensor) -> Tensor:
+    """Infinities stay, where ``nan_to_num`` would make the dtype's largest number of them."""
+    return torch.where(torch.isnan(target), 0, target)
 
 
 def masked_mean(values: Tensor, batch: StaticBatch) -> Tensor:

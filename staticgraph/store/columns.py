@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, whole_numbers
 
 Array = NDArray[Any]
 
@@ -52,7 +52,8 @@ def compact(column: Array) -> Array:
 
 def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
     """Where each graph's nodes and edges begin, from how many it has."""
-    nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
+    nodes = whole_numbers(num_nodes, f"num_nodes of {name}", BadGraph)
+    edges = whole_numbers(num_edges, f"num_edges of {name}", BadGraph)
     if not len(nodes):
         raise BadGraph(f"{name} holds no graph; a store needs at least one")
     if len(nodes) != len(edges):
@@ -68,7 +69,7 @@ def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str,
     """Where each graph's rows begin, for every axis of the data's own."""
     offsets = {}
     for axis, counts in axes.items():
-        rows = np.asarray(counts, np.int64)
+        rows = whole_numbers(counts, f"{name}: axis {axis!r}", BadGraph)
         if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
             raise BadGraph(
                 f"{name}: axis {axis!r} has counts of shape {rows.shape} for {graphs} graphs; one "
@@ -161,11 +162,24 @@ def require_finite(
 
 
 def checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
-    """The splits as int64, refused where one names a graph that is not there."""
+    """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
+    one a graph, gives the graphs where it is true."""
     checked = {}
     for key, ids in splits.items():
-        checked[key] = np.asarray(ids, dtype=np.int64)
-        if len(ids) and not (checked[key].min() >= 0 and checked[key].max() < n):
+        given = np.asarray(ids)
+        if given.dtype == np.bool_:
+            if given.shape != (n,):
+                raise BadGraph(
+                    f"split {key!r} of {name} is a mask of shape {list(given.shape)} for {n} graphs"
+                )
+            given = np.flatnonzero(given)
+        checked[key] = whole_numbers(given, f"split {key!r} of {name}", BadGraph)
+        if checked[key].ndim != 1:
+            raise BadGraph(
+                f"split {key!r} of {name} has shape {list(given.shape)}; give a list of graph "
+                "numbers"
+            )
+        if len(given) and not (checked[key].min() >= 0 and checked[key].max() < n):
             raise BadGraph(
                 f"split {key!r} of {name} names graph "
                 f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "

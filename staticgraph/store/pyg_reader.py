@@ -21,7 +21,7 @@ from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import LEVELS, Axis, Level, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, whole_numbers
 from staticgraph.store import Array, GraphStore
 from staticgraph.store.columns import IndexRule
 from staticgraph.store.counting import CountedFields
@@ -61,7 +61,7 @@ class PygReader(CountedFields):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyG warns where it must infer the number
             nodes = data.num_nodes
-        self.nodes.append(int(nodes or 0))
+        self.nodes.append(whole_count(nodes, number))
         self.edges.append(edge_index.size(1))
         self.edge_index.append(edge_index.detach().cpu())
         found = {}
@@ -231,6 +231,14 @@ class PygReader(CountedFields):
                     f"graph 0 has {item.name!r} as {found.describe()}; the plan was made for "
                     f"{item.describe()}: convert the new graphs as the training data was"
                 )
+
+
+def whole_count(nodes: Any, number: int) -> int:
+    """``num_nodes`` of one graph, which PyG lets be anything."""
+    if nodes is None or type(nodes) is int:
+        return nodes or 0
+    nodes = nodes.item() if isinstance(nodes, Tensor) and nodes.numel() == 1 else nodes
+    return int(whole_numbers(nodes, f"graph {number}: num_nodes", BadGraph).reshape(-1)[0])
 
 
 def as_tensor(value: Any) -> Tensor | None:
