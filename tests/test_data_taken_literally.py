@@ -62,7 +62,7 @@ def test_a_mask_is_a_split_and_one_of_another_length_is_not():
     assert store.with_splits(few=mask).splits["few"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1128"):
         store.with_splits(few=mask[:3])
-    with pytest.raises(BadGraph, match="split 'few' of esol: entry 1 is 1.5, which is no whole"):
+    with pytest.raises(BadGraph, match=r"split 'few' of esol: entry 1 is 1.5, which is no whole"):
         store.with_splits(few=[0, 1.5])
 
 
@@ -73,7 +73,7 @@ def test_whole_numbers_are_never_rounded():
     assert whole_numbers([1.0, 2.0], "sizes").tolist() == [1, 2]
     assert whole_numbers(np.array([7], np.uint64), "sizes").tolist() == [7]
     for value in (2.7, float("nan"), float("inf"), 2.0**63):
-        with pytest.raises(ValueError, match="sizes: entry 1 is .*, which is no whole number"):
+        with pytest.raises(ValueError, match=r"sizes: entry 1 is .*, which is no whole number"):
             whole_numbers([1.0, value], "sizes")
     with pytest.raises(ValueError, match="entry 0 is 18446744073709551615"):
         whole_numbers(np.array([2**64 - 1], np.uint64), "sizes")
@@ -82,19 +82,19 @@ def test_whole_numbers_are_never_rounded():
 
 
 def test_fractions_of_nodes_are_refused():
-    with pytest.raises(BadGraph, match="num_nodes of data: entry 1 is 2.7"):
+    with pytest.raises(BadGraph, match=r"num_nodes of data: entry 1 is 2.7"):
         sg.GraphStore.from_arrays(np.array([1, 2.7]), np.array([0, 0]), NONE, NONE, {})
-    with pytest.raises(BadGraph, match="num_edges of data: entry 0 is 0.5"):
+    with pytest.raises(BadGraph, match=r"num_edges of data: entry 0 is 0.5"):
         sg.GraphStore.from_arrays(np.array([1]), np.array([0.5]), NONE, NONE, {})
-    with pytest.raises(BadGraph, match="graph 1: num_nodes: entry 0 is 2.7"):
+    with pytest.raises(BadGraph, match=r"graph 1: num_nodes: entry 0 is 2.7"):
         sg.GraphStore.from_pyg([Data(num_nodes=3), Data(num_nodes=2.7)])
     hetero = HeteroData()
     hetero["atom"].num_nodes = 2.7
-    with pytest.raises(BadGraph, match="graph 0: num_nodes: entry 0 is 2.7"):
+    with pytest.raises(BadGraph, match=r"graph 0: num_nodes: entry 0 is 2.7"):
         sg.GraphStore.from_pyg([hetero])
-    with pytest.raises(ValueError, match="sizes of graphs: entry 0 is 2.7"):
+    with pytest.raises(ValueError, match=r"sizes of graphs: entry 0 is 2.7"):
         sg.plan_buckets(np.array([[2.7, 4.0]]), batch_size=1)
-    with pytest.raises(ValueError, match="indices: entry 0 is 0.5"):
+    with pytest.raises(ValueError, match=r"indices: entry 0 is 0.5"):
         sg.StaticLoader(
             datasets.open(DATA / "esol.npz"), BucketPlan.of([(500, 900, 9)], 4), indices=[0.5]
         )
@@ -103,7 +103,7 @@ def test_fractions_of_nodes_are_refused():
 def test_features_of_atoms_are_not_rounded(tmp_path):
     features = esol()["atom_feat"].astype(np.float64)
     features[0, 0] = 6.5
-    with pytest.raises(BadGraph, match="atom_feat: entry 0 is 6.5"):
+    with pytest.raises(BadGraph, match=r"atom_feat: entry 0 is 6.5"):
         opened(tmp_path, atom_feat=features)
 
 

@@ -33,8 +33,9 @@ def compact(column: Array) -> Array:
 
     Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
     as they are unless every value is a whole number from 0 to 255 (one-hot features) and none is
-    -0.0, which a byte cannot tell from 0. Booleans stay. Never the caller's own array, and always
-    in C order: a column in another order would be copied whole for every batch that is filled.
+    -0.0, which a byte cannot tell from 0. Booleans stay. Never the
+    caller's own array, and always in C order: a column in another order would be copied whole for
+    every batch that is filled.
     """
     if column.dtype == np.bool_ or not column.size:
         return column.copy()
@@ -48,6 +49,23 @@ def compact(column: Array) -> Array:
         narrow = column.astype(np.uint8, order="C")
     exact = np.array_equal(narrow, column) and not np.signbit(column).any()
     return narrow if exact else column.copy()
+
+
+def native(values: Array, name: str) -> Array:
+    """The same numbers in this machine's byte order, with strides that tensors can have.
+
+    Raises:
+        BadGraph: they are wider than 64 bits a number, as longdouble is, which no tensor holds.
+    """
+    if values.dtype.kind in "fc" and values.dtype.itemsize > (
+        8 if values.dtype.kind == "f" else 16
+    ):
+        raise BadGraph(
+            f"field {name!r} has dtype {values.dtype}, which no tensor holds; give it as float64"
+        )
+    if not values.dtype.isnative:
+        return values.astype(values.dtype.newbyteorder("="))
+    return values.copy() if min(values.strides, default=0) < 0 else values
 
 
 def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
@@ -114,7 +132,7 @@ def checked_columns(
     lengths["graph"] = len(offsets["node"]) - 1
     described, columns = [], {}
     for name, (level, values) in fields.items():
-        column = np.asarray(values)
+        column = native(np.asarray(values), name)
         if column.dtype.kind not in "biuf":
             raise BadGraph(f"field {name!r} has dtype {column.dtype}; use numbers or booleans")
         if level not in lengths:

@@ -134,7 +134,7 @@ class HeteroReader(PygReader):
     ) -> None:
         if key in self.excluded or name in self.excluded:
             return
-        tensor = as_tensor(value)
+        tensor = as_tensor(value, name)
         if tensor is not None:
             found[name] = said_by(data, key, tensor, number, *store)
 
