@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.documents import read_document
 from staticgraph.errors import PlanMismatch
 from staticgraph.schema import Schema
 from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram, whole_numbers
@@ -205,6 +206,8 @@ class BucketPlan:
         Raises:
             ValueError: not a plan, another version of the format, or a field is missing.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"not a plan: a {type(values).__name__} where an object should be")
         if values.get("format") != FORMAT:
             raise ValueError(f"not a plan: format is {values.get('format')!r}, expected {FORMAT!r}")
         if values.get("version") != VERSION:
@@ -228,7 +231,7 @@ class BucketPlan:
                 note=values.get("note", ""),
                 versions=tuple(values.get("versions", {}).items()),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -243,10 +246,7 @@ class BucketPlan:
             FileNotFoundError: no such file.
             ValueError: not JSON, not a plan, or another version; the message names the file.
         """
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return read_document(path, "a plan", cls.from_dict)
 
 
 def sizes_of(source: Any) -> IntArray:

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,6 +106,13 @@ class Capacity:
         if self.extra or isinstance(self.extra, Mapping):
             pairs = dict(self.extra).items()
             object.__setattr__(self, "extra", tuple((name, int(rows)) for name, rows in pairs))
+        for name in ("nodes", "edges", "graphs", "max_graph_nodes", "edge_reserve", "node_reserve"):
+            try:
+                object.__setattr__(self, name, index(getattr(self, name)))
+            except TypeError:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} of a capacity is no whole number"
+                ) from None
         if min(self.nodes, self.node_reserve) < 1 or self.edges < 0 or self.graphs < 2:
             raise ValueError(
                 f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "

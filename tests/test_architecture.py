@@ -13,7 +13,15 @@ ROOT = Path(staticgraph.__file__).parent
 
 # Lowest first; a module imports its own level and those below. Longer names win.
 LEVELS = [
-    ["errors", "sizes", "schema", "table", "memory.byte_sizes", "memory.out_of_memory"],
+    [
+        "errors",
+        "documents",
+        "sizes",
+        "schema",
+        "table",
+        "memory.byte_sizes",
+        "memory.out_of_memory",
+    ],
     ["packing", "plan", "attention_blocks", "reserves"],
     ["memory.fit", "memory.forms", "memory.least_squares", "memory.model"],
     ["memory.readers.device"],
@@ -30,6 +38,7 @@ LEVELS = [
 ]
 PURE = [
     "errors",
+    "documents",
     "sizes",
     "schema",
     "table",

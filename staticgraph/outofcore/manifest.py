@@ -16,6 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from staticgraph.documents import NOT_THERE
 from staticgraph.errors import StoreCorrupt
 
 FORMAT = "staticgraph.outofcore"
@@ -74,6 +77,14 @@ class Manifest:
     seed: int
     files: dict[str, FileRecord]
 
+    def __post_init__(self) -> None:
+        numbers = ("num_nodes", "num_edges", "num_partitions", "partition_size", "columns")
+        for name in (*numbers, "num_relations", "seed"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name} is {getattr(self, name)!r}")
+        if np.dtype(self.index_dtype).kind not in "iu":
+            raise TypeError(f"index_dtype is {self.index_dtype!r}")
+
     def save(self, folder: Path) -> None:
         """Writes the manifest in one move."""
         values = {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -101,7 +112,7 @@ class Manifest:
         try:
             values: dict[str, Any] = json.loads(path.read_text())
             named = values.pop("format"), values.pop("version")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except NOT_THERE as error:
             raise StoreCorrupt(f"{path} is not readable ({error}); partition again") from None
         if named != (FORMAT, VERSION):
             raise StoreCorrupt(
@@ -121,7 +132,7 @@ class Manifest:
                 features=None if features is None else (features[0], features[1]),
                 training_partitions=training,
             )
-        except (KeyError, TypeError) as error:
+        except NOT_THERE as error:
             raise StoreCorrupt(f"{path} lacks or has too much: {error}; partition again") from None
         for name, record in files.items():
             record.check(folder / name, verify)

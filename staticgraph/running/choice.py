@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.documents import NOT_THERE
+
 # Chosen, not derived: a gain below it is not worth another way of running, and machines of
 # changing speed show differences of this size between equal contenders.
 MARGIN = 0.05
@@ -115,7 +117,9 @@ def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
         document = json.loads(Path(path).read_text())
         choices = [Choice.from_dict(values) for values in document["choices"]]
         found = document["made_for"]
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(found, dict):
+            raise TypeError(f"made_for is {found!r}")
+    except NOT_THERE as error:
         raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
     expected = json.loads(json.dumps(dict(made_for)))
     if found != expected:

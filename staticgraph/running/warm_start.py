@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from staticgraph.documents import NOT_THERE
+
 MAGIC = b"staticgraph.compiled\n"
 
 
@@ -52,9 +54,9 @@ def load(path: str | Path, device: torch.device) -> float | None:
     made_for, _, artifacts = rest.partition(b"\n")
     try:
         expected = json.loads(made_for) if head + b"\n" == MAGIC else None
-    except ValueError:
-        expected = None
-    cold_s = float((expected or {}).pop("cold_s", 0.0))
+        cold_s = float((expected or {}).pop("cold_s", 0.0))
+    except NOT_THERE:
+        expected, cold_s = None, 0.0
     if expected != _made_for(device):
         warnings.warn(
             f"{source} was not made by torch {torch.__version__} for this device (it says "

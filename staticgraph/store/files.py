@@ -18,8 +18,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.errors import StoreCorrupt
 from staticgraph.schema import Schema
+from staticgraph.store.manifest_check import check_manifest
 
 if TYPE_CHECKING:
     from staticgraph.store import GraphStore
@@ -128,7 +130,7 @@ def _manifest(root: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
     try:
         manifest = json.loads(path.read_text())
-    except ValueError as error:
+    except NOT_THERE as error:
         raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
     if not isinstance(manifest, dict):
         raise StoreCorrupt(f"{path} is not a manifest; build the store again")
@@ -137,6 +139,7 @@ def _manifest(root: Path) -> dict[str, Any]:
             f"{path} says {manifest.get('format')} version {manifest.get('version')}; this "
             f"library reads {FORMAT} version {VERSION}: build the store again"
         )
+    check_manifest(manifest, path)
     return manifest
 
 
