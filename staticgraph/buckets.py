@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.memory.sizing import MIN_STEPS, sized_plan
+from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.cost import StepCost
 from staticgraph.packing.margin import (
     WORTH_A_BUCKET,
@@ -133,7 +134,7 @@ def plan_buckets(
     histogram = histogram_of(source)
     maxima = histogram.maxima
     components = histogram.components
-    price = cost or StepCost()
+    price, note = cost or StepCost(), ""
     if batch_size is not None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -154,7 +155,11 @@ def plan_buckets(
         if len(components) > 2:
             capacities = _with_components(capacities, trained, sizes, components)
         found = None
+        loss = coarsened(histogram).loss
+        if loss:
+            note = f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing"
         if len(capacities) == 1:
+            note = ""
             capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
     capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
@@ -170,6 +175,7 @@ def plan_buckets(
         maxima=tuple(maxima.tolist()),
         margin=found,
         efficiency=efficiency,
+        note=note,
         versions=versions(),
     )
 

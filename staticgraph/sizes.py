@@ -55,6 +55,21 @@ def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueE
     return given.astype(np.int64)
 
 
+def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Distinct rows of ``[n, C]`` numbers of at least 0 in lexicographic order, which of them each
+    row is ``[n]``, and how often each occurs. As ``np.unique`` gives them, a dozen times faster
+    where a row fits one number."""
+    spans = rows.max(axis=0, initial=0) + 1.0
+    if rows.ndim == 2 and len(rows) and rows.min() >= 0 and np.prod(spans) < MOST_ROWS:
+        shape = tuple(spans.astype(np.int64).tolist())
+        keys = np.ravel_multi_index(tuple(rows.T), shape)
+        keys, member, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        distinct = np.stack(np.unravel_index(keys, shape), axis=1)
+    else:
+        distinct, member, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    return distinct.astype(np.int64), member.reshape(-1), counts.astype(np.int64)
+
+
 def pointer_dtype(edges: int) -> str:
     """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
     return "int32" if edges <= np.iinfo(np.int32).max else "int64"
@@ -286,8 +301,8 @@ class SizeHistogram:
     def from_sizes(cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES) -> SizeHistogram:
         """Counts the distinct rows of ``sizes`` ``[n, C]``."""
         rows = np.ascontiguousarray(whole_numbers(sizes, "sizes of graphs"))
-        distinct, counts = np.unique(rows, axis=0, return_counts=True)
-        return cls(distinct, counts.astype(np.int64), tuple(components))
+        distinct, _, counts = distinct_rows(rows)
+        return cls(distinct, counts, tuple(components))
 
     @classmethod
     def from_csv(cls, path: str | Path) -> SizeHistogram:
