@@ -16,6 +16,7 @@ LEVELS = [
     [
         "errors",
         "documents",
+        "jit_cache",
         "sizes",
         "schema",
         "table",
