@@ -209,8 +209,9 @@ class Batcher:
     def _main_bucket(self) -> int:
         """The bucket that exact batches are balanced for.
 
-        The first that holds the mean batch and the largest graph of at least every other batch; a
-        bucket for the batches without huge graphs comes before one for all.
+        The first that holds the largest graph of at least every other batch, and the mean batch of
+        the graphs that it takes; a bucket for the batches without huge graphs comes before one for
+        all.
         """
         if not self.exact or not len(self.indices):
             return 0
@@ -218,8 +219,10 @@ class Batcher:
         used = self.sizes[self.indices]
         mean = used.sum(axis=0) * min(1.0, batch_size / len(used))
         for number, capacity in enumerate(self.plan.capacities):
-            holds_mean = bool((np.array(capacity.size_limits) >= mean).all())
-            share = fits_alone(used, capacity).mean() ** batch_size
+            within = fits_alone(used, capacity)
+            share = within.mean() ** batch_size
+            own = used[within].sum(axis=0) * (min(len(used), batch_size) / max(1, within.sum()))
+            holds_mean = bool((np.array(capacity.size_limits) >= own).all())
             if holds_mean and capacity.graph_limit >= min(batch_size, len(used)) and share >= 0.5:
                 return number
         largest = int(np.argmax(np.where(self._limits[:, 2] >= batch_size, self._limits[:, 0], -1)))

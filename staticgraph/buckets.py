@@ -33,6 +33,7 @@ from staticgraph.packing.margin import (
     stream_limits,
     whole_limits,
 )
+from staticgraph.packing.place import fits_alone
 from staticgraph.packing.ranks import likely_ranks
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
@@ -201,7 +202,10 @@ def _exact_capacities(
     whole = _capacity(limits, components, batch_size + 1, largest)
     if num_buckets == 1:
         return (whole,)
-    typical = _capacity(exact_limits(trained, batch_size, margin), components, batch_size + 1)
+
+    def typical(below: IntArray) -> Capacity:
+        return _capacity(exact_limits(below, batch_size, margin), components, batch_size + 1)
+
     smaller = rare_cut(trained, batch_size, typical, whole, price)
     return (whole,) if smaller is None else (smaller, whole)
 
@@ -262,7 +266,8 @@ def _with_components(
 def _mean_efficiency(
     trained: IntArray, batch_size: int, capacity: Capacity
 ) -> tuple[float, float, float]:
-    """Rows of the mean batch over the rows of a capacity."""
+    """Rows of the mean batch over the rows of a capacity, of the graphs that it takes."""
+    trained = trained[fits_alone(trained, capacity)]
     graphs = min(batch_size, len(trained))
     nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
     return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs
