@@ -31,6 +31,7 @@ from staticgraph.packing.epochs import (
     pack_offline,
     streamed_epoch,
 )
+from staticgraph.packing.exchange import exchange_for_ranks
 from staticgraph.packing.place import fits_alone, limits_table
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
@@ -250,9 +251,12 @@ class Batcher:
             BatchIds(bucket, made.order[start:stop])
             for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
         ]
-        spilled, split = made.spilled, made.split
+        spilled, split, exchanged = made.spilled, made.split, 0
         if any(capacity.ranks for capacity in self.plan.capacities):
-            kept, moved, divided = keep_ranks(batches, self.sizes, self.plan.capacities)
+            drawn = [(batch.bucket, batch.ids) for batch in batches]
+            if self.exact and self.shuffle:
+                exchanged = exchange_for_ranks(drawn, self.sizes, self.plan.capacities)
+            kept, moved, divided = keep_ranks(drawn, self.sizes, self.plan.capacities)
             batches = [BatchIds(bucket, ids) for bucket, ids in kept]
             spilled, split = spilled + moved, split + divided
         mine, empty = self._share(batches)
@@ -260,8 +264,8 @@ class Batcher:
             graphs=len(self.indices),
             batches=len(batches),
             skipped=self._skipped,
-            overflowed=made.overflowed,
-            rebalanced=made.rebalanced,
+            overflowed=made.overflowed + exchanged,
+            rebalanced=made.rebalanced + exchanged,
             spilled=spilled,
             split=split,
             empty=empty,

@@ -90,8 +90,8 @@ def plan_buckets(
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
             bucket promises how large the k-th largest graph of a batch is, as the data shows it
-            (:mod:`staticgraph.packing.ranks`), and one bucket more takes the few batches that are
-            wider.
+            (:mod:`staticgraph.packing.ranks`); the few batches that are wider exchange graphs with
+            others (:mod:`staticgraph.packing.exchange`).
         seed: of the trials.
 
     Raises:
@@ -213,8 +213,8 @@ def _exact_capacities(
 def _with_ranks(
     capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
 ) -> tuple[Capacity, ...]:
-    """The first capacity with what the data promises of its ranks, and after it one that takes
-    every batch: the next there is, or one more, with a row more, so that it comes second."""
+    """The first capacity with what the data promises of its ranks. No other is added for the few
+    batches that are wider: graphs are exchanged, and what is left is halved."""
     main = capacities[0]
     within = nodes[nodes <= main.max_graph_nodes]
     if main.extra or not len(within):
@@ -222,11 +222,7 @@ def _with_ranks(
     ranks = likely_ranks(within, min(batch_size, len(within)), main, seed)
     if not ranks:
         return capacities
-    rows = main.nodes + 1
-    while rows in (main.edges, main.graphs):
-        rows += 1
-    wide = capacities[1:] or (replace(main, nodes=rows),)
-    return (replace(main, ranks=ranks), *wide)
+    return (replace(main, ranks=ranks), *capacities[1:])
 
 
 def _capacity(
