@@ -16,6 +16,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from staticgraph import jit_cache
+
 if TYPE_CHECKING:
     from staticgraph import datasets, outofcore
     from staticgraph.batch import StaticBatch
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from staticgraph.schema import Field, Schema
     from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
     from staticgraph.store import GraphStore
+
+jit_cache.ensure()  # before anything is compiled
 
 __version__ = "0.1.0"
 

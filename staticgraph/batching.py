@@ -31,12 +31,13 @@ from staticgraph.packing.epochs import (
     pack_offline,
     streamed_epoch,
 )
+from staticgraph.packing.exchange import exchange_for_ranks
 from staticgraph.packing.place import fits_alone, limits_table
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.packing.ranks import keep_ranks
 from staticgraph.plan import BucketPlan, sizes_of
-from staticgraph.sizes import NODES_EDGES, Capacity, IntArray
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, whole_numbers
 
 Oversize = Literal["error", "skip", "bucket"]
 
@@ -209,8 +210,9 @@ class Batcher:
     def _main_bucket(self) -> int:
         """The bucket that exact batches are balanced for.
 
-        The first that holds the mean batch and the largest graph of at least every other batch; a
-        bucket for the batches without huge graphs comes before one for all.
+        The first that holds the largest graph of at least every other batch, and the mean batch of
+        the graphs that it takes; a bucket for the batches without huge graphs comes before one for
+        all.
         """
         if not self.exact or not len(self.indices):
             return 0
@@ -218,8 +220,10 @@ class Batcher:
         used = self.sizes[self.indices]
         mean = used.sum(axis=0) * min(1.0, batch_size / len(used))
         for number, capacity in enumerate(self.plan.capacities):
-            holds_mean = bool((np.array(capacity.size_limits) >= mean).all())
-            share = fits_alone(used, capacity).mean() ** batch_size
+            within = fits_alone(used, capacity)
+            share = within.mean() ** batch_size
+            own = used[within].sum(axis=0) * (min(len(used), batch_size) / max(1, within.sum()))
+            holds_mean = bool((np.array(capacity.size_limits) >= own).all())
             if holds_mean and capacity.graph_limit >= min(batch_size, len(used)) and share >= 0.5:
                 return number
         largest = int(np.argmax(np.where(self._limits[:, 2] >= batch_size, self._limits[:, 0], -1)))
@@ -247,9 +251,12 @@ class Batcher:
             BatchIds(bucket, made.order[start:stop])
             for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
         ]
-        spilled, split = made.spilled, made.split
+        spilled, split, exchanged = made.spilled, made.split, 0
         if any(capacity.ranks for capacity in self.plan.capacities):
-            kept, moved, divided = keep_ranks(batches, self.sizes, self.plan.capacities)
+            drawn = [(batch.bucket, batch.ids) for batch in batches]
+            if self.exact and self.shuffle:
+                exchanged = exchange_for_ranks(drawn, self.sizes, self.plan.capacities)
+            kept, moved, divided = keep_ranks(drawn, self.sizes, self.plan.capacities)
             batches = [BatchIds(bucket, ids) for bucket, ids in kept]
             spilled, split = spilled + moved, split + divided
         mine, empty = self._share(batches)
@@ -257,8 +264,8 @@ class Batcher:
             graphs=len(self.indices),
             batches=len(batches),
             skipped=self._skipped,
-            overflowed=made.overflowed,
-            rebalanced=made.rebalanced,
+            overflowed=made.overflowed + exchanged,
+            rebalanced=made.rebalanced + exchanged,
             spilled=spilled,
             split=split,
             empty=empty,
@@ -334,7 +341,7 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
         if given.shape != (total,):
             raise ValueError(f"a mask of shape {given.shape} for {total} graphs")
         given = np.flatnonzero(given)
-    given = np.array(given, dtype=np.int64).reshape(-1)
+    given = np.array(whole_numbers(given, "indices")).reshape(-1)
     bad = np.flatnonzero((given < 0) | (given >= total))
     if len(bad):
         raise IndexError(

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.memory.sizing import MIN_STEPS, sized_plan
+from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.cost import StepCost
 from staticgraph.packing.margin import (
     WORTH_A_BUCKET,
@@ -32,6 +33,7 @@ from staticgraph.packing.margin import (
     stream_limits,
     whole_limits,
 )
+from staticgraph.packing.place import fits_alone
 from staticgraph.packing.ranks import likely_ranks
 from staticgraph.packing.several import choose_buckets, knee
 from staticgraph.plan import BucketPlan, histogram_of, sizes_of, versions
@@ -88,8 +90,8 @@ def plan_buckets(
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
             bucket promises how large the k-th largest graph of a batch is, as the data shows it
-            (:mod:`staticgraph.packing.ranks`), and one bucket more takes the few batches that are
-            wider.
+            (:mod:`staticgraph.packing.ranks`); the few batches that are wider exchange graphs with
+            others (:mod:`staticgraph.packing.exchange`).
         seed: of the trials.
 
     Raises:
@@ -133,7 +135,7 @@ def plan_buckets(
     histogram = histogram_of(source)
     maxima = histogram.maxima
     components = histogram.components
-    price = cost or StepCost()
+    price, note = cost or StepCost(), ""
     if batch_size is not None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -154,7 +156,11 @@ def plan_buckets(
         if len(components) > 2:
             capacities = _with_components(capacities, trained, sizes, components)
         found = None
+        loss = coarsened(histogram).loss
+        if loss:
+            note = f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing"
         if len(capacities) == 1:
+            note = ""
             capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
     capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
@@ -170,6 +176,7 @@ def plan_buckets(
         maxima=tuple(maxima.tolist()),
         margin=found,
         efficiency=efficiency,
+        note=note,
         versions=versions(),
     )
 
@@ -195,7 +202,10 @@ def _exact_capacities(
     whole = _capacity(limits, components, batch_size + 1, largest)
     if num_buckets == 1:
         return (whole,)
-    typical = _capacity(exact_limits(trained, batch_size, margin), components, batch_size + 1)
+
+    def typical(below: IntArray) -> Capacity:
+        return _capacity(exact_limits(below, batch_size, margin), components, batch_size + 1)
+
     smaller = rare_cut(trained, batch_size, typical, whole, price)
     return (whole,) if smaller is None else (smaller, whole)
 
@@ -203,8 +213,8 @@ def _exact_capacities(
 def _with_ranks(
     capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
 ) -> tuple[Capacity, ...]:
-    """The first capacity with what the data promises of its ranks, and after it one that takes
-    every batch: the next there is, or one more, with a row more, so that it comes second."""
+    """The first capacity with what the data promises of its ranks. No other is added for the few
+    batches that are wider: graphs are exchanged, and what is left is halved."""
     main = capacities[0]
     within = nodes[nodes <= main.max_graph_nodes]
     if main.extra or not len(within):
@@ -212,11 +222,7 @@ def _with_ranks(
     ranks = likely_ranks(within, min(batch_size, len(within)), main, seed)
     if not ranks:
         return capacities
-    rows = main.nodes + 1
-    while rows in (main.edges, main.graphs):
-        rows += 1
-    wide = capacities[1:] or (replace(main, nodes=rows),)
-    return (replace(main, ranks=ranks), *wide)
+    return (replace(main, ranks=ranks), *capacities[1:])
 
 
 def _capacity(
@@ -256,7 +262,8 @@ def _with_components(
 def _mean_efficiency(
     trained: IntArray, batch_size: int, capacity: Capacity
 ) -> tuple[float, float, float]:
-    """Rows of the mean batch over the rows of a capacity."""
+    """Rows of the mean batch over the rows of a capacity, of the graphs that it takes."""
+    trained = trained[fits_alone(trained, capacity)]
     graphs = min(batch_size, len(trained))
     nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
     return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs

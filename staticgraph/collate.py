@@ -27,6 +27,9 @@ from staticgraph.sizes import Capacity, IntArray
 from staticgraph.slots import SlotLayout
 from staticgraph.store import Array, GraphStore
 
+# The bits of every byte's value in half precision.
+HALVES = np.arange(256).astype(np.float16).view(np.uint16)
+
 
 class RealCounts(NamedTuple):
     """What a batch really holds, as host numbers."""
@@ -108,13 +111,15 @@ def fill(
             target[: len(ids)] = rows[ids]
             target[len(ids) :] = 0
             continue
-        width = field.width
+        width, offsets = field.width, store.offsets_of(field.level)
+        if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
+            bits = target.view(np.uint16).reshape(-1)
+            _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
+            continue
         if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
             width *= source.dtype.itemsize
             source, target = source.view(np.uint8), target.view(np.uint8)
-        _copy_rows(
-            ids, store.offsets_of(field.level), width, source.reshape(-1), target.reshape(-1)
-        )
+        _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
     stand_apart(layout, arrays, real.of)
     return real
 
@@ -294,4 +299,17 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
         for k in range(count):
             place[k] = rows[k]
         at += count
+    target[at:] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _look_up_rows(
+    ids: IntArray, offsets: IntArray, width: int, table: Array, source: Array, target: Array
+) -> None:
+    """:func:`_copy_rows` of ``table[source]``."""
+    at = 0
+    for g in ids:
+        for k in range(offsets[g] * width, offsets[g + 1] * width):
+            target[at] = table[source[k]]
+            at += 1
     target[at:] = 0

@@ -19,13 +19,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.documents import read_document
 from staticgraph.errors import PlanMismatch
 from staticgraph.files import document
 from staticgraph.schema import Schema
-from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram
+from staticgraph.sizes import NODES_EDGES, Capacity, IntArray, SizeHistogram, whole_numbers
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
+# Of a histogram; the sizes of so many graphs, one by one, are 8 GiB.
+MOST_GRAPHS = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,8 @@ class BucketPlan:
         Raises:
             ValueError: not a plan, another version of the format, or a field is missing.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"not a plan: a {type(values).__name__} where an object should be")
         if values.get("format") != FORMAT:
             raise ValueError(f"not a plan: format is {values.get('format')!r}, expected {FORMAT!r}")
         if values.get("version") != VERSION:
@@ -226,7 +231,7 @@ class BucketPlan:
                 note=values.get("note", ""),
                 versions=tuple(values.get("versions", {}).items()),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -242,15 +247,17 @@ class BucketPlan:
             ValueError: not JSON, not a plan, another version, or changed since it was written; the
                 message names the file.
         """
-        try:
-            return cls.from_dict(document.load(path))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return read_document(path, "a plan", cls.from_dict)
 
 
 def sizes_of(source: Any) -> IntArray:
     """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
     if isinstance(source, SizeHistogram):
+        if source.num_graphs > MOST_GRAPHS:
+            raise ValueError(
+                f"the histogram counts {source.num_graphs:,} graphs, and a plan draws them one by "
+                f"one, at most {MOST_GRAPHS:,}: scale the counts down"
+            )
         return np.repeat(source.sizes, source.counts, axis=0)
     if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):
         raise TypeError(
@@ -260,7 +267,7 @@ def sizes_of(source: Any) -> IntArray:
     rows = np.asarray(getattr(source, "sizes", source))
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
-    return np.ascontiguousarray(rows, dtype=np.int64)
+    return np.ascontiguousarray(whole_numbers(rows, "sizes of graphs"))
 
 
 def _first(source: Any) -> list[Any]:

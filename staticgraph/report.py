@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch_geometric
 
+from staticgraph.documents import read_document
 from staticgraph.json_text import save_json
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.running.attention_choices import AttentionRow
@@ -74,8 +74,8 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """What :meth:`save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        """What :meth:`save` wrote; raises ValueError where the file is something else."""
+        return read_document(path, "a report", cls.from_dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from staticgraph.errors import PlanMismatch, SlotsExhausted
 from staticgraph.schema import COUNTS, Schema
-from staticgraph.sizes import Capacity
+from staticgraph.sizes import Capacity, pointer_dtype
 from staticgraph.store import Array
 
 # Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
@@ -56,7 +56,8 @@ class SlotLayout:
     [G + 1]`` (int64), and ``_counts`` has one number more. Where nodes have types, these stand in
     place of ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
 
-    With ``pointers`` also what sums over neighbours need to do without atomics (int32): edges
+    With ``pointers`` also what sums over neighbours need to do without atomics (int32, or int64 in
+    a bucket of more than 2^31 - 1 edges): edges
     into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
     are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
     edges included.
@@ -110,10 +111,11 @@ class SlotLayout:
                 (f"{axis.name}_ptr", "int64", (graphs + 1,)),
             ]
         if self.pointers:
+            pointer = pointer_dtype(edges)
             wanted += [
-                ("row_ptr", "int32", (nodes + 1,)),
-                ("col_ptr", "int32", (nodes + 1,)),
-                ("transpose", "int32", (edges,)),
+                ("row_ptr", pointer, (nodes + 1,)),
+                ("col_ptr", pointer, (nodes + 1,)),
+                ("transpose", pointer, (edges,)),
             ]
         for field in self.schema:
             rows = self.capacity.rows(field.level) * field.rows

@@ -16,6 +16,8 @@ LEVELS = [
     ["files"],
     [
         "errors",
+        "documents",
+        "jit_cache",
         "json_text",
         "progress",
         "sizes",
@@ -42,6 +44,7 @@ LEVELS = [
 PURE = [
     "files",
     "errors",
+    "documents",
     "sizes",
     "schema",
     "table",

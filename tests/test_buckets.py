@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staticgraph.batching import Batcher
 from staticgraph.buckets import BucketPlan, plan_buckets
 from staticgraph.errors import PlanMismatch
 from staticgraph.packing.cost import ATTENTION, StepCost
@@ -234,3 +235,29 @@ def test_memory_limits_the_buckets():
         assert bucket.capacity.graphs * bucket.capacity.max_graph_nodes**2 < 2.2e6
     with pytest.raises(ValueError, match="fits the device in no bucket"):
         choose_buckets(histogram, 2, fits=lambda c: False)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_a_few_giants_do_not_size_the_bucket_of_the_others(batch_size, named):
+    """Five giants have more nodes than the other 4,995 graphs, and are in five batches."""
+    rng = np.random.default_rng(0)
+    nodes = rng.integers(5, 30, 5000)
+    nodes[rng.choice(5000, 5, replace=False)] = 100_000
+    sizes = np.stack([nodes, 2 * nodes], axis=1)
+    plan = plan_buckets(sizes, batch_size, indices=np.arange(5000) if named else None)
+    small, whole = plan.capacities
+    ordinary = sizes[nodes < 30]
+    assert small.max_graph_nodes == 29
+    assert small.nodes < 1.2 * batch_size * ordinary[:, 0].mean() + 29
+    assert whole.max_graph_nodes == 100_000
+    assert all(0.7 < share <= 1 for share in plan.efficiency)
+    batcher = Batcher(sizes, plan, shuffle=True)
+    for epoch in range(3):
+        batches = batcher.epoch(epoch)
+        in_whole = sum(batch.bucket == 1 for batch in batches)
+        assert in_whole <= 5
+        assert batcher.epoch_stats(epoch).split <= 1, "two giants may meet in a batch"
+        np.testing.assert_array_equal(
+            np.sort(np.concatenate([batch.ids for batch in batches])), np.arange(5000)
+        )

@@ -14,6 +14,7 @@ import torch_geometric.datasets
 from torch_geometric.data import Data
 
 from staticgraph import datasets
+from staticgraph.datasets.npz import categories
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -83,6 +84,33 @@ def test_tu_without_node_labels_gets_ones_and_classes_count_from_zero(tmp_path):
     store = datasets.open(tmp_path / "t.npz")
     assert [data.x.tolist() for data in store] == [[[1.0], [1.0]], [[1.0]]]
     assert [data.y.item() for data in store] == [1, 0]
+
+
+def test_very_many_node_labels_are_kept_as_numbers(tmp_path):
+    """One-hot rows of 300,000 labels would take 335 GiB."""
+    kinds = 300_000
+    labels = np.random.default_rng(0).permutation(kinds)
+    np.savez(
+        tmp_path / "t.npz",
+        num_nodes=[kinds - 1, 1],
+        num_edges_undirected=[1, 0],
+        edges=[[0], [1]],
+        label=[0, 1],
+        node_tag=labels * 3 + 5,
+    )
+    store = datasets.open(tmp_path / "t.npz")
+    assert store.schema["x"].describe() == "int64 [1] a node"
+    assert store.cardinality("x") == (kinds,)
+    np.testing.assert_array_equal(store.columns["x"][:, 0], labels)
+    assert store.nbytes < 40 * kinds
+
+
+@pytest.mark.parametrize(("kinds", "shape"), [(256, (256,)), (257, (1,))])
+def test_where_one_hot_ends(kinds, shape):
+    found = categories(np.arange(kinds), kinds)
+    assert (found.shape, found.dtype.kind) == ((kinds, *shape), "f" if kinds == 256 else "i")
+    if found.dtype.kind == "f":
+        np.testing.assert_array_equal(found, np.eye(kinds))
 
 
 def test_labels_of_several_tasks(tmp_path):

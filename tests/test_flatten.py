@@ -122,7 +122,7 @@ RING = torch.tensor([[0, 1, 2], [1, 2, 0]])  # as many edges as nodes
           Data(edge_index=RING, a=torch.ones(3), num_nodes=4)], "a", "edge"),
         # Both fit everywhere: the name decides, as in PyG.
         ([Data(edge_index=RING, edge_a=torch.ones(3), num_nodes=3)], "edge_a", "edge"),
-        ([Data(edge_index=RING, a=torch.ones(3), num_nodes=3)], "a", "node"),
+        ([Data(edge_index=RING, node_a=torch.ones(3), num_nodes=3)], "node_a", "node"),
         # A target of one row is the graph's, even where every graph has one node or one edge.
         ([Data(y=torch.ones(1), num_nodes=1)] * 2, "y", "graph"),
         ([Data(edge_index=torch.tensor([[0], [1]]), y=torch.ones(1), num_nodes=2)], "y", "graph"),
@@ -201,6 +201,11 @@ def graph(nodes: int = 3, **fields) -> Data:
             "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges, and 3 in graph 0: a field "
             "belongs to nodes, to edges, or has the same number of rows in every graph; pass "
             "exclude=['x'], or name its rows with levels={'x': 'rows'}",
+        ),
+        (
+            [graph(a=torch.ones(3))],
+            "'a' has a row a node and a row an edge, since every graph has as many of both, and "
+            "its name does not tell: pass levels={'a': 'node'} or levels={'a': 'edge'}",
         ),
         ([graph(), graph(2)], "graph 1 has 2 nodes, but its edge 1 joins 1 -> 2: node numbers"),
         ([graph(edge_index=RING - 1)], "graph 0 has 3 nodes, but its edge 0 joins -1 -> 0"),

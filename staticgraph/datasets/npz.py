@@ -16,24 +16,29 @@ from pathlib import Path
 
 import numpy as np
 
-from staticgraph.errors import UnknownDataset
+from staticgraph.errors import BadGraph, UnknownDataset
 from staticgraph.schema import Level
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, whole_numbers
 from staticgraph.store import Array, GraphStore
 
 MOLECULES = ("num_nodes", "num_bonds", "atom_feat", "bond_feat", "bonds", "label")
 TU = ("num_nodes", "num_edges_undirected", "edges", "label")
 SPLITS = ("train", "val", "test")
+# A one-hot row of more kinds than this (DD has 89) is wider than what a model
+# makes of it, and of 300,000 kinds it takes more than any memory: then the kind's number is kept.
+MOST_ONE_HOT = 256
 
 
 def open_npz(path: Path) -> GraphStore:
     """Reads a file of either layout; ``x``, ``edge_attr`` and ``y`` as PyG's own classes give them.
 
     Molecules: ``x`` int64 ``[n, 9]``, ``edge_attr`` int64 ``[e, 3]``, ``y`` float32 ``[1, T]``.
-    TU: ``x`` float32, the one-hot node label (or ones), ``y`` int64 ``[1]``, classes from 0.
+    TU: ``x`` float32, the one-hot node label (or ones), or int64 ``[n, 1]`` where there are more
+    than :data:`MOST_ONE_HOT` labels; ``y`` int64 ``[1]``, classes from 0.
 
     Raises:
         UnknownDataset: the file is of neither layout; the message lists what it holds.
+        BadGraph: an array has not an entry for every graph, or a fraction where numbers are whole.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -51,50 +56,94 @@ def open_npz(path: Path) -> GraphStore:
 
 
 def _molecules(arrays: dict[str, Array], name: str) -> GraphStore:
+    graphs = len(arrays["num_nodes"])
+    _check_length(name, "label", arrays["label"], graphs)
     src, dst = both_directions(arrays["bonds"])
-    label = arrays["label"].astype(np.float32).reshape(len(arrays["num_nodes"]), -1)
+    label = as_float32(arrays["label"], name).reshape(graphs, -1)
+    bonds = whole_numbers(arrays["bond_feat"].T, "bond_feat", BadGraph)
     fields: dict[str, tuple[Level, Array]] = {
-        "x": ("node", arrays["atom_feat"].T.astype(np.int64)),
-        "edge_attr": ("edge", np.repeat(arrays["bond_feat"].T.astype(np.int64), 2, axis=0)),
+        "x": ("node", whole_numbers(arrays["atom_feat"].T, "atom_feat", BadGraph)),
+        "edge_attr": ("edge", np.repeat(bonds, 2, axis=0)),
         "y": ("graph", label),
     }
     return GraphStore.from_arrays(
         arrays["num_nodes"],
-        2 * arrays["num_bonds"].astype(np.int64),
+        2 * whole_numbers(arrays["num_bonds"], f"num_bonds of {name}", BadGraph),
         src,
         dst,
         fields,
-        splits=_splits(arrays),
+        splits=_splits(arrays, name),
         name=name,
     )
 
 
 def _tu(arrays: dict[str, Array], name: str) -> GraphStore:
     src, dst = both_directions(arrays["edges"])
-    tags = arrays.get("node_tag", np.zeros(int(arrays["num_nodes"].sum()), np.int64))
-    kinds, tag = np.unique(tags, return_inverse=True)
+    _check_length(name, "label", arrays["label"], len(arrays["num_nodes"]))
+    nodes = int(whole_numbers(arrays["num_nodes"], f"num_nodes of {name}", BadGraph).sum())
+    kinds, tag = np.unique(arrays.get("node_tag", np.zeros(nodes)), return_inverse=True)
     fields: dict[str, tuple[Level, Array]] = {
-        "x": ("node", np.eye(len(kinds), dtype=np.float32)[tag]),
+        "x": ("node", categories(tag.reshape(-1), len(kinds))),
         "y": ("graph", np.unique(arrays["label"], return_inverse=True)[1].astype(np.int64)),
     }
     return GraphStore.from_arrays(
         arrays["num_nodes"],
-        2 * arrays["num_edges_undirected"].astype(np.int64),
+        2 * whole_numbers(arrays["num_edges_undirected"], f"edges of {name}", BadGraph),
         src,
         dst,
         fields,
-        splits=_splits(arrays),
+        splits=_splits(arrays, name),
         name=name,
     )
 
 
+def categories(tag: Array, kinds: int) -> Array:
+    """Features of nodes that are one of so many kinds: float32 one-hot ``[n, kinds]``, as PyG gives
+    them, and int64 ``[n, 1]`` for an embedding where there are more than :data:`MOST_ONE_HOT`."""
+    if kinds > MOST_ONE_HOT:
+        return tag.astype(np.int64).reshape(-1, 1)
+    return (tag[:, None] == np.arange(kinds)).astype(np.float32)
+
+
+def as_float32(label: Array, name: str) -> Array:
+    """Labels as float32; NaN and infinities as they are, and no number made infinite."""
+    with np.errstate(over="ignore"):
+        narrow = label.astype(np.float32)
+    lost = np.isinf(narrow) & np.isfinite(label)
+    if lost.any():
+        raise BadGraph(
+            f"{name}: graph {np.argwhere(lost)[0][0]} has the label {label[lost][0]}, which "
+            "float32 does not hold; scale the labels"
+        )
+    return narrow
+
+
 def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
     """Sources and destinations ``[2m]`` of ``m`` undirected pairs ``[2, m]``: a to b, b to a."""
-    pairs = pairs.astype(np.int64)
+    pairs = whole_numbers(pairs, "ends of bonds or edges", BadGraph)
     return pairs.T.reshape(-1), pairs[::-1].T.reshape(-1)
 
 
-def _splits(arrays: dict[str, Array]) -> dict[str, IntArray]:
+def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
+    """Refuses an array that has not one entry a graph."""
+    found = len(values) if values.ndim else 1
+    if found != graphs:
+        raise BadGraph(
+            f"{name}: {key!r} has {found} entries for {graphs} graphs (num_nodes); one a graph is "
+            "needed: write the file again from one list of graphs"
+        )
+
+
+def _splits(arrays: dict[str, Array], name: str) -> dict[str, IntArray]:
+    """The graphs of each split; every graph is in one."""
     if "split" not in arrays:
         return {}
-    return {name: np.flatnonzero(arrays["split"] == code) for code, name in enumerate(SPLITS)}
+    codes = arrays["split"]
+    _check_length(name, "split", codes, len(arrays["num_nodes"]))
+    odd = np.flatnonzero(~np.isin(codes, range(len(SPLITS))))
+    if len(odd):
+        raise BadGraph(
+            f"{name}: 'split' of graph {odd[0]} is {codes[odd[0]]}; 0, 1 and 2 mean "
+            f"{', '.join(SPLITS)}, and every graph is in one of them"
+        )
+    return {split: np.flatnonzero(codes == code) for code, split in enumerate(SPLITS)}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.datasets.npz import SPLITS, both_directions
+from staticgraph.datasets.npz import SPLITS, as_float32, both_directions
 from staticgraph.errors import BadGraph, MissingPackage
 from staticgraph.progress import bar
 from staticgraph.schema import Level
@@ -44,33 +44,61 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
 
     Raises:
         MissingPackage: RDKit is not installed.
-        BadGraph: no such column, no target, a SMILES that RDKit cannot read (with its line).
+        BadGraph: no such column, a column twice, no target, a row with more or fewer cells than the
+            header, a SMILES that is empty or that RDKit cannot read (with its line).
     """
     chem = _rdkit()
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadGraph(f"{path} is no table of text: {error}") from None
-    if not rows:
-        raise BadGraph(f"{path} has no rows below its header")
+    rows, lines = _rows(path)
     names = {name.strip().lower(): name for name in rows[0] if name}
     if "smiles" not in names:
         raise BadGraph(f"{path} has the columns {', '.join(rows[0])}; one must be called smiles")
-    labels = _labels(path, rows, target, skip={names["smiles"], names.get("split")})
+    labels = _labels(path, rows, lines, target, skip={names["smiles"], names.get("split")})
     molecules = [
         _molecule(chem, row[names["smiles"]], path, line)
-        for line, row in enumerate(
+        for line, row in zip(
+            lines,
             bar(
                 rows,
                 desc=f"reading {path.stem}",
                 unit=" graphs",
                 show=progress and len(rows) >= PROGRESS_FROM,
             ),
-            start=2,
+            strict=True,
         )
     ]
     return _store(molecules, labels, _splits(path, rows, names.get("split")), path.stem)
+
+
+def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
+    """The rows by column, each with as many cells as the header, and the line where each ends."""
+    rows: list[dict[str, str]] = []
+    lines: list[int] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            names = [name.strip().lower() for name in header]
+            for name in header:
+                if name.strip() and names.count(name.strip().lower()) > 1:
+                    raise BadGraph(
+                        f"{path} has the column {name!r} more than once, so that one would hide the "
+                        "other; rename or drop one"
+                    )
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise BadGraph(
+                        f"{path}, line {reader.line_num}: {len(cells)} cells where the header has "
+                        f"{len(header)} columns; put quotes around a cell with a comma in it"
+                    )
+                rows.append(dict(zip(header, cells, strict=True)))
+                lines.append(reader.line_num)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadGraph(f"{path} is no table of text: {error}") from None
+    if not rows:
+        raise BadGraph(f"{path} has no rows below its header")
+    return rows, lines
 
 
 def _rdkit() -> Any:
@@ -88,6 +116,7 @@ def _rdkit() -> Any:
 def _labels(
     path: Path,
     rows: list[dict[str, str]],
+    lines: list[int],
     target: str | Sequence[str] | None,
     skip: set[str | None],
 ) -> Array:
@@ -102,14 +131,14 @@ def _labels(
     if not wanted:
         raise BadGraph(f"{path} has no numeric column to predict besides its SMILES; add one")
     for name in wanted:
-        for line, row in enumerate(rows, start=2):
+        for line, row in zip(lines, rows, strict=True):
             if not _is_number(row[name]):
                 raise BadGraph(
                     f"{path}, line {line}: {name} is {row[name]!r}, not a number; leave the cell "
                     "empty where there is no label"
                 )
     table = [[float(row[name].strip() or "nan") for name in wanted] for row in rows]
-    return np.asarray(table, dtype=np.float32)
+    return as_float32(np.asarray(table, dtype=np.float64), str(path))
 
 
 def _is_numeric(cells: list[str]) -> bool:
@@ -137,8 +166,10 @@ def _splits(path: Path, rows: list[dict[str, str]], column: str | None) -> dict[
 
 def _molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Array, Array]:
     """Atoms ``[n, 9]``, bonds ``[b, 2]`` and their features ``[b, 3]``, all int64."""
-    molecule = chem.MolFromSmiles(smiles or "")
-    if molecule is None:
+    if not smiles.strip():
+        raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
+    molecule = chem.MolFromSmiles(smiles)
+    if molecule is None or not molecule.GetNumAtoms():
         raise BadGraph(f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; mend it")
     bonds = list(molecule.GetBonds())
     ends = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds]

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from staticgraph.documents import read_document
 from staticgraph.files import document
 from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
@@ -213,10 +214,7 @@ class MemoryModel:
     @classmethod
     def load(cls, path: str | Path) -> MemoryModel:
         """Reads what :meth:`save` wrote; raises ValueError where it is something else."""
-        try:
-            return cls.from_dict(document.load(path))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return read_document(path, "a model of memory", cls.from_dict)
 
     def __str__(self) -> str:
         axes = self.fit.axes

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_stretch
@@ -111,7 +112,7 @@ class Manifest:
         try:
             values: dict[str, Any] = document.read(path)
             named = values["format"], values["version"]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except NOT_THERE as error:
             raise StoreCorrupt(f"{path} is not readable ({error}); partition again") from None
         if named != (FORMAT, VERSION):
             raise StoreCorrupt(
@@ -123,7 +124,7 @@ class Manifest:
                 raise ValueError(f"it lacks its {document.KEY!r}")
             values = document.check(values)
             manifest = cls._of(values)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except NOT_THERE as error:
             raise StoreCorrupt(
                 f"{path} lacks or has too much: {type(error).__name__}: {error}; partition again"
             ) from None

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, distinct_rows
 
 
 def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
@@ -25,14 +25,14 @@ def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
         ValueError: the graphs are not those that were packed; the message says which differ.
     """
     rows = np.ascontiguousarray(sizes, dtype=np.int64)
-    distinct, types, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    distinct, types, counts = distinct_rows(rows)
     known = packing.histogram
     if not (np.array_equal(distinct, known.sizes) and np.array_equal(counts, known.counts)):
         raise ValueError(
             f"{len(rows)} graphs of {len(distinct)} sizes, but the packing holds "
             f"{known.num_graphs} graphs of {len(known.counts)} sizes: pack the histogram of these"
         )
-    return types.astype(np.int64).reshape(-1)
+    return types.astype(np.int64)
 
 
 def draw_packs(

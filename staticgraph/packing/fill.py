@@ -24,6 +24,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.packing.tree import build, first, remove, restore
@@ -64,6 +65,9 @@ def pack_histogram(
 ) -> Packing:
     """Packs all graphs of a histogram into as few packs as it can.
 
+    Of very many distinct sizes those that are nearly alike are packed as if they were the largest
+    of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.
+
     Args:
         histogram: the sizes.
         limits: ``[C]`` usable limits (a capacity has one node and one graph more).
@@ -75,17 +79,18 @@ def pack_histogram(
         ValueError: as many limits as components are needed, and ``max_graphs`` of at least 1.
     """
     bounds = checked_limits(histogram, limits, max_graphs)
-    least = volume_bound(histogram, bounds, max_graphs)
+    coarse = coarsened(histogram)
+    least = volume_bound(coarse.histogram, bounds, max_graphs)
     best: Packing | None = None
     for effort in efforts:
-        found = _pack_once(histogram, bounds, max_graphs, effort)
+        found = _pack_once(coarse.histogram, bounds, max_graphs, effort)
         if best is None or found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
         if best.num_packs <= least:
             break
     if best is None:
         raise ValueError("efforts is empty; give at least one setting")
-    return best
+    return coarse.expanded(best)
 
 
 def _pack_once(

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.fill import QUICK, THOROUGH, Effort, pack_histogram
 from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
@@ -95,14 +96,17 @@ def efficiency_map(
     """Packs at every pair of limits."""
     rows, columns = np.array(list(nodes), np.int64), np.array(list(edges), np.int64)
     harmonic = np.full((len(rows), len(columns)), np.nan)
-    least = histogram.maxima
+    least, coarse = histogram.maxima, coarsened(histogram)
     for a, node_limit in enumerate(rows):
         for b, edge_limit in enumerate(columns):
             if node_limit >= least[0] and edge_limit >= least[1]:
                 packing = pack_histogram(
-                    histogram, [node_limit, edge_limit], max_graphs=max_graphs, efforts=efforts
+                    coarse.histogram,
+                    [node_limit, edge_limit],
+                    max_graphs=max_graphs,
+                    efforts=efforts,
                 )
-                harmonic[a, b] = packing.harmonic_mean
+                harmonic[a, b] = coarse.filled(packing)
     return EfficiencyMap(rows, columns, harmonic)
 
 
@@ -132,25 +136,29 @@ def limits_for_graphs(
         )
     most = max_graphs or int(np.ceil(GRAPHS_OVER_MEAN * graphs))
     wanted = max(1, round(histogram.num_graphs / graphs))
-    totals, maxima = histogram.totals, histogram.maxima
+    coarse = coarsened(histogram)
+    rounded = coarse.histogram
+    totals, maxima = rounded.totals, histogram.maxima
     best: Packing | None = None
-    swaps = partial(pack_by_swaps, histogram, packs=wanted, max_graphs=most)
-    fills = partial(pack_histogram, histogram, max_graphs=most, efforts=efforts)
+    filled = 0.0
+    swaps = partial(pack_by_swaps, rounded, packs=wanted, max_graphs=most)
+    fills = partial(pack_histogram, rounded, max_graphs=most, efforts=efforts)
     for method in (swaps, fills) if graphs >= MIN_GRAPHS else (fills,):
         for excess in EXCESS:
             limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
             found = method(limits=limits)
             if found is None:
                 continue
-            if best is None or found.harmonic_mean > best.harmonic_mean:
-                best = found
-            if best.harmonic_mean >= efficiency:
+            if best is None or coarse.filled(found) > filled:
+                best, filled = found, coarse.filled(found)
+            if filled >= efficiency:
                 how = f"limits {excess:.1%} over the mean of {wanted} packs"
-                return LimitsChoice(best, True, how)
+                return LimitsChoice(coarse.expanded(best), True, how)
             if method is swaps:
                 break
     if best is None:
         raise AssertionError("the packer always finds a packing")
+    best = coarse.expanded(best)
     return LimitsChoice(best, False, _why_not(histogram, best, wanted, efficiency))
 
 
@@ -172,6 +180,7 @@ def limits_for_efficiency(
     """
     if not 0 < efficiency < 1 or not histogram.num_graphs:
         raise ValueError(f"efficiency={efficiency} must lie between 0 and 1, over some graphs")
+    coarse = coarsened(histogram)
     ratio = histogram.totals[1] / max(1, histogram.totals[0])
     grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
     best: Packing | None = None
@@ -182,16 +191,19 @@ def limits_for_efficiency(
             limits = np.array([node_limit, max(edges, histogram.maxima[1])])
             if harmonic_mean(_at_best(histogram, limits)) < efficiency:
                 continue
-            found = pack_histogram(histogram, limits, max_graphs=max_graphs, efforts=efforts)
-            if best is None or found.harmonic_mean > best.harmonic_mean:
+            found = pack_histogram(coarse.histogram, limits, max_graphs=max_graphs, efforts=efforts)
+            if best is None or coarse.filled(found) > coarse.filled(best):
                 best = found
-            if found.harmonic_mean >= efficiency:
+            if coarse.filled(found) >= efficiency:
+                found = coarse.expanded(found)
                 return LimitsChoice(found, True, "the smallest node limit that reaches it")
         if node_limit > histogram.totals[0]:
             break
         node_limit = max(node_limit + 1, int(node_limit * 1.02))
     if best is None:
         best = pack_histogram(histogram, histogram.maxima, max_graphs=max_graphs, efforts=efforts)
+    else:
+        best = coarse.expanded(best)
     return LimitsChoice(best, False, _why_not(histogram, best, best.num_packs, efficiency))
 
 
@@ -237,7 +249,7 @@ def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
     """``[C]`` the efficiencies that no packing at these limits can exceed."""
     totals = histogram.totals
     packs = max(1, int(np.max(-(-totals // np.maximum(1, limits)))))
-    return totals / np.maximum(1, packs * limits)
+    return totals / np.maximum(1, packs * limits.astype(np.float64))
 
 
 def _why_not(histogram: SizeHistogram, best: Packing, wanted: int, efficiency: float) -> str:

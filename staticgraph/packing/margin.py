@@ -13,6 +13,7 @@ Fixed, not fresh each epoch: shapes are recorded once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,8 @@ CUTS = 60
 # ogbg-molhiv at 32 graphs, with 1.0 three percent.
 SLOTS_OVER_MEAN = 1.25
 STREAM_TRIALS = 4
+# Graphs that each of them packs at most: a thousand packs of 128.
+STREAM_GRAPHS = 1 << 17
 # The smallest limits within this of the best efficiency are taken.
 STREAM_TOLERANCE = 0.003
 
@@ -78,10 +81,10 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
         whole: these are the graphs that will train; else allow for a random part of them.
         seed: of the trial.
     """
-    slack = 0.0 if whole else split_slack(sizes[:, :2])
     ordinary = sizes[~_huge(sizes, batch_size)]
     if not len(ordinary):
-        return MARGINS[0] + slack
+        return MARGINS[0] + (0.0 if whole else split_slack(sizes[:, :2]))
+    slack = 0.0 if whole else split_slack(ordinary[:, :2])
     maxima = ordinary.max(axis=0)
     for margin in MARGINS:
         limits = np.maximum(exact_limits(ordinary, batch_size, margin), maxima)
@@ -128,7 +131,11 @@ def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:
 
 
 def rare_cut(
-    sizes: IntArray, batch_size: int, main: Capacity, whole: Capacity, cost: StepCost
+    sizes: IntArray,
+    batch_size: int,
+    typical: Callable[[IntArray], Capacity],
+    whole: Capacity,
+    cost: StepCost,
 ) -> Capacity | None:
     """A smaller capacity for the batches without any of the few largest graphs, if it pays.
 
@@ -138,7 +145,9 @@ def rare_cut(
     Args:
         sizes: ``[n, C]`` the graphs that will train.
         batch_size: graphs a batch.
-        main: the capacity that the mean batch needs, without regard to the largest graph.
+        typical: the capacity that the mean batch of some graphs ``[., C]`` needs, without regard
+            to the largest graph. It is asked of those below the cut: five giants among 5,000 graphs
+            may have more nodes than all the others.
         whole: the capacity that every batch fits.
         cost: of a step.
 
@@ -150,6 +159,7 @@ def rare_cut(
     above = np.unique(np.geomspace(1, len(nodes), CUTS).astype(np.int64))
     for cut in np.unique(nodes[len(nodes) - above]):
         below = sizes[sizes[:, 0] <= cut]
+        main = typical(below)
         none = (len(below) / len(sizes)) ** batch_size
         capacity = Capacity.distinct(
             max(main.nodes, int(cut) + main.node_reserve),
@@ -183,11 +193,12 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
     totals, maxima = sizes.sum(axis=0), sizes.max(axis=0)
     wanted = max(1, round(len(sizes) / graphs))
     slots = graph_slots(graphs)
-    orders = []
+    orders, packed = [], np.zeros(len(totals))
     for trial in range(STREAM_TRIALS):
         order = np.arange(len(sizes), dtype=np.int64)
         shuffle(order, stream_of(seed, trial))
-        orders.append(order)
+        orders.append(order[:STREAM_GRAPHS])
+        packed += sizes[orders[-1]].sum(axis=0) / STREAM_TRIALS
     tried: list[tuple[IntArray, float]] = []
     for excess in EXCESS:
         limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
@@ -195,7 +206,7 @@ def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray
             int(pack_stream(sizes, limits, max_graphs=slots, order=order).max()) + 1
             for order in orders
         ]
-        reached = harmonic_mean(totals / np.maximum(1, np.mean(packs) * limits))
+        reached = harmonic_mean(packed / np.maximum(1, np.mean(packs) * limits))
         tried.append((limits, reached))
     enough = max(reached for _, reached in tried) - STREAM_TOLERANCE
     return next((limits, reached) for limits, reached in tried if reached >= enough)

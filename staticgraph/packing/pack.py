@@ -75,7 +75,7 @@ class Packing:
     @property
     def efficiency(self) -> NDArray[np.float64]:
         """``[C]`` what is filled of each component, over all packs; 1 where the limit is 0."""
-        room = self.limits * self.num_packs
+        room = self.limits.astype(np.float64) * self.num_packs  # beyond 64 bits, perhaps
         return np.where(room > 0, self.histogram.totals / np.maximum(1, room), 1.0)
 
     @property

@@ -23,7 +23,7 @@ from staticgraph.attention_blocks import blocks_of as blocks_by_limits
 from staticgraph.sizes import Capacity, IntArray
 
 # Batches drawn to see their order statistics, and the share of them that may be wider at a rank;
-# each goes to a wider bucket, which costs about five times, so a few in a thousand cost a percent.
+# each gives a graph to another batch, so a few in a thousand change hardly who is with whom.
 DRAWN = 2000
 WIDER = 0.001
 # Ranks at which a block may begin, in geometric progression; all of them below this many.

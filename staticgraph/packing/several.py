@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.cost import StepCost
 from staticgraph.packing.limits import limits_for_graphs
 from staticgraph.packing.pack import Packing
@@ -58,6 +60,8 @@ class SeveralChoice:
     """The buckets for one K, smallest graphs first."""
 
     buckets: tuple[BucketChoice, ...]
+    real: tuple[float, ...] = (1.0, 1.0)
+    """Of nodes and edges that the packings count, the share that is no rounding."""
 
     @property
     def cost(self) -> float:
@@ -74,7 +78,7 @@ class SeveralChoice:
         real, rows = np.zeros(3), np.zeros(3)
         for bucket in self.buckets:
             histogram, c = bucket.packing.histogram, bucket.capacity
-            real += [*histogram.totals[:2], histogram.num_graphs]
+            real += [*(histogram.totals[:2] * self.real), histogram.num_graphs]
             rows += np.array([c.nodes, c.edges, c.graphs]) * bucket.packing.num_packs
         nodes, edges, graphs = (real / np.maximum(1, rows)).tolist()
         return nodes, edges, graphs
@@ -98,7 +102,8 @@ def choose_buckets(
         fits: whether a capacity fits the device; every capacity where None.
 
     Returns:
-        one choice for each K that has as many classes; the cost never rises with K.
+        one choice for each K that has as many classes; the cost never rises with K. Of very many
+        distinct sizes the packings are of the rounded ones (:mod:`staticgraph.packing.coarse`).
 
     Raises:
         ValueError: no graphs, or the largest graph fits the device in no class.
@@ -106,6 +111,8 @@ def choose_buckets(
     if most < 1 or not histogram.num_graphs:
         raise ValueError(f"{most} buckets for {histogram.num_graphs} graphs: one of each at least")
     price = cost or StepCost()
+    fine, histogram = histogram, coarsened(histogram).histogram
+    nodes, edges = (fine.totals[:2] / np.maximum(1, histogram.totals[:2])).tolist()
     cuts = _cuts(histogram.sizes[:, 0], histogram.counts)
     table, shares = _segment_costs(histogram, cuts, graphs, price, fits)
     if not np.isfinite(table[:, -1]).any():
@@ -119,7 +126,7 @@ def choose_buckets(
             _bucket(_between(histogram, cuts[i], cuts[j]), graphs * shares[i, j], price)
             for i, j in path
         ]
-        choice = SeveralChoice(tuple(buckets))
+        choice = SeveralChoice(tuple(buckets), (nodes or 1.0, edges or 1.0))
         better = not choices or choice.cost < choices[-1].cost
         choices.append(choice if better else choices[-1])
     return choices
@@ -163,9 +170,11 @@ def _segment_costs(
     """``[C + 1, C + 1]`` estimated cost of each class, and the share of graphs a pack it is for."""
     size = len(cuts)
     table, shares = np.full((size, size), np.inf), np.ones((size, size))
+    bands = [_band(histogram, cuts[j - 1], cuts[j]) for j in range(1, size)]
     for i in range(size):
+        part = _Part(0, np.zeros_like(histogram.totals), np.zeros_like(histogram.maxima))
         for j in range(i + 1, size):
-            part = _between(histogram, int(cuts[i]), int(cuts[j]))
+            part = part.with_band(bands[j - 1])
             if not part.num_graphs:
                 continue
             for share in SHARES:
@@ -178,7 +187,28 @@ def _segment_costs(
     return table, shares
 
 
-def _estimate(part: SizeHistogram, graphs: float) -> tuple[Capacity, int]:
+class _Part(NamedTuple):
+    """What an estimate needs of a class: how many graphs, and ``[C]`` totals and maxima."""
+
+    num_graphs: int
+    totals: IntArray
+    maxima: IntArray
+
+    def with_band(self, band: _Part) -> _Part:
+        """This and the next larger graphs together."""
+        return _Part(
+            self.num_graphs + band.num_graphs,
+            self.totals + band.totals,
+            np.maximum(self.maxima, band.maxima),
+        )
+
+
+def _band(histogram: SizeHistogram, low: int, high: int) -> _Part:
+    part = _between(histogram, int(low), int(high))
+    return _Part(part.num_graphs, part.totals, part.maxima)
+
+
+def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
     """About which capacity and how many packs a class has at so many graphs a pack."""
     packs = max(1, round(part.num_graphs / graphs))
     limits = np.maximum(np.ceil(LEFT_OPEN * part.totals / packs), part.maxima)

@@ -45,7 +45,7 @@ def pack_by_swaps(
         return None
     if max_graphs is not None and -(-total // packs) > max_graphs:
         return None
-    if (histogram.totals > packs * limits).any():
+    if (histogram.totals > packs * limits.astype(np.float64)).any():
         return None
     times = total // AT_ONCE
     if times > 1 and (histogram.counts >= times).any():

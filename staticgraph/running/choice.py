@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.files import document
 
 # Chosen, not derived: a gain below it is not worth another way of running, and machines of
@@ -116,8 +117,10 @@ def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
     try:
         values = document.load(path)
         choices = [Choice.from_dict(one) for one in values["choices"]]
-        found = dict(values["made_for"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = values["made_for"]
+        if not isinstance(found, dict):
+            raise TypeError(f"made_for is {found!r}")
+    except NOT_THERE as error:
         raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
     expected = json.loads(json.dumps(dict(made_for)))
     if found != expected:

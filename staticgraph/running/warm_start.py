@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.files import atomic
 from staticgraph.running import own_cache
 from staticgraph.running.own_cache import NotOurs
@@ -95,7 +96,7 @@ def load(path: str | Path, device: torch.device) -> float | None:
     try:
         expected = json.loads(head) if contents.startswith(MAGIC) else None
         cold_s = float(expected.pop("cold_s", 0.0)) if expected else 0.0
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except NOT_THERE:
         expected, cold_s = None, 0.0
     if expected != _made_for(device):
         warnings.warn(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, whole_numbers
 
 Array = NDArray[Any]
 
@@ -33,8 +33,9 @@ def compact(column: Array) -> Array:
 
     Integers go to the narrowest of uint8, int16, uint16, int32, int64 that spans them. Floats stay
     as they are unless every value is a whole number from 0 to 255 (one-hot features) and none is
-    -0.0, which a byte cannot tell from 0. Booleans stay. Never the caller's own array, and always
-    in C order: a column in another order would be copied whole for every batch that is filled.
+    -0.0, which a byte cannot tell from 0. Booleans stay. Never the
+    caller's own array, and always in C order: a column in another order would be copied whole for
+    every batch that is filled.
     """
     if column.dtype == np.bool_ or not column.size:
         return column.copy()
@@ -50,9 +51,27 @@ def compact(column: Array) -> Array:
     return narrow if exact else column.copy()
 
 
+def native(values: Array, name: str) -> Array:
+    """The same numbers in this machine's byte order, with strides that tensors can have.
+
+    Raises:
+        BadGraph: they are wider than 64 bits a number, as longdouble is, which no tensor holds.
+    """
+    if values.dtype.kind in "fc" and values.dtype.itemsize > (
+        8 if values.dtype.kind == "f" else 16
+    ):
+        raise BadGraph(
+            f"field {name!r} has dtype {values.dtype}, which no tensor holds; give it as float64"
+        )
+    if not values.dtype.isnative:
+        return values.astype(values.dtype.newbyteorder("="))
+    return values.copy() if min(values.strides, default=0) < 0 else values
+
+
 def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntArray, IntArray]:
     """Where each graph's nodes and edges begin, from how many it has."""
-    nodes, edges = np.asarray(num_nodes, np.int64), np.asarray(num_edges, np.int64)
+    nodes = whole_numbers(num_nodes, f"num_nodes of {name}", BadGraph)
+    edges = whole_numbers(num_edges, f"num_edges of {name}", BadGraph)
     if not len(nodes):
         raise BadGraph(f"{name} holds no graph; a store needs at least one")
     if len(nodes) != len(edges):
@@ -68,7 +87,7 @@ def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str,
     """Where each graph's rows begin, for every axis of the data's own."""
     offsets = {}
     for axis, counts in axes.items():
-        rows = np.asarray(counts, np.int64)
+        rows = whole_numbers(counts, f"{name}: axis {axis!r}", BadGraph)
         if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
             raise BadGraph(
                 f"{name}: axis {axis!r} has counts of shape {rows.shape} for {graphs} graphs; one "
@@ -113,7 +132,7 @@ def checked_columns(
     lengths["graph"] = len(offsets["node"]) - 1
     described, columns = [], {}
     for name, (level, values) in fields.items():
-        column = np.asarray(values)
+        column = native(np.asarray(values), name)
         if column.dtype.kind not in "biuf":
             raise BadGraph(f"field {name!r} has dtype {column.dtype}; use numbers or booleans")
         if level not in lengths:
@@ -161,11 +180,24 @@ def require_finite(
 
 
 def checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
-    """The splits as int64, refused where one names a graph that is not there."""
+    """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
+    one a graph, gives the graphs where it is true."""
     checked = {}
     for key, ids in splits.items():
-        checked[key] = np.asarray(ids, dtype=np.int64)
-        if len(ids) and not (checked[key].min() >= 0 and checked[key].max() < n):
+        given = np.asarray(ids)
+        if given.dtype == np.bool_:
+            if given.shape != (n,):
+                raise BadGraph(
+                    f"split {key!r} of {name} is a mask of shape {list(given.shape)} for {n} graphs"
+                )
+            given = np.flatnonzero(given)
+        checked[key] = whole_numbers(given, f"split {key!r} of {name}", BadGraph)
+        if checked[key].ndim != 1:
+            raise BadGraph(
+                f"split {key!r} of {name} has shape {list(given.shape)}; give a list of graph "
+                "numbers"
+            )
+        if len(given) and not (checked[key].min() >= 0 and checked[key].max() < n):
             raise BadGraph(
                 f"split {key!r} of {name} names graph "
                 f"{checked[key].max() if checked[key].min() >= 0 else checked[key].min()}; "

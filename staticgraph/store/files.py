@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
@@ -24,6 +25,7 @@ from staticgraph.files.folder import Kind, repair, replacing
 from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
+from staticgraph.store.manifest_check import check_manifest
 from staticgraph.store.structure import EDGES, Damage, check_forms
 
 if TYPE_CHECKING:
@@ -210,7 +212,7 @@ def _manifest(root: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
     try:
         manifest = document.read(path)
-    except ValueError as error:
+    except NOT_THERE as error:
         raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
     if not isinstance(manifest, dict):
         raise StoreCorrupt(f"{path} is not a manifest; build the store again")
@@ -222,6 +224,8 @@ def _manifest(root: Path) -> dict[str, Any]:
     try:
         if manifest["version"] > 1 and document.KEY not in manifest:
             raise ValueError(f"it lacks its {document.KEY!r}; build the store again")
-        return document.check(manifest)
+        manifest = document.check(manifest)
     except ValueError as error:
         raise StoreCorrupt(f"{path}: {error}") from None
+    check_manifest(manifest, path)
+    return manifest

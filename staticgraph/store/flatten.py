@@ -31,7 +31,8 @@ def from_pyg(
     """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
 
     Args:
-        dataset: graphs; a transform of the data set is applied once, now.
+        dataset: graphs: a data set, a sequence, or anything that gives one after the other, such
+            as a generator. A transform of the data set is applied once, now.
         schema: the fields to expect, as for new graphs given to a trained model; without it they
             are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
         levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell: in a
@@ -49,19 +50,36 @@ def from_pyg(
     """
     name = name or type(dataset).__name__
     excluded = IGNORED | set(exclude)
-    if len(dataset) == 0:
-        raise BadGraph(f"{name} is empty: a store needs at least one graph")
+    graphs, total = _one_by_one(dataset)
     reader: PygReader | None = None
-    for number in bar(
-        range(len(dataset)),
-        desc=f"reading {name}",
-        unit=" graphs",
-        show=progress and len(dataset) >= PROGRESS_FROM,
+    for number, data in enumerate(
+        bar(
+            graphs,
+            desc=f"reading {name}",
+            unit=" graphs",
+            total=total,
+            show=progress and (total or 0) >= PROGRESS_FROM,
+        )
     ):
-        data = dataset[number]
         if reader is None:
             kind = HeteroReader if hasattr(data, "node_types") else PygReader
             reader = kind(name, excluded, schema, levels or {})
         reader.add(number, data)
-    assert reader is not None
+    if reader is None:
+        raise BadGraph(f"{name} is empty: a store needs at least one graph")
     return reader.store(check_finite)
+
+
+def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
+    """The graphs in order, and how many they are where that is known. What has a length and
+    positions is read by position, as PyG's data sets are meant to be."""
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
+        raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return (dataset[number] for number in range(len(dataset))), len(dataset)
+    if not hasattr(dataset, "__iter__"):
+        raise BadGraph(
+            f"a {type(dataset).__name__} is not a data set: pass a list of "
+            "torch_geometric.data.Data, or anything that gives them one by one"
+        )
+    return dataset, len(dataset) if hasattr(dataset, "__len__") else None

@@ -25,7 +25,7 @@ import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes import GraphSize, IntArray, SizeHistogram
+from staticgraph.sizes import GraphSize, IntArray, SizeHistogram, pointer_dtype
 from staticgraph.store.columns import (
     Array,
     IndexRule,
@@ -184,7 +184,7 @@ class GraphStore:
             edge_offsets=edge_offsets,
             edge_src=compact(src),
             edge_dst=compact(dst),
-            row_ptr=row_ptr if edge_offsets[-1] > np.iinfo(np.int32).max else row_ptr.astype("i4"),
+            row_ptr=row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
             transpose=compact(transpose),
             edge_origin=compact(local),
             columns={key: compact(column) for key, column in columns.items()},

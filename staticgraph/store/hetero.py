@@ -23,7 +23,7 @@ from staticgraph.schema import Axis, Level, Schema
 from staticgraph.sizes import IntArray
 from staticgraph.store import GraphStore
 from staticgraph.store.columns import IndexRule
-from staticgraph.store.pyg_reader import PygReader, as_tensor
+from staticgraph.store.pyg_reader import PygReader, as_tensor, whole_count
 from staticgraph.store.rules import Increments, Said, counted_level, said_by
 
 # What PyG keeps of a type for itself, or what the offsets say already.
@@ -113,7 +113,7 @@ class HeteroReader(PygReader):
                     f"graph {number} does not say how many nodes of type {axis.key!r} it has: set "
                     f"data[{axis.key!r}].num_nodes"
                 )
-            return int(rows)
+            return whole_count(rows, number)
         index = found.get(f"{axis.name}.edge_index")
         if index is None or index.rows.dim() != 2 or index.rows.size(1) != 2:
             raise BadGraph(
@@ -134,7 +134,7 @@ class HeteroReader(PygReader):
     ) -> None:
         if key in self.excluded or name in self.excluded:
             return
-        tensor = as_tensor(value)
+        tensor = as_tensor(value, name)
         if tensor is not None:
             found[name] = said_by(data, key, tensor, number, *store)
 

@@ -21,11 +21,18 @@ from torch import Tensor
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import LEVELS, Axis, Level, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes import IntArray, whole_numbers
 from staticgraph.store import Array, GraphStore
-from staticgraph.store.columns import IndexRule
+from staticgraph.store.columns import IndexRule, native
 from staticgraph.store.counting import CountedFields
 from staticgraph.store.rules import Said, asks_nothing, said_by
+
+# What tells rows of nodes and of edges apart by name: a part of it, or all of it.
+OF_EDGES = ("edge", "bond")
+OF_NODES = ("node", "atom", "mask")
+NODE_NAMES = frozenset(
+    {"x", "y", "z", "h", "pos", "vel", "norm", "force", "forces", "charge", "charges", "mass"}
+)
 
 
 class PygReader(CountedFields):
@@ -50,9 +57,13 @@ class PygReader(CountedFields):
                 f"expected torch_geometric.data.{'Data, as the first' if hetero else 'Data'}"
             )
         values = data.to_dict()
-        edge_index = values.get("edge_index")
+        given = values.get("edge_index")
+        edge_index = torch.empty(2, 0, dtype=torch.int64) if given is None else as_tensor(given)
         if edge_index is None:
-            edge_index = torch.empty(2, 0, dtype=torch.int64)
+            raise BadGraph(
+                f"graph {number} has an edge_index of type {type(given).__name__}; expected a "
+                "tensor or an array, int64 [2, edges]"
+            )
         if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.is_floating_point():
             raise BadGraph(
                 f"graph {number} has an edge_index of shape {list(edge_index.shape)} and dtype "
@@ -61,12 +72,12 @@ class PygReader(CountedFields):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyG warns where it must infer the number
             nodes = data.num_nodes
-        self.nodes.append(int(nodes or 0))
+        self.nodes.append(whole_count(nodes, number))
         self.edges.append(edge_index.size(1))
-        self.edge_index.append(edge_index.detach().cpu())
+        self.edge_index.append(edge_index)
         found = {}
         for key, value in values.items():
-            if key not in self.excluded and (tensor := as_tensor(value)) is not None:
+            if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
                 plain = asks_nothing(data, key)
                 found[key] = Said(tensor) if plain else said_by(data, key, tensor, number)
         self._collect(number, found)
@@ -176,7 +187,9 @@ class PygReader(CountedFields):
             return key, 1  # a row of another field's values counts these
         if key == "y" and constant and lengths[0] == 1:
             return "graph", 1  # even where every graph has one node, or one edge
-        if is_edge and (not is_node or "edge" in key):
+        if is_edge and is_node:
+            return self._told_by_name(key, int(sum(self.nodes))), 1
+        if is_edge:
             return "edge", 1
         if is_node:
             return "node", 1
@@ -191,6 +204,20 @@ class PygReader(CountedFields):
             f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
             f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}], "
             f"or name its rows with levels={{{key!r}: 'rows'}}"
+        )
+
+    def _told_by_name(self, key: str, rows: int) -> Level:
+        """The level of a field where every graph has as many nodes as edges: names that PyG and
+        its data sets use tell. Edges are sorted and padded apart from nodes, so a guess would put
+        some fields' rows in the wrong order."""
+        if any(part in key for part in OF_EDGES):
+            return "edge"
+        if any(part in key for part in OF_NODES) or key in NODE_NAMES or not rows:
+            return "node"
+        raise BadGraph(
+            f"{key!r} has a row a node and a row an edge, since every graph has as many of both, "
+            f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
+            f"levels={{{key!r}: 'edge'}}"
         )
 
     def _check_lengths(self, key: str, lengths: IntArray) -> None:
@@ -233,7 +260,15 @@ class PygReader(CountedFields):
                 )
 
 
-def as_tensor(value: Any) -> Tensor | None:
+def whole_count(nodes: Any, number: int) -> int:
+    """``num_nodes`` of one graph, which PyG lets be anything."""
+    if nodes is None or type(nodes) is int:
+        return nodes or 0
+    nodes = nodes.item() if isinstance(nodes, Tensor) and nodes.numel() == 1 else nodes
+    return int(whole_numbers(nodes, f"graph {number}: num_nodes", BadGraph).reshape(-1)[0])
+
+
+def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
     """A tensor for numbers, arrays and tensors; None for what a batch cannot carry (strings)."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
@@ -241,8 +276,8 @@ def as_tensor(value: Any) -> Tensor | None:
                 "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
             )
         return torch.atleast_1d(value.detach().cpu())
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.atleast_1d(torch.from_numpy(value))
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return torch.atleast_1d(torch.from_numpy(native(np.atleast_1d(value), key)))
     if isinstance(value, bool | int | float):
         return torch.tensor([value])
     return None

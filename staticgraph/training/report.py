@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from staticgraph.documents import NOT_THERE
 from staticgraph.json_text import finite, save_json
 from staticgraph.report import Report
 from staticgraph.table import table
@@ -74,7 +75,7 @@ class TrainReport:
             )
         try:
             return cls._of(json.loads(path.read_text()), folder)
-        except (KeyError, TypeError, ValueError) as error:
+        except NOT_THERE as error:
             raise ValueError(
                 f"{path} is not a report that this version reads "
                 f"({type(error).__name__}: {error}); write it anew with "

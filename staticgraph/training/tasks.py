@@ -86,8 +86,10 @@ def _cross_entropy(out: Tensor, y: Tensor) -> Tensor:
 
 def mean_loss(task: Task, out: Tensor, y: Tensor) -> float:
     """The mean of a task's loss over the labelled targets of real graphs."""
-    values = task.row_loss(out, torch.nan_to_num(y, nan=0.0))
-    labelled = ~torch.isnan(y).view(values.shape)
+    missing = torch.isnan(y)
+    # Not nan_to_num, which also makes the largest number of an infinity.
+    values = task.row_loss(out, torch.where(missing, 0, y))
+    labelled = ~missing.view(values.shape)
     return float(values[labelled].double().mean())
 
 

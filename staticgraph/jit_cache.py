@@ -1,0 +1,78 @@
+"""Where numba keeps what it compiled, on machines where it finds no place by itself.
+
+Every compiled loop of this package is cached on disk, beside its source or in the user's cache
+folder. In a container with a read-only home and a read-only installation neither can be written,
+and then numba refuses to compile: importing would fail. Here the places that numba tries are tried
+first, before it is imported; where none takes a file it is given a fresh folder of this process's
+own (never a known one in a folder that others write: numba unpickles what it finds there), and
+where not even that can be made, nothing is cached.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def ensure() -> None:
+    """Sees to it that numba can cache, or does not try; one warning where that takes something."""
+    if any(_takes_files(folder) for folder in places()):
+        return
+    try:
+        folder = tempfile.mkdtemp(prefix="staticgraph-numba-")
+    except OSError:
+        _never_cache()
+        warnings.warn(
+            "no folder can be written, so loops are compiled anew by every process; set "
+            "NUMBA_CACHE_DIR to one that can",
+            stacklevel=2,
+        )
+        return
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    if "numba" in sys.modules:
+        sys.modules["numba"].config.CACHE_DIR = folder
+    atexit.register(_remove, folder, os.getpid())
+    warnings.warn(
+        f"neither {PACKAGE} nor the user's cache folder can be written, so compiled loops are kept "
+        f"in {folder} while this process lives; set NUMBA_CACHE_DIR to keep them",
+        stacklevel=2,
+    )
+
+
+def places() -> list[Path]:
+    """Where numba would keep what it compiles of this package, in its order."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    if sys.platform == "darwin":
+        user = os.path.expanduser("~/Library/Caches")
+    elif sys.platform == "win32":
+        user = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
+    return [*([Path(given)] if given else []), PACKAGE / "__pycache__", Path(user) / "numba"]
+
+
+def _takes_files(folder: Path) -> bool:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def _never_cache() -> None:
+    from numba.core.dispatcher import Dispatcher
+
+    Dispatcher.enable_caching = lambda self: None
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Not by a fork, which has the same list of what to do at its end."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

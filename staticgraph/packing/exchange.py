@@ -1,0 +1,80 @@
+"""Exact batches that break their bucket's promise of ranks, mended by exchanging graphs.
+
+The problem: a batch with one large graph too many (:mod:`staticgraph.packing.ranks`) needs a wider
+bucket, which is one more compile and recording for a batch or two an epoch; most often for the
+rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea: give
+the graph that is one too many to a batch that may have it, for a smaller one of that batch. The
+invariant: every batch keeps its number of graphs and its limits, and no promise that held is
+broken. What cannot be mended so is left for the caller to place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from staticgraph.sizes import Capacity, IntArray
+
+# Exchanges for one batch; each takes one graph off a rank that has too many.
+MOST = 64
+
+
+def exchange_for_ranks(
+    batches: list[tuple[int, IntArray]], sizes: IntArray, capacities: Sequence[Capacity]
+) -> int:
+    """Exchanges graphs between batches of the same bucket, in place of the list's entries.
+
+    Args:
+        batches: bucket and positions of the graphs, ``[g]`` int64, of each.
+        sizes: ``[n, C]`` int64.
+        capacities: of the buckets.
+
+    Returns:
+        How many batches broke their promise and keep it now.
+    """
+    mended = 0
+    for number, (bucket, ids) in enumerate(batches):
+        capacity = capacities[bucket]
+        if capacity.ranks_hold(sizes[ids, 0]):
+            continue
+        for _ in range(MOST):
+            if not _exchange(batches, number, sizes, capacity):
+                break
+            if capacity.ranks_hold(sizes[batches[number][1], 0]):
+                mended += 1
+                break
+    return mended
+
+
+def _exchange(
+    batches: list[tuple[int, IntArray]], number: int, sizes: IntArray, capacity: Capacity
+) -> bool:
+    """One exchange that takes the least graph of the first rank that is too wide out of a batch."""
+    bucket, ids = batches[number]
+    falling = np.argsort(-sizes[ids, 0], kind="stable")
+    k, width = next(
+        (k, width)
+        for k, width in capacity.ranks
+        if k < len(ids) and sizes[ids[falling[k]], 0] > width
+    )
+    place = int(falling[k])
+    limits = np.array(capacity.size_limits, dtype=np.int64)
+    room = limits - sizes[ids].sum(axis=0)
+    for step in range(1, len(batches)):
+        other = (number + step) % len(batches)
+        theirs = batches[other][1]
+        if batches[other][0] != bucket or not capacity.ranks_hold(sizes[theirs, 0]):
+            continue
+        more = sizes[theirs] - sizes[ids[place]]  # what the batch gains and the other loses
+        fits = (more <= room).all(axis=1) & (sizes[theirs, 0] <= width)
+        fits &= (sizes[theirs].sum(axis=0) - more <= limits).all(axis=1)
+        for taken in np.flatnonzero(fits)[np.argsort(-more[fits, 0], kind="stable")][:4].tolist():
+            changed = theirs.copy()
+            changed[taken] = ids[place]
+            if capacity.ranks_hold(sizes[changed, 0]):
+                mine = ids.copy()
+                mine[place] = theirs[taken]
+                batches[number], batches[other] = (bucket, mine), (bucket, changed)
+                return True
+    return False

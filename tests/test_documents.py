@@ -1,0 +1,167 @@
+"""Every file of JSON that is read back, with every value of it dropped or made something else: it
+loads, or one error names the file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import staticgraph as sg
+from staticgraph import datasets
+from staticgraph.documents import read_document
+from staticgraph.errors import StoreCorrupt
+from staticgraph.memory.fit import TERMS, fit
+from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.memory.probe import probe_capacities
+from staticgraph.outofcore import PartitionedGraph, partition
+from staticgraph.plan import BucketPlan
+from staticgraph.report import BucketReport, Report
+from staticgraph.running import choice, warm_start
+from tests.test_memory_fit import points_of
+
+DATA = Path(__file__).parents[1] / "examples" / "data"
+OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])
+MADE_FOR = {"torch": "2", "capacities": [[3, 4, 5]]}
+
+
+def plan(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    store = datasets.open(DATA / "esol.npz")
+    sg.plan_buckets(store, 32, attention="auto").save(folder / "plan.json")
+    return folder / "plan.json", lambda: BucketPlan.load(folder / "plan.json")
+
+
+def memory(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    capacities, _ = probe_capacities(np.array([[5, 8], [25, 54], [60, 130], [12, 26]]))
+    points = points_of(TERMS["linear"], (1000.0, 7.0, 3.0, 2.0, 0.0), capacities)
+    found = fit(points, "linear")
+    resident = Resident(100, 100, 200, 0)
+    model = MemoryModel(found, resident, BatchBytes(100, 9, 2, 1), points=tuple(points))
+    model.save(folder / "memory.json")
+    return folder / "memory.json", lambda: MemoryModel.load(folder / "memory.json")
+
+
+def report(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    bucket = BucketReport(0, 9, 8, 3, 1, 0, 2, 0.9, 0.8, 0.7, 1, 0, 0, 0, 0.1, None, None)
+    Report("m", "cpu", "eager", "as asked", None, (bucket,), (), {}).save(folder / "report.json")
+    return folder / "report.json", lambda: Report.load(folder / "report.json")
+
+
+def choices(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    made = choice.Choice(0, "step", "eager", "faster", (choice.Contender("eager", 3, 1.0),))
+    choice.save(folder / "choices.json", [made], MADE_FOR)
+    return folder / "choices.json", lambda: choice.load(folder / "choices.json", MADE_FOR)
+
+
+def store(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    datasets.open(DATA / "esol.npz").save(folder / "s")
+    return folder / "s" / "manifest.json", lambda: sg.GraphStore.load(folder / "s", verify=False)
+
+
+def graph(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    edges = np.random.default_rng(0).integers(0, 20, (2, 40))
+    partition(edges, 20, 2, folder / "g")
+    return folder / "g" / "manifest.json", lambda: PartitionedGraph(folder / "g")
+
+
+MAKERS = (plan, memory, report, choices, store, graph)
+
+
+def paths_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a document; of a long list the first two alone."""
+    yield at
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = list(enumerate(value))[:2]
+    for key, inner in items:
+        yield from paths_in(inner, (*at, key))
+
+
+def damaged(whole: Any) -> Iterator[tuple[str, Any]]:
+    for path in paths_in(whole):
+        if not path:
+            yield from ((f"all {other!r}", other) for other in OTHERS)
+            continue
+        for other in (*OTHERS, "drop"):
+            made = copy.deepcopy(whole)
+            holder = made
+            for key in path[:-1]:
+                holder = holder[key]
+            if other == "drop":
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = other
+            yield f"{path} {other!r}", made
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+def test_whatever_stands_in_a_document_it_loads_or_one_error_names_it(maker, tmp_path):
+    path, load = maker(tmp_path)
+    whole = json.loads(path.read_text())
+    load()
+    expected = StoreCorrupt if maker in (store, graph) else ValueError
+    refused = []
+    for what, made in damaged(whole):
+        path.write_text(json.dumps(made))
+        try:
+            load()
+        except expected as error:
+            refused.append((what, str(error)))
+        except Exception as error:
+            pytest.fail(f"{what}: {type(error).__name__}: {error}")
+    assert len(refused) > 20
+    assert [what for what, said in refused if str(path.parent) not in said] == []
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"a"', "{", "", "[" * 10**5, "\x00\xff"])
+def test_another_file_altogether(maker, text, tmp_path):
+    path, load = maker(tmp_path)
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=path.name.replace(".", r"\.")):
+        load()
+
+
+def test_a_plan_that_is_a_list(tmp_path):
+    (tmp_path / "plan.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"plan\.json: not a plan: a JSON list where an object"):
+        BucketPlan.load(tmp_path / "plan.json")
+    with pytest.raises(ValueError, match="not a plan: a list where an object should be"):
+        BucketPlan.from_dict([])  # pyright: ignore[reportArgumentType]
+
+
+def test_a_manifest_that_lacks_something_says_what(tmp_path):
+    path, load = store(tmp_path)
+    whole = json.loads(path.read_text())
+    for key in ("name", "schema", "files"):
+        path.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
+        with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{key}'"):
+            load()
+    for name in ("row_ptr", "column.x"):
+        files = {k: v for k, v in whole["files"].items() if k != name}
+        path.write_text(json.dumps({**whole, "files": files}))
+        with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{name}'"):
+            load()
+
+
+@pytest.mark.parametrize("head", ["[]", "3", "null", '{"cold_s": []}', "{"])
+def test_a_warm_start_made_by_something_else_is_not_used(tmp_path, head):
+    path = tmp_path / "warm"
+    path.write_bytes(warm_start.MAGIC + head.encode() + b"\nrest")
+    with pytest.warns(UserWarning, match="compiling anew"):
+        assert warm_start.load(path, torch.device("cpu")) is None
+
+
+def test_errors_of_a_readers_own_are_kept(tmp_path):
+    def build(_: dict[str, Any]) -> None:
+        raise ValueError("a word of its own")
+
+    (tmp_path / "d.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"d\.json: a word of its own"):
+        read_document(tmp_path / "d.json", "a thing", build)
