@@ -153,9 +153,8 @@ def test_exchanges_lose_nothing_and_break_nothing(data):
     mended = exchange_for_ranks(batches, sizes, [tight])
     after = [(len(ids), kept(sizes[ids, 0].tolist(), tight.ranks)) for _, ids in batches]
     assert [count for count, _ in before] == [count for count, _ in after]
-    assert all(now or not then for (_, then), (_, now) in zip(before, after, strict=True))
-    assert (
-        sum(now and not then for (_, then), (_, now) in zip(before, after, strict=True)) == mended
-    )
+    changes = [(then, now) for (_, then), (_, now) in zip(before, after, strict=True)]
+    assert all(now or not then for then, now in changes)
+    assert sum(now and not then for then, now in changes) == mended
     assert np.array_equal(np.sort(np.concatenate([i for _, i in batches])), np.arange(len(sizes)))
     assert all((sizes[ids].sum(axis=0) <= tight.size_limits).all() for _, ids in batches)

@@ -4,8 +4,8 @@ The problem: packing looks through the distinct sizes again and again, so its ti
 square: 80,000 take half a minute, a million an hour. The idea: put sizes that differ by a small
 share of themselves and of the mean into one cell, and pack all of a cell at its largest member's
 counts. What is packed then never holds more than it seems to, so every limit is kept; what is lost
-is the rounding, :attr:`Coarse.loss`, in theory below twice :attr:`Coarse.step` in every component
-and in practice below it. Afterwards the graphs
+is the rounding, :attr:`Coarse.loss`, in theory below twice ``exp(step) - 1`` in every
+component and in practice about :attr:`Coarse.step`. Afterwards the graphs
 themselves take the places of their cells, so that a packing is of the sizes as they are, and its
 efficiency is the true one.
 
@@ -127,7 +127,7 @@ def _keys(rows: IntArray) -> IntArray:
     spans = rows.max(axis=0) + 1
     if np.prod(spans.astype(np.float64)) >= MOST_ROWS:
         return distinct_rows(rows)[1]
-    return np.ravel_multi_index(tuple(rows.T), tuple(spans.tolist()))
+    return np.asarray(np.ravel_multi_index(tuple(rows.T), tuple(spans.tolist())), np.int64)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -179,7 +179,7 @@ def _expand(
                 while wanted > 0:
                     k = at[cell]
                     taken = min(wanted, left[k])
-                    new_types.append(by_cell[k])
+                    new_types.append(int(by_cell[k]))
                     new_copies.append(taken // times)
                     left[k] -= taken
                     wanted -= taken
