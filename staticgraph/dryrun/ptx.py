@@ -18,6 +18,8 @@ from staticgraph.dryrun.report import KernelUse
 
 _VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.|ld\.global[.\w:]*\.b64 ")
 _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
+_TARGET = re.compile(r"\.target (sm_\w+)")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)")
 _seen: dict[str, KernelUse] = {}
 
@@ -52,7 +54,7 @@ def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
             name,
             owner,
             registers,
-            stack + local,
+            _spilled(kernel) if stack + local else 0,
             kernel.metadata.shared,
             kernel.metadata.num_warps,
             len(_VECTOR.findall(ptx)),
@@ -61,22 +63,41 @@ def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
     return _seen[key]
 
 
+def _spilled(kernel: Any) -> int:
+    """Bytes a thread that ptxas spills. A stack alone is none: the slow path of sin and cos, for
+    one, keeps an array there."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    ptx, arch = kernel.asm["ptx"], kernel.metadata.target.arch
+    target = _TARGET.search(ptx)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "kernel.ptx"
+        given.write_text(ptx)
+        out = str(given.with_suffix(".cubin"))
+        said = _tool(get_ptxas(arch).path, "-v", f"--gpu-name={target[1]}", str(given), "-o", out)
+    return max((int(found) for pair in _SPILLS.findall(said) for found in pair), default=0)
+
+
 def _usage(cubin: bytes) -> tuple[int, int, int]:
     """Registers, bytes of stack and of local memory, a thread."""
     import triton
 
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
-            [str(folder / "cuobjdump"), "-res-usage", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+        said = _tool(folder / "cuobjdump", "-res-usage", file.name)
     found = _USAGE.search(said)
     if found is None:
         raise RuntimeError(f"cuobjdump says nothing of registers:\n{said}")
     registers, stack, local = (int(number) for number in found.groups())
     return registers, stack, local
+
+
+def _tool(path: str | Path, *args: str) -> str:
+    """What one of the tools that come with Triton says."""
+    done = subprocess.run([str(path), *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{path} ended with status {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout + done.stderr

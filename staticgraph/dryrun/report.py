@@ -125,7 +125,7 @@ class KernelUse:
         name: of ours as ``operator.function``.
         owner: ``staticgraph`` or ``inductor``.
         registers: a thread.
-        spill_bytes: a thread; local memory and stack.
+        spill_bytes: a thread, as ptxas says; arrays that the program itself keeps are none.
         shared_bytes, warps: a block.
         vector_loads: loads of more than four bytes a thread in the PTX.
         atomics: additions without order in the PTX.

@@ -150,7 +150,7 @@ def twin(subject: Subject) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     if copied is not None:
         return model, copied
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if optimizer is not None:
+    if callable(optimizer):
         return model, optimizer(parameters)
     return model, torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
 

@@ -67,9 +67,7 @@ class Watcher(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
         self._nested = False
 
-    def dispatch(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._nested or TracingContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._inductor import config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -47,7 +48,7 @@ def _options(points: Points) -> None:
     ):
         points.put(symbol, value, why)
     for name in ("use_static_cuda_launcher", "use_static_triton_launcher"):  # renamed in torch 2.12
-        if hasattr(torch._inductor.config, name):
+        if hasattr(config, name):
             points.put(f"torch._inductor.config:{name}", False, "loads onto the device")
 
 
@@ -200,7 +201,7 @@ def _graphs(points: Points) -> None:
 def _causes(scheduler: Any) -> list[tuple[str, str, str]]:
     """(reason, operation, place) of every operation around which torch would cut a recording."""
     found = {}
-    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+    with config.patch({"triton.cudagraphs": True}):
         for fused in scheduler.nodes:
             for node in fused.get_nodes():
                 if node.node is None or not (reason := scheduler.should_partition(node)):

@@ -48,7 +48,7 @@ class Pointer:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
-        self._address = tensor.storage_offset() * tensor.element_size()
+        self._address = int(tensor.storage_offset()) * tensor.element_size()
 
     def data_ptr(self) -> int:
         return self._address
