@@ -13,8 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Triton's interpreter keeps bfloat16 as integers, and multiplies these in a product of tiles.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 # Wider rows would spill registers; nothing in the model zoo comes near.
 MAX_WIDTH = 8192
+
+
+@triton.jit
+def product(a, b):
+    """``a @ b`` of tiles in their own dtype, summed in float32, on the matrix unit.
+
+    float32 goes as three products of its halves of 11 bits, as in torch's own attention of float32
+    (cutlass's ``OpMultiplyAddFastF32``): within 2 ** -21 of each product.
+    """
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="tf32x3")
 
 
 def block(width: int) -> int:
