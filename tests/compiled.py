@@ -53,15 +53,13 @@ class Compiled(NamedTuple):
     spilled: int
     shared: int
 
-    @property
-    def load_bits(self) -> set[int]:
-        """How many bits the loads from global memory have, copies to shared memory included."""
-        found = {
-            int(count or 1) * int(bits)
-            for count, bits in re.findall(r"ld\.global\S*?(?:\.v(\d))?\.[busf](\d+)", self.ptx)
-        }
+    def widest(self, access: str) -> int:
+        """Bits of the widest vector that is loaded (``ld``) or stored (``st``) at once, by way of
+        shared memory too. A single number of 64 bits is none."""
+        vectors = re.findall(rf"{access}\.global\S*?\.v(\d)\.[busf](\d+)", self.ptx)
         copies = re.findall(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (?:0x)?(\w+)", self.ptx)
-        return found | {8 * int(count, 16) for count in copies}
+        found = [int(count) * int(bits) for count, bits in vectors]
+        return max(found + [8 * int(count, 16) for count in copies if access == "ld"], default=0)
 
     @property
     def atomics(self) -> list[str]:

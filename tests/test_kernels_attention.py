@@ -48,7 +48,7 @@ def test_compiles_for_hopper(dtype, size, p):
     for each in both:
         assert each.atomics == []
         assert each.matrix_instructions > 0
-        assert max(each.load_bits) >= 32 * dtype.itemsize
+        assert each.widest("ld") >= 32 * dtype.itemsize
         assert each.spilled <= 16
         assert each.shared <= 64 * 1024
 

@@ -1,5 +1,7 @@
 """Sizes of Triton launches, in one place.
 
+The width of rows is known when a kernel is compiled: as an argument it would leave the compiler to
+guess that 16 divides it, so that rows of 300 were loaded number by number. A model has few widths.
 Widths are rounded up to a power of two, which Triton wants, and a program takes a whole row: the
 widths of graph networks (64 to 1,024) fit the registers of a few warps.
 """

@@ -31,7 +31,7 @@ def masked_sums_kernel(
     masked,
     partial,
     rows,
-    width,
+    width: tl.constexpr,
     rows_a_chunk,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,

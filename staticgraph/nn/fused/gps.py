@@ -1,7 +1,8 @@
 """GPS with its gathers, residual sums and norms joined (Rampasek et al. 2022, arXiv 2205.12454).
 
 The static form of the layer is kept; here attention is one kernel over rows of nodes, or queries,
-keys and values go from nodes to the attention block in one pass, and every sum stands inside the norm before or after it.
+keys and values go from nodes to the attention block in one pass, and every sum stands inside the
+norm before or after it.
 """
 
 from __future__ import annotations
