@@ -10,8 +10,8 @@ the data's order statistics) has narrower blocks, and the batcher keeps the prom
 Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
 ``varlen`` (one sequence a graph) and ``kernel`` (this library's own, tiles of each graph). What
 each costs is counted here the same way, as entries that its tiles cover in the costliest batch of
-the bucket, and what each block launches is charged as the entries of that time, so that a choice is a
-comparison of numbers with a reason beside it. Where the kernel can run it stands for the dense
+the bucket, and what each block launches is charged as the entries of that time, so that a choice is
+a comparison of numbers with a reason beside it. Where the kernel can run it stands for the dense
 paths, whose arithmetic it does in one launch each way. The counts are arithmetic; no path but the
 first was timed on a GPU for them.
 

@@ -62,6 +62,15 @@ class Compiled(NamedTuple):
         return max(found + [8 * int(count, 16) for count in copies if access == "ld"], default=0)
 
     @property
+    def loops(self) -> int:
+        """Branches back to a label that stands before them."""
+        seen, found = set(), 0
+        for label, target in re.findall(r"(?m)^(\$\w+):|\bbra(?:\.uni)?\s+(\$\w+)", self.ptx):
+            seen.add(label)
+            found += target in seen and bool(target)
+        return found
+
+    @property
     def atomics(self) -> list[str]:
         return re.findall(r"\b(?:atom|red\.global)\S*", self.ptx)
 

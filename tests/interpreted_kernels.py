@@ -182,6 +182,22 @@ def test_batch_norm(dtype, relu, joined, rows, real):
         assert close(found[..., sure], gradient[..., sure], 64)
 
 
+def test_partial_statistics_of_a_full_grid_join_without_loss():
+    """All 64 chunks, the last ones without a real row, and a mean a thousand times the spread."""
+    torch.manual_seed(0)
+    rows, real = 2048 * 3, 5000
+    x = torch.randn(rows, 4) + 1000
+    weight, bias, count = torch.ones(4), torch.zeros(4), torch.tensor(real)
+    x[real:] = torch.nan
+    out, mean, var, _ = norm.forward(x, None, None, weight, bias, count, *(None,) * 4, 1e-5, False)
+    wide = x[:real].double()
+    assert close(mean, wide.mean(0), 64)
+    # Deviations are rounded as the values are: by a thousandth of them, once each.
+    eps = torch.finfo(torch.float32).eps
+    assert ((var - wide.var(0, unbiased=False)).abs() <= 1000 * eps * 4).all()
+    assert not out[real:].any()
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_head_blocks(parts):
     """Copies alone, so exactly the reference's values, both ways; two blocks of different width."""

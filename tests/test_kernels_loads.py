@@ -115,3 +115,13 @@ def test_a_tables_gradient_is_summed_on_the_matrix_unit(dtype):
     assert [each.matrix_instructions > 0 for each in found] == [True, False]
     wide = launches(table.backward, torch.zeros(NODES, WIDTH), INDEX.repeat(1, 90), OFFSETS, 77)
     assert wide[0].matrix_instructions == 0, "counts of 270 are not exact in bfloat16"
+
+
+def test_a_norm_joins_its_chunks_at_once():
+    """64 chunks are one tile: the only loop of the second launch is the one over its own rows."""
+    x = torch.zeros(64 * 64, WIDTH)
+    rest = (ONES, ONES, COUNT, None, None, None, None, 1e-5, True)
+    forward = launches(norm.forward, x, None, None, *rest)
+    backward = launches(norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+    assert [each.loops for each in forward + backward] == [1, 1, 1, 1]
+    assert all(each.spilled == 0 for each in forward + backward)

@@ -74,7 +74,14 @@ SHAPES = {
 }
 FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
 FLAGS |= {"RELU": True, "ADDED": True, "RUNNING": True, "PARTS": 3, "FIRST": True}
-FLAGS |= {"INTO": True, "INTO_X": True, "INTO_EDGE": True, "STACKED": True, "PIECES": 3}
+FLAGS |= {
+    "INTO": True,
+    "INTO_X": True,
+    "INTO_EDGE": True,
+    "STACKED": True,
+    "PIECES": 3,
+    "CHUNKS": 64,
+}
 FLAGS |= {"GATED": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}

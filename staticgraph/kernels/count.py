@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# A linear layer is what its gpu.py gives the device: one product forward, and ReLU; backward two
-# products, and the bias's sum with ReLU's mask.
+# A linear layer is what its gpu.py gives the device: one product forward, bias and ReLU in it;
+# backward two products, and the bias's sum with ReLU's mask.
 LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
@@ -122,7 +122,8 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
     """What an operator counts as."""
     if name not in LINEAR:
         return 1
-    return LINEAR[name] + (name == "staticgraph::linear" and args[3])
+    alone = name == "staticgraph::linear" and args[3] and args[2] is None  # ReLU without a bias
+    return LINEAR[name] + alone
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
