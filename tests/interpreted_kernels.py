@@ -21,6 +21,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
 from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
@@ -148,9 +149,14 @@ def test_segment_sum(dtype, mean):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(("rows", "real"), [(90, 77), (2100, 2000), (40, 0)])
-def test_batch_norm(dtype, relu, joined, rows, real):
-    """2,100 rows make several chunks of several blocks; the mean is far from zero."""
+@pytest.mark.parametrize(
+    ("norm", "rows", "real"),
+    [(norm, 90, 77), (norm, 2100, 2000), (norm, 40, 0)]
+    + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
+)
+def test_batch_norm(dtype, relu, joined, norm, rows, real):
+    """2,100 rows make several chunks of several blocks; the mean is far from zero. Few rows go by
+    two launches or by one."""
     torch.manual_seed(0)
     x = (torch.randn(rows, 20) + 3).to(dtype)
     residual = torch.randn(rows, 20).to(dtype) if joined else None
@@ -219,8 +225,8 @@ def test_head_blocks(parts):
     assert not back[7:].any()
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics(momentum):
+@pytest.mark.parametrize(("norm", "momentum"), [(norm, 0.1), (norm, None), (small_norm, 0.1)])
+def test_running_statistics(norm, momentum):
     """They move in the norm's own launches; 70 columns make two programs of each chunk."""
     torch.manual_seed(0)
     stock = torch.nn.BatchNorm1d(70, momentum=momentum)

@@ -7,11 +7,15 @@ instructions in flight for the same bytes.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from compiled import launches
 
 from staticgraph.kernels.batch_norm import gpu as norm
+from staticgraph.kernels.batch_norm import op
+from staticgraph.kernels.batch_norm import small as small_norm
 from staticgraph.kernels.dropout_sum import gpu as dropout
 from staticgraph.kernels.gcn_sum import gpu as gcn
 from staticgraph.kernels.head_blocks import gpu as heads
@@ -125,3 +129,40 @@ def test_a_norm_joins_its_chunks_at_once():
     backward = launches(norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
     assert [each.loops for each in forward + backward] == [1, 1, 1, 1]
     assert all(each.spilled == 0 for each in forward + backward)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_of_few_rows_is_one_launch_without_a_loop(dtype):
+    x = torch.zeros(op.ONE_LAUNCH_ROWS, WIDTH, dtype=dtype)
+    both = [
+        *launches(
+            small_norm.forward, x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True
+        ),
+        *launches(small_norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True),
+    ]
+    assert len(both) == 2
+    for each in both:
+        assert (each.loops, each.spilled, each.atomics) == (0, 0, [])
+        assert each.registers <= 128, "more than a block of 512 threads can have"
+        assert each.widest("ld") >= 32 * dtype.itemsize
+
+
+def test_few_rows_go_by_one_launch_many_by_two(monkeypatch):
+    """What the operator of CUDA calls, by rows; a cumulative mean by two in any case."""
+    called = []
+    for module in (norm, small_norm):
+        for way in ("forward", "backward"):
+            note = functools.partial(lambda *given, name: called.append(name), name=module.__name__)
+            monkeypatch.setattr(module, way, note)
+    few, many = torch.zeros(op.ONE_LAUNCH_ROWS, 4), torch.zeros(op.ONE_LAUNCH_ROWS + 1, 4)
+    for x, momentum, forward, backward in (
+        (few, 0.1, "small", "small"),
+        (few, None, "gpu", "small"),
+        (many, 0.1, "gpu", "gpu"),
+    ):
+        op._on_cuda(x, None, None, ONES, ONES, COUNT, ONES, ONES, SEED, momentum, 1e-5, True)
+        op._backward_on_cuda(x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+        assert [name.rsplit(".")[-1] for name in called] == [forward, backward]
+        expected = [1 + (way == "gpu") for way in (forward, backward)]
+        assert [op.launches(x, momentum is None), op.launches(x, False)] == expected
+        called.clear()
