@@ -14,9 +14,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 # Triton's interpreter keeps bfloat16 as integers, and multiplies these in a product of tiles.
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 # Wider rows would spill registers; nothing in the model zoo comes near.
 MAX_WIDTH = 8192
 

@@ -1,4 +1,4 @@
-"""``batch_norm`` of few rows in Triton: a program has few columns and all rows; one launch each way.
+"""``batch_norm`` of few rows in Triton: a program has few columns, all rows; one launch each way.
 
 The problem: two launches for the norm of a few hundred rows cost more than the norm. Here a program
 holds all rows of its columns, loaded at once and once, takes the statistics of what it holds, and

@@ -84,7 +84,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
     the half precisions; where it cannot (a single column), torch's fallback is a launch of ReLU.
     """
     if relu and bias is not None:
-        return torch._addmm_activation(bias, x, weight.t(), use_gelu=False)
+        return torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=False)
     out = F.linear(x, weight, bias)
     return out.relu_() if relu else out
 
