@@ -7,10 +7,13 @@ ranks can be cut into a few blocks, each as wide as the bound at its first rank,
 that fits the bucket fits the blocks. A capacity that promises more (:attr:`Capacity.ranks`, from
 the data's order statistics) has narrower blocks, and the batcher keeps the promise.
 
-Two more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask) and
-``varlen`` (one sequence a graph). What each costs is counted here the same way, as entries that its
-tiles cover in the costliest batch of the bucket, so that a choice is a comparison of numbers with a
-reason beside it. The counts are arithmetic; no path but the first was timed on a GPU for them.
+Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
+``varlen`` (one sequence a graph) and ``kernel`` (this library's own, tiles of each graph). What
+each costs is counted here the same way, as entries that its tiles cover in the costliest batch of
+the bucket, and what each block launches is charged as the entries of that time, so that a choice is
+a comparison of numbers with a reason beside it. Where the kernel can run it stands for the dense
+paths, whose arithmetic it does in one launch each way. The counts are arithmetic; no path but the
+first was timed on a GPU for them.
 
 The layers (:mod:`staticgraph.nn.attention_paths`) and the model of memory both ask here. Plain
 numbers, since :func:`attention_path` is traced with the step.
@@ -23,8 +26,8 @@ from typing import NamedTuple
 from staticgraph.errors import NotStatic
 from staticgraph.sizes import Capacity
 
-PATHS = ("auto", "dense", "size-classed", "flex", "varlen")
-# Entries that one more block must save: it costs half a dozen kernels forward and backward, 2 us
+PATHS = ("auto", "dense", "size-classed", "flex", "varlen", "kernel")
+# Entries that a block must be worth: it costs half a dozen kernels forward and backward, 2 us
 # each where recorded, in which an H200 computes about this many entries of 64 columns.
 ENTRIES_A_BLOCK = 20_000
 MAX_BLOCKS = 6
@@ -34,6 +37,12 @@ WORTH_IT = 75
 FLEX_TILE = 128
 # Rows and columns of the tiles that flash attention's kernels work on, for heads of up to 128.
 VARLEN_TILE = (128, 64)
+# Rows of a tile of our kernel, a side: a molecule is one tile or few; sixteen is the least of the
+# matrix unit. Wide heads leave room in the registers for no more.
+KERNEL_TILE, KERNEL_LEAST_TILE = 32, 16
+KERNEL_WIDE_HEAD = 64
+# Columns of a head that the kernel keeps in registers beside its sums.
+KERNEL_MOST_HEAD = 128
 # Bytes that a row of one head must be a multiple of, for the kernels' vector loads.
 HEAD_ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -65,6 +74,7 @@ class Setting(NamedTuple):
         dropout: of the attention weights, 0 outside training.
         extra_keys: what gives each graph keys that are no nodes, in words; or empty.
         compiled: inside a compiled step.
+        kernels: whether the model was converted with this library's kernels.
     """
 
     device: str = "cpu"
@@ -73,15 +83,18 @@ class Setting(NamedTuple):
     dropout: float = 0.0
     extra_keys: str = ""
     compiled: bool = False
+    kernels: bool = False
 
     def forbids(self, path: str) -> str:
         """Why a path is impossible here, in words; empty where it is possible."""
         if path in ("dense", "size-classed", "auto"):
             return ""
-        if self.dropout:
+        if self.dropout and path != "kernel":
             return f"it has no dropout, and this layer drops {self.dropout:g} of the weights"
         if self.extra_keys:
             return f"{self.extra_keys}, which belong to no node"
+        if self.dropout >= 1:
+            return "it drops some of the weights, and this layer all of them"
         if self.device != "cuda":
             return ""
         size = DTYPE_BYTES.get(self.dtype)
@@ -94,6 +107,8 @@ class Setting(NamedTuple):
             return f"heads of {self.head} columns, no multiple of {columns} for {self.dtype}"
         if path == "varlen" and self.head > VARLEN_MOST_HEAD:
             return f"heads of {self.head} columns, more than {VARLEN_MOST_HEAD}"
+        if path == "kernel" and self.head > KERNEL_MOST_HEAD:
+            return f"heads of {self.head} columns, more than {KERNEL_MOST_HEAD}"
         return ""
 
     def discourages(self, path: str) -> str:
@@ -102,8 +117,10 @@ class Setting(NamedTuple):
             return "on a CPU it is a reference of N * N entries"
         if path == "flex" and not self.compiled:
             return "outside a compiled step it is compiled all the same"
-        if path == "varlen" and self.device != "cuda":
+        if path in ("varlen", "kernel") and self.device != "cuda":
             return "on a CPU it is a loop over graphs"
+        if path == "kernel" and not self.kernels:
+            return "the model was converted without kernels=True"
         return ""
 
 
@@ -168,14 +185,16 @@ def attention_path(
     blocks = blocks_of(capacity)
     costliest = _costliest(capacity, blocks)
     pairs = sum(graphs * width * width for graphs, width in costliest)
+    tile = kernel_tile(capacity.max_graph_nodes, setting.head if setting else 0)
     costs = (
         ("dense", _entries(whole)),
         ("size-classed", _entries(blocks)),
         ("flex", _flex_entries(capacity, pairs)),
-        ("varlen", _varlen_entries(capacity, costliest)),
+        ("varlen", _tile_entries(capacity, costliest, VARLEN_TILE)),
+        ("kernel", _tile_entries(capacity, costliest, (tile, tile))),
     )
     ruled_out = []
-    for path in ("flex", "varlen"):
+    for path in ("flex", "varlen", "kernel"):
         reason = "not asked for"
         if setting is not None:
             reason = setting.forbids(path)
@@ -187,17 +206,37 @@ def attention_path(
             reason = reason or setting.discourages(path)
         if reason and asked != path:
             ruled_out.append((path, reason))
-    name = asked if asked != "auto" else _least(costs, [path for path, _ in ruled_out])
+    name = asked
+    if asked == "auto":
+        name = _least(costs, len(blocks), [path for path, _ in ruled_out])
+        if name == "kernel":
+            ruled_out[:0] = [
+                (path, "the kernel does the same") for path in ("dense", "size-classed")
+            ]
     chosen = {"dense": whole, "size-classed": blocks}.get(name, ())
     return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out))
 
 
-def _least(costs: tuple[tuple[str, int], ...], ruled_out: list[str]) -> str:
-    """Each later path must have fewer entries than the best so far by the margin."""
-    name, least = costs[0]
-    for path, cost in costs[1:]:
-        if path not in ruled_out and 100 * cost < WORTH_IT * least:
-            name, least = path, cost
+def kernel_tile(longest: int, head: int) -> int:
+    """Rows of a tile of our kernel, by the longest graph's nodes and the columns of a head."""
+    small = longest <= KERNEL_LEAST_TILE or head > KERNEL_WIDE_HEAD
+    return KERNEL_LEAST_TILE if small else KERNEL_TILE
+
+
+def charged(entries: int, blocks: int) -> int:
+    """Entries of blocks, and what the launches of the blocks cost, in entries."""
+    return entries + blocks * ENTRIES_A_BLOCK
+
+
+def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]) -> str:
+    """The kernel where it can be, else one block of all; each other path must cost less than the
+    best so far by the margin, launches included. All but the blocks by size launch as one does."""
+    whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
+    name = "dense" if "kernel" in ruled_out else "kernel"
+    dense = ("size-classed",) if name == "dense" else ()
+    for path in (*dense, "flex", "varlen"):
+        if path not in ruled_out and 100 * whole[path] < WORTH_IT * whole[name]:
+            name = path
     return name
 
 
@@ -242,9 +281,11 @@ def _flex_entries(capacity: Capacity, pairs: int) -> int:
     return min(tiles, rows * rows) * FLEX_TILE * FLEX_TILE
 
 
-def _varlen_entries(capacity: Capacity, costliest: list[tuple[int, int]]) -> int:
+def _tile_entries(
+    capacity: Capacity, costliest: list[tuple[int, int]], tile: tuple[int, int]
+) -> int:
     """Tiles of each graph; one that is smaller than a tile costs a tile all the same."""
-    rows, columns = VARLEN_TILE
+    rows, columns = tile
     total, seen = 0, 0
     for graphs, nodes in costliest:
         total += graphs * (-(-nodes // rows) * rows) * (-(-nodes // columns) * columns)

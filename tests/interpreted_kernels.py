@@ -21,6 +21,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
 from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
 from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
@@ -118,6 +119,16 @@ def test_table_sum(dtype, rows, width):
     assert torch.equal(torch.cartesian_prod(*map(torch.arange, sizes))[codes], index)
 
 
+def test_counts_on_the_matrix_unit_lose_nothing():
+    """Each entry named by one row: the gradient comes back to the last bit of float32, over
+    magnitudes that one bfloat16 cannot hold together."""
+    torch.manual_seed(0)
+    grad = torch.randn(70, 20) * 10.0 ** torch.randint(-6, 7, (70, 20))
+    index = torch.randperm(70)[:, None]
+    found = table.backward(grad, index, torch.tensor([0, 70]), 70)
+    assert torch.equal(found[index[:, 0]], grad)
+
+
 def test_an_index_outside_its_table_shows():
     out = table.forward(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 3]), torch.ones(3, 4))
     assert torch.isfinite(out[0]).all()
@@ -138,9 +149,14 @@ def test_segment_sum(dtype, mean):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(("rows", "real"), [(90, 77), (2100, 2000), (40, 0)])
-def test_batch_norm(dtype, relu, joined, rows, real):
-    """2,100 rows make several chunks of several blocks; the mean is far from zero."""
+@pytest.mark.parametrize(
+    ("norm", "rows", "real"),
+    [(norm, 90, 77), (norm, 2100, 2000), (norm, 40, 0)]
+    + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
+)
+def test_batch_norm(dtype, relu, joined, norm, rows, real):
+    """2,100 rows make several chunks of several blocks; the mean is far from zero. Few rows go by
+    two launches or by one."""
     torch.manual_seed(0)
     x = (torch.randn(rows, 20) + 3).to(dtype)
     residual = torch.randn(rows, 20).to(dtype) if joined else None
@@ -172,6 +188,22 @@ def test_batch_norm(dtype, relu, joined, rows, real):
         assert close(found[..., sure], gradient[..., sure], 64)
 
 
+def test_partial_statistics_of_a_full_grid_join_without_loss():
+    """All 64 chunks, the last ones without a real row, and a mean a thousand times the spread."""
+    torch.manual_seed(0)
+    rows, real = 2048 * 3, 5000
+    x = torch.randn(rows, 4) + 1000
+    weight, bias, count = torch.ones(4), torch.zeros(4), torch.tensor(real)
+    x[real:] = torch.nan
+    out, mean, var, _ = norm.forward(x, None, None, weight, bias, count, *(None,) * 4, 1e-5, False)
+    wide = x[:real].double()
+    assert close(mean, wide.mean(0), 64)
+    # Deviations are rounded as the values are: by a thousandth of them, once each.
+    eps = torch.finfo(torch.float32).eps
+    assert ((var - wide.var(0, unbiased=False)).abs() <= 1000 * eps * 4).all()
+    assert not out[real:].any()
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_head_blocks(parts):
     """Copies alone, so exactly the reference's values, both ways; two blocks of different width."""
@@ -193,8 +225,8 @@ def test_head_blocks(parts):
     assert not back[7:].any()
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_running_statistics(momentum):
+@pytest.mark.parametrize(("norm", "momentum"), [(norm, 0.1), (norm, None), (small_norm, 0.1)])
+def test_running_statistics(norm, momentum):
     """They move in the norm's own launches; 70 columns make two programs of each chunk."""
     torch.manual_seed(0)
     stock = torch.nn.BatchNorm1d(70, momentum=momentum)

@@ -14,6 +14,7 @@ from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.varlen_attention import varlen_attention
 from staticgraph.nn.document_mask import DocumentLayout
 
@@ -44,7 +45,7 @@ def loss(out, batch):
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "cuda-graph"])
-@pytest.mark.parametrize("path", ["size-classed", "flex", "varlen", "auto"])
+@pytest.mark.parametrize("path", ["size-classed", "flex", "varlen", "kernel", "auto"])
 def test_training_by_each_path_equals_dense(path, mode):
     """Losses and weights after six steps over batches of other shapes inside one bucket."""
     torch.manual_seed(0)
@@ -97,6 +98,12 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
         rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         return rows, varlen_attention(*rows, starts, 160)[:real]
 
+    def by_kernel(dtype):
+        rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        packed = torch.stack(rows, 1).flatten(1)
+        out = graph_attention(packed, starts, heads=4, longest=160)
+        return rows, out.view(700, 4, 16)[:real]
+
     def results(attend, dtype):
         rows, out = attend(dtype)
         grads = torch.autograd.grad(out, rows, seed[:real].to(dtype))
@@ -104,13 +111,13 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
 
     exact = results(by_loop, torch.float64)
     usual = results(by_loop, dtype)
-    for attend in (by_flex, by_varlen):
+    for attend in (by_flex, by_varlen, by_kernel):
         for a, b, c in zip(exact, usual, results(attend, dtype), strict=True):
             least = torch.finfo(dtype).eps * float(a.abs().max())
             assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
 
 
-@pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen"])
+@pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen", "kernel"])
 def test_memory_is_fitted_for_each_path(path, esol):
     """The probe finds out the form; flex and varlen are not taken to be quadratic in ``M``."""
 
@@ -122,5 +129,5 @@ def test_memory_is_fitted_for_each_path(path, esol):
     memory = sg.probe(
         model, esol, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3)
     )
-    if path in ("flex", "varlen"):
+    if path in ("flex", "varlen", "kernel"):
         assert memory.fit.form == "linear"

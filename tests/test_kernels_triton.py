@@ -62,10 +62,26 @@ def constants(kernel, **given) -> dict[str, object]:
 
 
 TL32 = triton.language.float32
-SHAPES = {"WIDE": TL32, "BLOCK": 64, "ROWS": 64, "ENTRIES": 64, "COLUMNS": 64}
+SHAPES = {
+    "width": 300,
+    "heads": 5,
+    "size": 60,
+    "WIDE": TL32,
+    "BLOCK": 64,
+    "ROWS": 64,
+    "ENTRIES": 64,
+    "COLUMNS": 64,
+}
 FLAGS = {"CODED": True, "SCALAR": False, "SCALED": True, "MEAN": False}
 FLAGS |= {"RELU": True, "ADDED": True, "RUNNING": True, "PARTS": 3, "FIRST": True}
-FLAGS |= {"INTO": True, "INTO_X": True, "INTO_EDGE": True, "STACKED": True}
+FLAGS |= {
+    "INTO": True,
+    "INTO_X": True,
+    "INTO_EDGE": True,
+    "STACKED": True,
+    "PIECES": 3,
+    "CHUNKS": 64,
+}
 FLAGS |= {"GATED": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}

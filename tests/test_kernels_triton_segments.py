@@ -26,7 +26,14 @@ TYPES |= dict.fromkeys(("row_ptr", "col_ptr", "transpose"), "*i32")
 TYPES |= dict.fromkeys(("root", "share", "own_share", "largest", "dweight"), "*fp32")
 WIDE_SCORES = {"dedge": "*fp32", "down": "*fp32"}
 
-SIZES = {"WIDE": triton.language.float32, "HEADS": 4, "ROWS": 16, "BLOCK": 64}
+SIZES = {
+    "width": 60,
+    "heads": 4,
+    "WIDE": triton.language.float32,
+    "HEADS": 4,
+    "ROWS": 16,
+    "BLOCK": 64,
+}
 FLAGS = ("WEIGHTED", "LOOPS", "BIASED", "PAIRED", "EDGED", "OWNED")
 KERNELS = [
     (gcn.degrees_kernel, {"own": "*fp32"}),

@@ -9,6 +9,7 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 from staticgraph.kernels.batch_norm import batch_norm
 from staticgraph.kernels.dropout_sum import dropout_sum
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
+from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.neighbour_attention import neighbour_attention
@@ -25,6 +26,7 @@ __all__ = [
     "dropout_sum",
     "gcn_degrees",
     "gcn_sum",
+    "graph_attention",
     "linear",
     "neighbour_attention",
     "neighbour_max",

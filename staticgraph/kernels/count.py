@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# A linear layer is what its gpu.py gives the device: one product forward, and ReLU; backward two
-# products, and the bias's sum with ReLU's mask.
+from staticgraph.kernels.batch_norm.op import launches as norm_launches
+
+# A linear layer is what its gpu.py gives the device: one product forward, bias and ReLU in it;
+# backward two products, and the bias's sum with ReLU's mask.
 LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
     "staticgraph::table_sum_backward": 1,
-    "staticgraph::batch_norm": 1,
-    "staticgraph::batch_norm_backward": 1,
     "staticgraph::neighbour_max_backward": 1,
     "staticgraph::pair_score_backward": 2,
 }
@@ -122,7 +122,8 @@ def operations(name: str, args: tuple[Any, ...]) -> int:
     """What an operator counts as."""
     if name not in LINEAR:
         return 1
-    return LINEAR[name] + (name == "staticgraph::linear" and args[3])
+    alone = name == "staticgraph::linear" and args[3] and args[2] is None  # ReLU without a bias
+    return LINEAR[name] + alone
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
@@ -133,6 +134,10 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
         return int(args[5] is not None)  # a node's part in the scores as a destination
     if name == "staticgraph::linear_backward":
         return int(args[3] is not None)  # ReLU's mask and the sum are partial sums, and their sum
+    if name == "staticgraph::batch_norm":
+        return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
+    if name == "staticgraph::batch_norm_backward":
+        return norm_launches(args[1], False) - 1
     if name == "staticgraph::head_blocks":
         return len(args[2]) - 1  # one a block
     if name == "staticgraph::head_rows":

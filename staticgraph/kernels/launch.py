@@ -1,5 +1,7 @@
 """Sizes of Triton launches, in one place.
 
+The width of rows is known when a kernel is compiled: as an argument it would leave the compiler to
+guess that 16 divides it, so that rows of 300 were loaded number by number. A model has few widths.
 Widths are rounded up to a power of two, which Triton wants, and a program takes a whole row: the
 widths of graph networks (64 to 1,024) fit the registers of a few warps.
 """
@@ -12,9 +14,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
+# Triton's interpreter keeps bfloat16 as integers, and multiplies these in a product of tiles.
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 # Wider rows would spill registers; nothing in the model zoo comes near.
 MAX_WIDTH = 8192
+
+
+@triton.jit
+def product(a, b):
+    """``a @ b`` of tiles in their own dtype, summed in float32, on the matrix unit.
+
+    float32 goes as three products of its halves of 11 bits, as in torch's own attention of float32
+    (cutlass's ``OpMultiplyAddFastF32``): within 2 ** -21 of each product.
+    """
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="tf32x3")
 
 
 def block(width: int) -> int:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.attention_blocks import Setting
+from staticgraph.kernels.dropout_sum import draw_seed
+from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.varlen_attention import varlen_attention
 from staticgraph.nn.context import BatchContext
 
@@ -23,6 +25,7 @@ def setting_of(
     dtype: torch.dtype,
     training: bool,
     compiled: bool,
+    kernels: bool = False,
 ) -> Setting:
     """What of a layer and its surroundings rules paths out."""
     extra = "bias_k and bias_v give each graph a key" if attn.bias_k is not None else ""
@@ -35,6 +38,7 @@ def setting_of(
         attn.dropout if training else 0.0,
         extra,
         compiled,
+        kernels,
     )
 
 
@@ -42,9 +46,17 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     """``[N, C]`` -> ``[N, C]``: what the layer gives each node over the nodes of its graph."""
     rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
     setting = setting_of(
-        attn, rows.device.type, rows.dtype, attn.training, torch.compiler.is_compiling()
+        attn,
+        rows.device.type,
+        rows.dtype,
+        attn.training,
+        torch.compiler.is_compiling(),
+        context.kernels,
     )
     name = context.attention_path(setting).name
+    if name == "kernel":
+        seed = draw_seed(rows.device) if setting.dropout else None
+        return attn.out_proj(by_kernel(context, attn, rows, setting.dropout, seed, 0))
     qkv = rows.unflatten(-1, (3, attn.num_heads, -1))
     if name == "flex":
         out = _flex(context, qkv)
@@ -53,6 +65,26 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     else:
         out = _blocked(context, name, attn, qkv, setting.dropout)
     return attn.out_proj(out.flatten(1))
+
+
+def by_kernel(
+    context: BatchContext,
+    attn: torch.nn.MultiheadAttention,
+    rows: Tensor,
+    dropout: float,
+    seed: Tensor | None,
+    site: int,
+) -> Tensor:
+    """``[N, 3 * C]`` -> ``[N, C]`` by this library's own kernel, zero on padding nodes."""
+    return graph_attention(
+        rows,
+        context.starts(),
+        heads=attn.num_heads,
+        longest=context.present.capacity.max_graph_nodes,
+        p=dropout,
+        seed=seed,
+        site=site,
+    )
 
 
 def _blocked(

@@ -157,8 +157,9 @@ def convert(
             layer runs the stock code and says so; ``"all"`` uses every kernel all the same.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
             wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
-            a document mask), ``varlen`` (a sequence a graph), or ``auto``, which is what a model
-            has that was never told: the one with the fewest entries that is possible here; see
+            a document mask), ``varlen`` (a sequence a graph), ``kernel`` (this library's own, one
+            launch each way), or ``auto``, which is what a model has that was never told: the
+            cheapest that is possible here, on CUDA with ``kernels`` our own; see
             :mod:`staticgraph.attention_blocks`.
     """
     context = context_of(model)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from staticgraph.attention_blocks import ENTRIES_A_BLOCK, MAX_BLOCKS, WORTH_IT, Block
+from staticgraph.attention_blocks import ENTRIES_A_BLOCK, MAX_BLOCKS, WORTH_IT, Block, charged
 from staticgraph.attention_blocks import blocks_of as blocks_by_limits
 from staticgraph.sizes import Capacity, IntArray
 
@@ -50,9 +50,11 @@ def likely_ranks(
     widths = np.minimum(np.minimum(widths, limits), capacity.max_graph_nodes).clip(min=1)
     widths[0] = capacity.max_graph_nodes
     ranks = _cheapest_cuts(np.minimum.accumulate(widths))
-    entries = sum(b.places * b.width for b in blocks_by_limits(capacity))
-    promised = sum(b.places * b.width for b in _blocks(ranks, capacity.graphs))
-    return ranks if len(ranks) > 1 and 100 * promised < WORTH_IT * entries else ()
+    limited, promised = (
+        charged(sum(b.places * b.width for b in blocks), len(blocks))
+        for blocks in (blocks_by_limits(capacity), _blocks(ranks, capacity.graphs))
+    )
+    return ranks if len(ranks) > 1 and 100 * promised < WORTH_IT * limited else ()
 
 
 def keep_ranks(

@@ -27,7 +27,7 @@ class AttentionRow:
     Attributes:
         bucket: its number.
         layers: names in the model.
-        path: ``dense``, ``size-classed``, ``flex`` or ``varlen``.
+        path: ``dense``, ``size-classed``, ``flex``, ``varlen`` or ``kernel``.
         entries: that it looks at, at most.
         pairs: pairs of nodes that attend to each other, at most.
         costs: entries at most, of every path.
@@ -82,7 +82,7 @@ def attention_choices(
                 path = pooling_path(capacity, context.attention)
             else:
                 own = attn.out_proj.weight.dtype if dtype is None else dtype
-                setting = setting_of(attn, device.type, own, training, compiled)
+                setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
                 if setting.forbids(context.attention):
                     setting = setting._replace(dropout=0.0)  # then it was only evaluated
                 path = attention_path(capacity, context.attention, setting)

@@ -1,9 +1,10 @@
 """``batch_norm`` in Triton: partial statistics over chunks of rows, then everything else at once.
 
 Two launches each way. The first gives every chunk's mean and squared deviations (or gradient sums);
-each program of the second joins them all in the same order (Chan, Golub and LeVeque 1983; there are
-at most :data:`MAX_CHUNKS`), so no atomic addition is needed and no third launch, and writes its
-chunk of the result, ReLU and residual sum included; running statistics move in the same launches.
+each program of the second loads them all as one tile (there are at most :data:`MAX_CHUNKS`) and
+joins them in the same order, by halves (Chan, Golub and LeVeque 1983), so no atomic addition is
+needed and no third launch, and writes its chunk of the result, ReLU and residual sum included;
+running statistics move in the same launches.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -33,7 +34,7 @@ def statistics_kernel(
     count,
     partial,
     tracked,
-    width,
+    width: tl.constexpr,
     rows_a_chunk,
     ADDED: tl.constexpr,
     RUNNING: tl.constexpr,
@@ -91,14 +92,14 @@ def apply_kernel(
     eps,
     momentum,
     rows,
-    width,
-    chunks,
+    width: tl.constexpr,
     rows_a_chunk,
     RUNNING: tl.constexpr,
     CUMULATIVE: tl.constexpr,
     RELU: tl.constexpr,
     JOINED: tl.constexpr,
     WIDE: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -106,18 +107,15 @@ def apply_kernel(
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
     real = tl.load(count)
-    mean = tl.zeros([COLUMNS], WIDE)
-    square = tl.zeros([COLUMNS], WIDE)
-    for other in range(chunks):
-        done = (other * rows_a_chunk).to(WIDE)
-        found = tl.minimum(real - other * rows_a_chunk, rows_a_chunk)
-        if found > 0:
-            centre = tl.load(partial + (2 * other) * width + f, mask=inside, other=0)
-            part = tl.load(partial + (2 * other + 1) * width + f, mask=inside, other=0)
-            step = centre - mean
-            share = found.to(WIDE) / (done + found.to(WIDE))
-            square += part + step * step * done * share
-            mean += step * share
+    # Every chunk at once: a loop over them would wait for memory as often as there are chunks.
+    k = tl.arange(0, CHUNKS)
+    found = tl.minimum(tl.maximum(real - k * rows_a_chunk, 0), rows_a_chunk).to(WIDE)[:, None]
+    joined = partial + (2 * k)[:, None] * width + f[None, :]
+    given = (found > 0) & inside[None, :]
+    centre = tl.load(joined, mask=given, other=0)
+    mean = tl.sum(found * centre, 0) / tl.maximum(real, 1).to(WIDE)
+    step = tl.where(given, centre - mean[None, :], 0)
+    square = tl.sum(tl.load(joined + width, mask=given, other=0) + found * step * step, 0)
     var = square / tl.maximum(real, 1).to(WIDE)
     if chunk == 0:
         tl.store(mean_out + f, mean, mask=inside)
@@ -162,7 +160,7 @@ def gradient_sums_kernel(
     count,
     partial,
     eps,
-    width,
+    width: tl.constexpr,
     rows_a_chunk,
     RELU: tl.constexpr,
     WIDE: tl.constexpr,
@@ -209,11 +207,12 @@ def apply_gradient_kernel(
     dbias,
     eps,
     rows,
-    width,
+    width: tl.constexpr,
     chunks,
     rows_a_chunk,
     RELU: tl.constexpr,
     WIDE: tl.constexpr,
+    CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -225,11 +224,11 @@ def apply_gradient_kernel(
     inverse = 1 / tl.sqrt(var + eps)
     scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
     shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
-    sums = tl.zeros([COLUMNS], WIDE)
-    products = tl.zeros([COLUMNS], WIDE)
-    for other in range(chunks):
-        sums += tl.load(partial + (2 * other) * width + f, mask=inside, other=0)
-        products += tl.load(partial + (2 * other + 1) * width + f, mask=inside, other=0)
+    k = tl.arange(0, CHUNKS)
+    joined = partial + (2 * k)[:, None] * width + f[None, :]
+    given = (k < chunks)[:, None] & inside[None, :]
+    sums = tl.sum(tl.load(joined, mask=given, other=0), 0)
+    products = tl.sum(tl.load(joined + width, mask=given, other=0), 0)
     if chunk == 0:
         tl.store(dbias + f, sums.to(dbias.dtype.element_ty), mask=inside)
         tl.store(dweight + f, (products * inverse).to(dweight.dtype.element_ty), mask=inside)
@@ -303,12 +302,12 @@ def forward(
         0.0 if momentum is None else momentum,
         rows,
         width,
-        chunks,
         rows_a_chunk,
         RUNNING=tracked is not None,
         CUMULATIVE=momentum is None,
         RELU=relu,
         JOINED=residual is not None,
+        CHUNKS=triton.next_power_of_2(chunks),
         **options,
     )
     return out, mean, var, total
@@ -344,6 +343,7 @@ def backward(
         chunks,
         rows_a_chunk,
         RELU=relu,
+        CHUNKS=triton.next_power_of_2(chunks),
         **options,
     )
     return dx, dweight, dbias

@@ -11,6 +11,9 @@ from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.threads import threads_for
 
+# Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
+ONE_LAUNCH_ROWS = 1024
+
 
 class Running(NamedTuple):
     """Running statistics, moved in place as torch's BatchNorm does: the unbiased variance, and the
@@ -113,16 +116,27 @@ def _backward_on_cpu(
     return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-def _on_cuda(*arguments):
-    from staticgraph.kernels.batch_norm import gpu
+def launches(x: Tensor, cumulative: bool) -> int:
+    """What a norm gives a CUDA device, each way. A cumulative mean reads a count that one launch
+    moves, so it takes two forward."""
+    return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
 
-    return gpu.forward(*arguments)
+
+def _on_cuda(x, addend, residual, weight, bias, count, mean, var, tracked, momentum, *rest):
+    from staticgraph.kernels.batch_norm import gpu, small
+
+    cumulative = tracked is not None and momentum is None
+    kernels = small if launches(x, cumulative) == 1 else gpu
+    return kernels.forward(
+        x, addend, residual, weight, bias, count, mean, var, tracked, momentum, *rest
+    )
 
 
-def _backward_on_cuda(*arguments):
-    from staticgraph.kernels.batch_norm import gpu
+def _backward_on_cuda(grad, x, *rest):
+    from staticgraph.kernels.batch_norm import gpu, small
 
-    return gpu.backward(*arguments)
+    kernels = small if launches(x, False) == 1 else gpu
+    return kernels.backward(grad, x, *rest)
 
 
 def _fake(x, addend, *_):

@@ -18,7 +18,7 @@ _STEPS = 1 << 24
 
 
 @kernel
-def _mixed(z: np.uint64) -> np.uint64:
+def mixed(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> _THIRD)) * _FIRST
     z = (z ^ (z >> _MORE)) * _SECOND
     return z ^ (z >> _HALF)
@@ -38,12 +38,12 @@ def _fill(
 ) -> None:
     width, zero = x.shape[1], x.dtype.type(0)
     scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
-    key = _mixed(np.uint64(seed) + _mixed(np.uint64(site) * _STEP))
+    key = mixed(np.uint64(seed) + mixed(np.uint64(site) * _STEP))
     gated, added = len(gate) > 0, len(residual) > 0
     for r in range(len(x) * thread // threads, len(x) * (thread + 1) // threads):
         for f in range(width):
             place = np.uint64(r * width + f)
-            stays = (_mixed(key + place * _STEP) >> _TOP) >= least
+            stays = (mixed(key + place * _STEP) >> _TOP) >= least
             if gated:
                 stays = stays and not gate[r, f] <= zero
             value = scale * x[r, f] if stays else zero

@@ -26,14 +26,15 @@ def fill_kernel(
     out,
     site,
     p,
-    size,
+    rows,
+    width: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < size
+    here = at < rows.to(tl.int64) * width  # the width tells how many places lie or stand together
     place = at.to(tl.uint32)
     none = place * 0
     drawn, _, _, _ = tl.philox(tl.load(seed), place, none + site, none, none)
@@ -60,7 +61,8 @@ def fill(
         out,
         site,
         p,
-        x.numel(),
+        x.size(0),
+        x.size(1),
         GATED=gate is not None,
         ADDED=residual is not None,
         WIDE=wide(x.dtype),

@@ -31,7 +31,7 @@ def masked_sums_kernel(
     masked,
     partial,
     rows,
-    width,
+    width: tl.constexpr,
     rows_a_chunk,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -77,7 +77,14 @@ def masked_sums(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """As the operator; one launch, and one for ReLU."""
+    """As the operator; one launch, ReLU included where there is a bias, else one more for it.
+
+    ``_addmm_activation`` has no public name; what Inductor's own pass for a linear layer and its
+    ReLU calls on CUDA. cuBLASLt adds the bias and clips in the product's epilogue, in float32 and
+    the half precisions; where it cannot (a single column), torch's fallback is a launch of ReLU.
+    """
+    if relu and bias is not None:
+        return torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=False)
     out = F.linear(x, weight, bias)
     return out.relu_() if relu else out
 

@@ -21,7 +21,19 @@ from staticgraph.kernels.launch import block, warps, wide, wide_like
 
 
 @triton.jit
-def score_of(pair, edge, r, j, i, nodes, heads, h, PAIRED: tl.constexpr, EDGED: tl.constexpr, zero):
+def score_of(
+    pair,
+    edge,
+    r,
+    j,
+    i,
+    nodes,
+    heads: tl.constexpr,
+    h,
+    PAIRED: tl.constexpr,
+    EDGED: tl.constexpr,
+    zero,
+):
     """``[HEADS]``: before the leaky ReLU."""
     value = zero
     known = h < heads
@@ -47,8 +59,8 @@ def forward_kernel(
     own_share,
     slope,
     nodes,
-    heads,
-    width,
+    heads: tl.constexpr,
+    width: tl.constexpr,
     PAIRED: tl.constexpr,
     EDGED: tl.constexpr,
     OWNED: tl.constexpr,
@@ -122,8 +134,8 @@ def sources_kernel(
     down,
     slope,
     nodes,
-    heads,
-    width,
+    heads: tl.constexpr,
+    width: tl.constexpr,
     PAIRED: tl.constexpr,
     EDGED: tl.constexpr,
     OWNED: tl.constexpr,
@@ -177,7 +189,7 @@ def targets_kernel(
     row_ptr,
     dpair,
     nodes,
-    heads,
+    heads: tl.constexpr,
     LOOPS: tl.constexpr,
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,

@@ -1,7 +1,8 @@
 """GPS with its gathers, residual sums and norms joined (Rampasek et al. 2022, arXiv 2205.12454).
 
-The static form of the layer is kept; here queries, keys and values go from nodes to the attention
-block in one pass, and every sum stands inside the norm before or after it.
+The static form of the layer is kept; here attention is one kernel over rows of nodes, or queries,
+keys and values go from nodes to the attention block in one pass, and every sum stands inside the
+norm before or after it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
-from staticgraph.nn.attention_paths import attend, setting_of
+from staticgraph.nn.attention_paths import attend, by_kernel, setting_of
 from staticgraph.nn.fused.conv import handing_on
 from staticgraph.nn.fused.encoder import Folded, written_out
 from staticgraph.nn.fused.layer import Fused, unhooked
@@ -20,6 +21,9 @@ from staticgraph.nn.fused.linear import FusedSequential, product, product_handin
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 from staticgraph.nn.gps import StaticGPSConv
 from staticgraph.nn.size_classes import ClassedLayout
+
+# The layer's own dropouts: two after its parts, and the weights of attention.
+ATTENTION_SITE = 2
 
 
 class FusedGPSConv(Fused, StaticGPSConv):
@@ -110,9 +114,15 @@ class FusedGPSConv(Fused, StaticGPSConv):
         attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
         setting = setting_of(
-            attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling()
+            attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling(), True
         )
         name = context.attention_path(setting).name
+        if name == "kernel":
+            rows, x = product_handing_on(x, attn.in_proj_weight, attn.in_proj_bias)
+            p = setting.dropout
+            seed = self.seed(x.device) if p else None
+            out = by_kernel(context, attn, rows, p, seed, self.site(ATTENTION_SITE))
+            return product(out, attn.out_proj.weight, attn.out_proj.bias), x
         if name not in ("dense", "size-classed"):
             return attend(context, attn, x), x
         layout = context.classed(name)

@@ -29,8 +29,15 @@ class Fused:
     ) -> Tensor:
         """``residual + dropout(relu(x))`` in one pass; ``site`` below 256 tells the layer's own
         dropouts apart."""
-        seed = self._staticgraph.once("dropout seed", lambda: draw_seed(x.device))
-        return dropout_sum(x, residual, seed, self._number * 256 + site, p=p, relu=relu)
+        return dropout_sum(x, residual, self.seed(x.device), self.site(site), p=p, relu=relu)
+
+    def seed(self, device: torch.device) -> Tensor:
+        """``[1]`` int64, which all layers of a forward share."""
+        return self._staticgraph.once("dropout seed", lambda: draw_seed(device))
+
+    def site(self, own: int) -> int:
+        """The number of one of the layer's dropouts, ``own`` below 256, in its model."""
+        return self._number * 256 + own
 
     def prepare(self) -> None:
         """Called once, after the class was exchanged, to note what the stock layer chose."""

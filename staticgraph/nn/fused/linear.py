@@ -22,20 +22,20 @@ class FusedLinear(Fused, torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.use(self._obstacle(input)):
             return super().forward(input)
-        return linear(input, self.weight, self.bias)
+        return linear(*autocast(input, self.weight, self.bias))
 
     def handing_on(self, input: Tensor, relu: bool) -> tuple[Tensor, Tensor] | None:
         """The layer, with ReLU if asked, and its input to be read from now on; None where stock
         code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
-        return linear_handed_on(input, self.weight, self.bias, relu=relu)
+        return handed_on(input, self.weight, self.bias, relu)
 
     def with_relu(self, input: Tensor) -> Tensor | None:
         """ReLU of the layer in one operator; None where stock code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
-        return linear(input, self.weight, self.bias, relu=True)
+        return linear(*autocast(input, self.weight, self.bias), relu=True)
 
     def _obstacle(self, input: Tensor) -> str | None:
         if self.batch is None:
@@ -46,17 +46,42 @@ class FusedLinear(Fused, torch.nn.Linear):
 def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
     """Why a product runs as torch's own; None where ours gains."""
     device = input.device.type
-    if input.dim() != 2 or input.dtype != weight.dtype or torch.is_autocast_enabled(device):
-        return "only matrices of the weight's dtype, outside autocast, have a fused form"
+    cast = torch.is_autocast_enabled(device)
+    if input.dim() != 2 or (input.dtype != weight.dtype and not cast):
+        return "only matrices of the weight's dtype have a fused form"
     if device != "cpu":
-        return None
+        double = torch.float64 in (input.dtype, weight.dtype)
+        return "autocast leaves float64 as it is" if cast and double else None
+    if cast:
+        return "on a CPU only float32, outside autocast, has a fused form"
     if torch.compiler.is_compiling():
         return "a compiled step on a CPU does as well by itself"
     if input.dtype != torch.float32:
-        return "on a CPU only float32 has a fused form"
+        return "on a CPU only float32, outside autocast, has a fused form"
     if input.numel() * weight.size(0) < SMALL:
         return "too small to gain"
     return None if available() else "this torch has no mkldnn._linear_pointwise"
+
+
+def autocast(
+    x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What autocast would give torch's own linear layer; our operator is none that it knows."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def handed_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The layer, and ``x`` to be read from now on; as it is where the layer reads a cast of it."""
+    given, weight, bias = autocast(x, weight, bias)
+    if given.dtype != x.dtype:
+        return linear(given, weight, bias, relu=relu), x
+    return linear_handed_on(given, weight, bias, relu=relu)
 
 
 class FusedSequential(Fused, torch.nn.Sequential):
@@ -106,12 +131,12 @@ def _relu_follows(modules: list[torch.nn.Module], at: int) -> bool:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer without a module."""
     if linear_obstacle(x, weight) is None:
-        return linear(x, weight, bias)
+        return linear(*autocast(x, weight, bias))
     return F.linear(x, weight, bias)
 
 
 def product_handing_on(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same, and ``x`` to be read from now on."""
     if linear_obstacle(x, weight) is None:
-        return linear_handed_on(x, weight, bias)
+        return handed_on(x, weight, bias)
     return F.linear(x, weight, bias), x

@@ -1,0 +1,214 @@
+"""``batch_norm`` of few rows in Triton: a program has few columns, all rows; one launch each way.
+
+The problem: two launches for the norm of a few hundred rows cost more than the norm. Here a program
+holds all rows of its columns, loaded at once and once, takes the statistics of what it holds, and
+writes the result. The formulas are those of :mod:`staticgraph.kernels.batch_norm.gpu`, which takes
+more rows, and running statistics with a cumulative mean, whose count all programs read.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import wide, wide_like
+
+# What a load from memory brings at least, in each row.
+SECTOR_BYTES = 32
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    addend,
+    residual,
+    weight,
+    bias,
+    count,
+    out,
+    total,
+    mean_out,
+    var_out,
+    running_mean,
+    running_var,
+    tracked,
+    eps,
+    momentum,
+    rows,
+    width: tl.constexpr,
+    ADDED: tl.constexpr,
+    RUNNING: tl.constexpr,
+    RELU: tl.constexpr,
+    JOINED: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    f = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    r = tl.arange(0, ROWS)
+    inside = f < width
+    real = tl.load(count)
+    here = (r < rows)[:, None] & inside[None, :]
+    given = (r < real)[:, None] & inside[None, :]
+    at = r[:, None] * width + f[None, :]
+    value = tl.load(x + at, mask=given, other=0).to(WIDE)
+    if ADDED:
+        value += tl.load(addend + at, mask=given, other=0).to(WIDE)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + at, rounded, mask=given)
+        value = rounded.to(WIDE)
+    n = tl.maximum(real, 1).to(WIDE)
+    mean = tl.sum(value, 0) / n
+    away = tl.where(given, value - mean[None, :], 0)
+    var = tl.sum(away * away, 0) / n
+    tl.store(mean_out + f, mean, mask=inside)
+    tl.store(var_out + f, var, mask=inside)
+    if RUNNING:  # noqa: SIM102  (one is known when compiled, the other is not)
+        if real > 0:
+            if tl.program_id(0) == 0:
+                tl.store(tracked, tl.load(tracked) + 1)
+            old = tl.load(running_mean + f, mask=inside).to(WIDE)
+            new = old + momentum * (mean - old)
+            tl.store(running_mean + f, new.to(running_mean.dtype.element_ty), mask=inside)
+            old = tl.load(running_var + f, mask=inside).to(WIDE)
+            unbias = n / tl.maximum(real - 1, 1).to(WIDE)
+            new = old + momentum * (var * unbias - old)
+            tl.store(running_var + f, new.to(running_var.dtype.element_ty), mask=inside)
+    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+    value = value * scale[None, :] + shift[None, :]
+    if RELU:
+        value = tl.where(value <= 0, 0, value)
+    value = tl.where(given, value, 0)
+    if JOINED:
+        value += tl.load(residual + at, mask=here, other=0).to(WIDE)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def backward_kernel(
+    grad,
+    x,
+    weight,
+    bias,
+    mean_in,
+    var_in,
+    count,
+    dx,
+    dweight,
+    dbias,
+    eps,
+    rows,
+    width: tl.constexpr,
+    RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    f = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    r = tl.arange(0, ROWS)
+    inside = f < width
+    real = tl.load(count)
+    given = (r < real)[:, None] & inside[None, :]
+    at = r[:, None] * width + f[None, :]
+    value = tl.load(x + at, mask=given, other=0).to(WIDE)
+    part = tl.load(grad + at, mask=given, other=0).to(WIDE)
+    mean = tl.load(mean_in + f, mask=inside, other=0)
+    var = tl.load(var_in + f, mask=inside, other=0)
+    inverse = 1 / tl.sqrt(var + eps)
+    scale = tl.load(weight + f, mask=inside, other=0).to(WIDE) / tl.sqrt(var + eps)
+    if RELU:
+        shift = tl.load(bias + f, mask=inside, other=0).to(WIDE) - mean * scale
+        part = tl.where(value * scale[None, :] + shift[None, :] <= 0, 0, part)
+    away = tl.where(given, value - mean[None, :], 0)
+    sums = tl.sum(part, 0)
+    products = tl.sum(part * away, 0)
+    tl.store(dbias + f, sums.to(dbias.dtype.element_ty), mask=inside)
+    tl.store(dweight + f, (products * inverse).to(dweight.dtype.element_ty), mask=inside)
+    n = tl.maximum(real, 1).to(WIDE)
+    share = sums / n
+    slope = products * inverse * inverse / n
+    part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
+    part = tl.where(given, part, 0)
+    tl.store(dx + at, part.to(dx.dtype.element_ty), mask=(r < rows)[:, None] & inside[None, :])
+
+
+def forward(
+    x: Tensor,
+    addend: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the operator; one launch."""
+    rows, width = x.shape
+    total = x.new_empty(0) if addend is None else torch.empty_like(x)
+    out, mean, var = torch.empty_like(x), wide_like(x, width), wide_like(x, width)
+    grid, options = _options(x)
+    forward_kernel[grid](
+        x,
+        x if addend is None else addend,
+        x if residual is None else residual,
+        weight,
+        bias,
+        count,
+        out,
+        total,
+        mean,
+        var,
+        mean if running_mean is None else running_mean,
+        var if running_var is None else running_var,
+        count if tracked is None else tracked,
+        eps,
+        0.0 if momentum is None else momentum,
+        rows,
+        width,
+        ADDED=addend is not None,
+        RUNNING=tracked is not None,
+        RELU=relu,
+        JOINED=residual is not None,
+        **options,
+    )
+    return out, mean, var, total
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; one launch."""
+    rows, width = x.shape
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    grid, options = _options(x)
+    given = (grad.contiguous(), x, weight, bias, mean, var, count)
+    backward_kernel[grid](*given, dx, dweight, dbias, eps, rows, width, RELU=relu, **options)
+    return dx, dweight, dbias
+
+
+def _options(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+    rows, columns = triton.next_power_of_2(max(32, len(x))), SECTOR_BYTES // x.element_size()
+    options = {"WIDE": wide(x.dtype), "ROWS": rows, "COLUMNS": columns}
+    # Sixteen values a thread and operand.
+    options["num_warps"] = max(1, min(16, rows * columns // 512))
+    return (triton.cdiv(x.size(1), columns),), options

@@ -1,0 +1,293 @@
+"""``graph_attention`` in Triton: a program a tile of a graph and head, no atomic addition.
+
+A graph of up to a tile is one program a head; of a larger one every tile is one, which walks the
+tiles of the other side with a running softmax (Dao 2023, arXiv 2307.08691). Tiles begin where the
+graph begins, so a graph's result is the same bits whatever stands beside it. Backward needs the
+log-sum-exp of a row alone: a program adds up the gradients of its tile as keys and values, then as
+queries. The grid is that of the bucket: tiles of its largest graph, its graphs, heads; programs
+that a graph has no tile for share the clearing of the padding rows.
+
+Sums are float32. A weight's fate is Philox of seed, row, site, key and head, see
+:mod:`staticgraph.kernels.dropout_sum.gpu`.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.attention_blocks import kernel_tile
+from staticgraph.kernels.launch import block, product
+
+# Bytes of a head's row from which the tiles of the backward fill the registers of four warps.
+WIDE_HEAD_BYTES = 128
+
+
+@triton.jit
+def tile_of(values, begin, r, n, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """``[TILE, BLOCK]``: rows ``r`` of the graph, zeros beyond it."""
+    c = tl.arange(0, BLOCK)
+    here = (r < n)[:, None] & (c < SIZE)[None, :]
+    return tl.load(values + (begin + r)[:, None] * STRIDE + c[None, :], mask=here, other=0)
+
+
+@triton.jit
+def put_tile(
+    values, begin, r, n, tile, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    c = tl.arange(0, BLOCK)
+    here = (r < n)[:, None] & (c < SIZE)[None, :]
+    at = values + (begin + r)[:, None] * STRIDE + c[None, :]
+    tl.store(at, tile.to(values.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def scores_of(q, k, j, n, SCALE: tl.constexpr):
+    """``[TILE, TILE]``, minus infinity for keys beyond the graph."""
+    found = product(q, tl.trans(k)) * SCALE
+    return tl.where((j < n)[None, :], found, -float("inf"))
+
+
+@triton.jit
+def stays(seed, begin, i, j, h, site, p):
+    """``[TILE, TILE]`` bool: which weights dropout keeps."""
+    none = (i[:, None] * 0 + j[None, :] * 0).to(tl.uint32)
+    row = none + (begin + i)[:, None].to(tl.uint32)
+    drawn, _, _, _ = tl.philox(
+        tl.load(seed), row, none + site, none + j[None, :].to(tl.uint32), none + h
+    )
+    return tl.uint_to_uniform_float(drawn) >= p
+
+
+@triton.jit
+def forward_kernel(
+    rows,
+    starts,
+    seed,
+    out,
+    lse,
+    nodes,
+    graphs,
+    tiles,
+    site,
+    p,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DROPPED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program, h = tl.program_id(0), tl.program_id(1)
+    r = tl.arange(0, TILE)
+    begin = tl.load(starts + program // tiles).to(tl.int64)
+    n = (tl.load(starts + program // tiles + 1) - begin).to(tl.int32)
+    first = (program % tiles) * TILE
+    if first < n:
+        q_at = rows + h * SIZE
+        k_at = q_at + HEADS * SIZE
+        v_at = k_at + HEADS * SIZE
+        i = first + r
+        q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        largest = tl.full([TILE], -float("inf"), tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        result = tl.zeros([TILE, BLOCK], tl.float32)
+        for key in range(0, n, TILE):
+            j = key + r
+            k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            score = scores_of(q, k, j, n, SCALE)
+            more = tl.maximum(largest, tl.max(score, 1))
+            weight = tl.exp(score - more[:, None])
+            before = tl.exp(largest - more)
+            total = total * before + tl.sum(weight, 1)
+            if DROPPED:
+                weight = tl.where(stays(seed, begin, i, j, h, site, p), weight / (1 - p), 0)
+            result = result * before[:, None]
+            result += product(weight.to(v.dtype), v)
+            largest = more
+        result = result / total[:, None]
+        put_tile(out + h * SIZE, begin, i, n, result, HEADS * SIZE, SIZE, BLOCK)
+        tl.store(lse + h * nodes + begin + i, largest + tl.log(total), mask=i < n)
+    padding = tl.load(starts + graphs).to(tl.int64)
+    zero = tl.zeros([TILE, BLOCK], tl.float32)
+    for start in range(padding + program * TILE, nodes, graphs * tiles * TILE):
+        put_tile(out + h * SIZE, start, r, nodes - start, zero, HEADS * SIZE, SIZE, BLOCK)
+
+
+@triton.jit
+def backward_kernel(
+    grad,
+    rows,
+    out,
+    lse,
+    starts,
+    seed,
+    drows,
+    nodes,
+    graphs,
+    tiles,
+    site,
+    p,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    DROPPED: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program, h = tl.program_id(0), tl.program_id(1)
+    r = tl.arange(0, TILE)
+    begin = tl.load(starts + program // tiles).to(tl.int64)
+    n = (tl.load(starts + program // tiles + 1) - begin).to(tl.int32)
+    first = (program % tiles) * TILE
+    q_at = rows + h * SIZE
+    k_at = q_at + HEADS * SIZE
+    v_at = k_at + HEADS * SIZE
+    g_at = grad + h * SIZE
+    o_at = out + h * SIZE
+    l_at = lse + h * nodes + begin
+    dq_at = drows + h * SIZE
+    dk_at = dq_at + HEADS * SIZE
+    dv_at = dk_at + HEADS * SIZE
+    if first < n:
+        j = first + r
+        k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        dk = tl.zeros([TILE, BLOCK], tl.float32)
+        dv = tl.zeros([TILE, BLOCK], tl.float32)
+        for query in range(0, n, TILE):
+            i = query + r
+            q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            g = tile_of(g_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
+            o = tile_of(o_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
+            # Rows beyond the graph have a gradient of zeros, so whatever weight they have counts
+            # nothing while it is finite.
+            mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+            own = tl.load(l_at + i, mask=i < n, other=0)
+            weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
+            by_weight = product(g, tl.trans(v))
+            share = weight
+            if DROPPED:
+                keep = stays(seed, begin, i, j, h, site, p)
+                share = tl.where(keep, weight / (1 - p), 0)
+                by_weight = tl.where(keep, by_weight / (1 - p), 0)
+            dv += product(tl.trans(share.to(g.dtype)), g)
+            by_score = (weight * (by_weight - mean[:, None])).to(q.dtype)
+            dk += product(tl.trans(by_score), q)
+        put_tile(dk_at, begin, j, n, dk * SCALE, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dv_at, begin, j, n, dv, 3 * HEADS * SIZE, SIZE, BLOCK)
+        i = first + r
+        q = tile_of(q_at, begin, i, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+        g = tile_of(g_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
+        o = tile_of(o_at, begin, i, n, HEADS * SIZE, SIZE, BLOCK)
+        mean = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+        own = tl.load(l_at + i, mask=i < n, other=0)
+        dq = tl.zeros([TILE, BLOCK], tl.float32)
+        for key in range(0, n, TILE):
+            j = key + r
+            k = tile_of(k_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            v = tile_of(v_at, begin, j, n, 3 * HEADS * SIZE, SIZE, BLOCK)
+            weight = tl.exp(scores_of(q, k, j, n, SCALE) - own[:, None])
+            by_weight = product(g, tl.trans(v))
+            if DROPPED:
+                keep = stays(seed, begin, i, j, h, site, p)
+                by_weight = tl.where(keep, by_weight / (1 - p), 0)
+            by_score = (weight * (by_weight - mean[:, None])).to(k.dtype)
+            dq += product(by_score, k)
+        put_tile(dq_at, begin, i, n, dq * SCALE, 3 * HEADS * SIZE, SIZE, BLOCK)
+    padding = tl.load(starts + graphs).to(tl.int64)
+    zero = tl.zeros([TILE, BLOCK], tl.float32)
+    for start in range(padding + program * TILE, nodes, graphs * tiles * TILE):
+        put_tile(dq_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dk_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
+        put_tile(dv_at, start, r, nodes - start, zero, 3 * HEADS * SIZE, SIZE, BLOCK)
+
+
+def forward(
+    rows: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    heads: int,
+    longest: int,
+    site: int,
+    p: float,
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch."""
+    out = rows.new_empty(len(rows), rows.size(1) // 3)
+    lse = rows.new_empty(heads, len(rows), dtype=torch.float32)
+    tiles, grid, options = _options(rows, starts, seed, heads, longest)
+    forward_kernel[grid](
+        rows,
+        starts,
+        starts if seed is None else seed,
+        out,
+        lse,
+        len(rows),
+        len(starts) - 1,
+        tiles,
+        site,
+        p,
+        **options,
+    )
+    return out, lse
+
+
+def backward(
+    grad: Tensor,
+    rows: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    heads: int,
+    longest: int,
+    site: int,
+    p: float,
+) -> Tensor:
+    """As the operator; one launch."""
+    found = torch.empty_like(rows)
+    tiles, grid, options = _options(rows, starts, seed, heads, longest)
+    backward_kernel[grid](
+        grad,
+        rows,
+        out,
+        lse,
+        starts,
+        starts if seed is None else seed,
+        found,
+        len(rows),
+        len(starts) - 1,
+        tiles,
+        site,
+        p,
+        **options,
+    )
+    return found
+
+
+def _options(
+    rows: Tensor, starts: Tensor, seed: Tensor | None, heads: int, longest: int
+) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    size = rows.size(1) // (3 * heads)
+    tile = kernel_tile(longest, size)
+    tiles = max(1, triton.cdiv(longest, tile))
+    options = {
+        "SCALE": size**-0.5,
+        "HEADS": heads,
+        "SIZE": size,
+        "DROPPED": seed is not None,
+        "TILE": tile,
+        "BLOCK": block(size),
+        # One stage: most graphs are one tile, so there is no next one to fetch.
+        "num_stages": 1,
+        "num_warps": 8 if size * rows.element_size() > WIDE_HEAD_BYTES else 4,
+    }
+    return tiles, ((len(starts) - 1) * tiles, heads), options

@@ -1,0 +1,188 @@
+"""Attention among the nodes of each graph as one operator: CPU, interpreted, compiled for sm_90."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from compiled import launches
+from interpreted import needs_interpreter, run_interpreted
+from parity import differences, plain_step, poisoned, static_step, unknown_counts
+from test_nn_size_classes import Attending, batch_of
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.attention_blocks import Setting, attention_path
+from staticgraph.kernels.count import OperationCounter, count_step
+from staticgraph.kernels.graph_attention import graph_attention, graph_attention_reference, kept
+
+STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
+NODES, REAL, HEADS = 23, 20, 2
+# At batch size 128, as ogbg-molhiv's: many molecules beside a few that are large.
+MOLECULES = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+CUDA = Setting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
+
+
+@pytest.mark.slow
+@needs_interpreter
+def test_interpreted_in_a_process_of_its_own():
+    run_interpreted("interpreted_attention.py")
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25])
+@pytest.mark.parametrize("size", [16, 64, 96])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiles_for_hopper(dtype, size, p):
+    """On the matrix unit, by wide loads, without spilling and without atomics; one launch a way."""
+    gpu = importlib.import_module("staticgraph.kernels.graph_attention.gpu")
+    rows, seed = torch.zeros(NODES, 3 * 4 * size, dtype=dtype), torch.tensor([1]) if p else None
+    out, lse = torch.zeros(NODES, 4 * size, dtype=dtype), torch.zeros(4, NODES)
+    both = [
+        *launches(gpu.forward, rows, STARTS, seed, 4, 222, 4, p),
+        *launches(gpu.backward, out, rows, out, lse, STARTS, seed, 4, 222, 4, p),
+    ]
+    assert [each.name for each in both] == ["forward_kernel", "backward_kernel"]
+    for each in both:
+        assert each.atomics == []
+        assert each.matrix_instructions > 0
+        assert each.widest("ld") >= 32 * dtype.itemsize
+        assert each.spilled <= 16
+        assert each.shared <= 64 * 1024
+
+
+def attend(rows, starts=STARTS, p=0.0, seed=None):
+    return graph_attention(rows, starts, heads=HEADS, longest=14, p=p, seed=seed, site=4)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25])
+def test_equals_the_reference(p):
+    """Forward and gradients in float64, rows of no graph zero whatever stands there, and through
+    torch.compile in one graph."""
+    torch.manual_seed(0)
+    rows = torch.randn(NODES, 3 * HEADS * 4, dtype=torch.float64)
+    rows[REAL:] = torch.nan
+    rows.requires_grad_()
+    seed, weight = torch.tensor([3]), torch.randn(NODES, HEADS * 4, dtype=torch.float64)
+    clean = rows.detach().nan_to_num().requires_grad_()
+    mask = None
+    if p:
+        mask = torch.zeros(HEADS, NODES, NODES, dtype=torch.bool)
+        mask[:, :REAL, :REAL] = kept(STARTS, seed, HEADS, 14, 4, p)
+    expected = graph_attention_reference(clean, STARTS, HEADS, mask, p)
+    (wanted,) = torch.autograd.grad(expected, clean, weight)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for function in (attend, compiled):
+        found = function(rows, STARTS, p, seed)
+        torch.testing.assert_close(found, expected, atol=1e-14, rtol=1e-12)
+        (grad,) = torch.autograd.grad(found, rows, weight)
+        torch.testing.assert_close(grad, wanted, atol=1e-14, rtol=1e-12)
+    given = (rows.detach(), STARTS, seed if p else None, HEADS, 14, 4, p)
+    torch.library.opcheck(torch.ops.staticgraph.graph_attention.default, given)
+
+
+def test_dropout_keeps_its_share_and_goes_by_seed_and_site():
+    starts = torch.tensor([0, 60, 90], dtype=torch.int32)
+    seed, p = torch.tensor([7]), 0.25
+    alive = kept(starts, seed, HEADS, 60, 1, p)
+    assert torch.equal(alive, kept(starts, seed, HEADS, 60, 1, p))
+    pairs = torch.zeros(90, 90, dtype=torch.bool)
+    pairs[:60, :60] = pairs[60:, 60:] = True
+    assert not alive[:, ~pairs].any()
+    count = HEADS * int(pairs.sum())
+    assert abs(alive[:, pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5
+    for other in (kept(starts, seed, HEADS, 60, 2, p), kept(starts, seed + 1, HEADS, 60, 1, p)):
+        same = (alive == other)[:, pairs].double().mean()
+        assert abs(same - (p * p + (1 - p) ** 2)) < 5 * (0.25 / count) ** 0.5
+
+
+def test_what_it_cannot_do_is_said():
+    with pytest.raises(ValueError, match="give a multiple of 6"):
+        attend(torch.zeros(NODES, 10))
+    with pytest.raises(ValueError, match=r"p=1\.0"):
+        attend(torch.zeros(NODES, 24), p=1.0)
+    with pytest.raises(ValueError, match="without a seed: draw one"):
+        attend(torch.zeros(NODES, 24), p=0.5)
+
+
+def test_auto_takes_the_kernel_on_cuda_with_kernels():
+    """Dropout and float32 included; and says why where it cannot."""
+    found = attention_path(MOLECULES, "auto", CUDA)
+    assert found.name == "kernel"
+    assert found.blocks == ()
+    assert "size-classed 388,840 (6%) ruled out: the kernel does the same" in found.reason
+    for setting, reason in (
+        (CUDA._replace(kernels=False), "without kernels=True"),
+        (CUDA._replace(head=160), "heads of 160 columns, more than 128"),
+        (CUDA._replace(dtype="float64"), "no CUDA kernel for float64"),
+        (CUDA._replace(dropout=1.0), "this layer all of them"),
+        (CUDA._replace(extra_keys="bias_k gives each graph a key"), "belong to no node"),
+        (CUDA._replace(device="cpu"), "on a CPU it is a loop"),
+    ):
+        other = attention_path(MOLECULES, "auto", setting)
+        assert reason in dict(other.ruled_out)["kernel"]
+        assert other.name == "size-classed"
+
+
+def test_blocks_are_charged_for_what_they_launch():
+    """Six blocks of 33 graphs have two thirds of the entries of one, and six times its launches."""
+    small = sg.Capacity(439, 901, 33, 55)
+    costs = dict(attention_path(small).costs)
+    assert 100 * costs["size-classed"] < 75 * costs["dense"]
+    assert attention_path(small).name == "dense"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["counts known", "traced"])
+def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
+    """GPS with kernels under it, attention by the operator, garbage in the padding."""
+    torch.manual_seed(0)
+    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60), np.float32)
+    monkeypatch.setattr("parity.BATCH", batch)
+    model = Attending()
+    expected = plain_step(copy.deepcopy(model), lambda m, d: m(d), batch)
+    sg.convert(model, kernels=True, attention="kernel")
+    padded = poisoned(batch, 1000.0)
+    found, _ = static_step(model, lambda m, d: m(d), padded if known else unknown_counts(padded))
+    assert differences(expected, found, 1e-5) == []
+
+
+def gps(store, **options):
+    torch.manual_seed(0)
+    model = models.build("gps", store, **options)
+    sg.convert(model.train(), kernels=True, attention="kernel")
+    capacity = sg.Capacity(500, 1000, 33, 55)
+    batch = sg.StaticBatch.of(store, range(32), capacity, pointers=True)
+    padded = sg.StaticBatch(batch.layout, batch.tensors())  # as inside a step: counts unknown
+    return model, sg.StaticGraphRunner(model, [capacity]), padded
+
+
+def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
+    """One seed a forward for all layers and dropouts; none of torch's own."""
+    _, runner, batch = gps(esol, hidden=16, layers=2, dropout=0.5)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with OperationCounter() as counter:
+            outs.append(runner(batch)[batch.graph_mask])
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    counted = counter.operations.counts["forward"]
+    assert counted["aten::randint"] == 1
+    assert counted["staticgraph::graph_attention"] == 2
+    assert not [name for name in counted if "dropout" in name and "staticgraph" not in name]
+
+
+def test_gps_counts_as_few_launches(esol):
+    """What a step of ten layers gives a CUDA device, by what each operator launches there."""
+    model, runner, batch = gps(esol, hidden=64, layers=10)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def forward():
+        return runner(batch).square().mean()
+
+    forward().backward()
+    optimizer.step()
+    counted = count_step(forward, optimizer)
+    assert counted.launches <= 424

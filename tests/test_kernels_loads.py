@@ -1,0 +1,168 @@
+"""What the kernels would load on an H100 at the width of a common model, 300, compiled for it here.
+
+A row of 300 float32 is 75 times 16 bytes, one of bfloat16 75 times 8: so wide are the loads of
+features, where the compiler knows the width. A load number by number has four times as many
+instructions in flight for the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from compiled import launches
+
+from staticgraph.kernels.batch_norm import gpu as norm
+from staticgraph.kernels.batch_norm import op
+from staticgraph.kernels.batch_norm import small as small_norm
+from staticgraph.kernels.dropout_sum import gpu as dropout
+from staticgraph.kernels.gcn_sum import gpu as gcn
+from staticgraph.kernels.head_blocks import gpu as heads
+from staticgraph.kernels.linear import gpu as dense
+from staticgraph.kernels.neighbour_attention import gpu as attention
+from staticgraph.kernels.neighbour_max import gpu as largest
+from staticgraph.kernels.neighbour_sum import gpu as neighbour
+from staticgraph.kernels.pair_score import gpu as pair
+from staticgraph.kernels.segment_max import gpu as segment_max
+from staticgraph.kernels.segment_softmax import gpu as segment_softmax
+from staticgraph.kernels.segment_sum import gpu as segment
+from staticgraph.kernels.table_sum import gpu as table
+
+WIDTH, NODES, EDGES, HEADS = 300, 23, 61, 5
+ENDS = torch.zeros(EDGES, dtype=torch.int64)
+PTR = torch.zeros(NODES + 1, dtype=torch.int32)
+ORDER = torch.zeros(EDGES, dtype=torch.int32)
+INDEX = torch.zeros(NODES, 3, dtype=torch.int64)
+OFFSETS = torch.zeros(4, dtype=torch.int64)
+COUNT = torch.tensor(NODES)
+ONES, SEED = torch.ones(WIDTH), torch.tensor([1])
+# Three blocks of 128 threads on a multiprocessor of 65,536 registers.
+MOST_REGISTERS = 168
+SCORES, OWN = torch.zeros(EDGES, HEADS), torch.zeros(NODES, HEADS)
+PAIR = torch.zeros(HEADS, NODES, 2)
+BY = torch.zeros(HEADS, WIDTH // HEADS)
+PLACES = torch.zeros(NODES, dtype=torch.int64)
+
+# x [23, 300], e [61, 300] -> what a kernel's file launches.
+BOTH_WAYS = {
+    "neighbour_sum": lambda x, e: (
+        neighbour.forward(x, e, None, ENDS, PTR, None, "relu_add", False),
+        neighbour.backward(x, x, e, None, ENDS, PTR, PTR, ORDER, None, x, e, "relu_add", False),
+    ),
+    "neighbour_sum of a table": lambda x, e: (
+        neighbour.forward(x, x, ENDS, ENDS, PTR, ONES, "multiply", True),
+        neighbour.backward(
+            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, "multiply", True
+        ),
+    ),
+    "table_sum": lambda x, e: (
+        table.forward(INDEX, OFFSETS, x),
+        table.backward(x, INDEX, OFFSETS, 77),
+    ),
+    "batch_norm": lambda x, e: (
+        norm.forward(x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True),
+        norm.backward(x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True),
+    ),
+    "linear": lambda x, e: dense.masked_sums(x, x),
+    "dropout_sum": lambda x, e: dropout.fill(x, x, x, SEED, 3, 0.5),
+    "segment_sum": lambda x, e: (segment.forward(x, PTR, True), segment.backward(x, PTR, 23, True)),
+    "segment_max": lambda x, e: (segment_max.forward(x, PTR), segment_max.backward(x, x, x, PTR)),
+    "segment_softmax": lambda x, e: (
+        segment_softmax.forward(x, PTR),
+        segment_softmax.backward(x, x, PTR),
+    ),
+    "neighbour_max": lambda x, e: (
+        largest.forward(x, e, ENDS, PTR),
+        largest.backward(x, x, e, x, ENDS, ENDS, PTR, PTR, ORDER),
+    ),
+    "gcn_sum": lambda x, e: (
+        gcn.forward(x, ONES, ONES, ONES, ONES, ENDS, PTR, True, x.dtype),
+        gcn.backward(x, ONES, ONES, ONES, ENDS, PTR, ORDER, True, x.dtype),
+    ),
+    "neighbour_attention": lambda x, e: (
+        attention.forward(x, PAIR, SCORES, OWN, ENDS, PTR, HEADS, 0.2, True, x.dtype),
+        attention.backward(
+            x, x, x, SCORES, OWN, PAIR, SCORES, OWN, ENDS, PTR, PTR, ORDER, HEADS, 0.2, True
+        ),
+    ),
+    "pair_score": lambda x, e: (
+        pair.forward(x, x, BY.to(x.dtype), e, x, ENDS, PTR, 0.2),
+        pair.backward(SCORES, OWN, x, x, BY.to(x.dtype), e, x, ENDS, ENDS, PTR, PTR, ORDER, 0.2),
+    ),
+    "head_blocks": lambda x, e: (
+        heads.to_blocks(x, PLACES, [4], [5], HEADS, 1),
+        heads.to_rows([x.new_zeros(4, HEADS, 5, 60)], PLACES, 1),
+    ),
+}
+# Kernels that load no rows of features, or one for the many that they store.
+NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "backward_kernel")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_rows_of_300_are_loaded_by_16_and_8_bytes(name, dtype):
+    x, e = torch.zeros(NODES, WIDTH, dtype=dtype), torch.zeros(EDGES, WIDTH, dtype=dtype)
+    for each in launches(BOTH_WAYS[name], x, e):
+        assert each.spilled == 0, each.name
+        assert each.registers <= MOST_REGISTERS, each.name
+        assert each.atomics == [], each.name
+        if (name, each.name) not in NARROW:
+            assert each.widest("ld") >= 32 * dtype.itemsize, each.name
+    if name == "segment_sum":
+        assert each.widest("st") >= 32 * dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tables_gradient_is_summed_on_the_matrix_unit(dtype):
+    found = launches(table.backward, torch.zeros(NODES, WIDTH, dtype=dtype), INDEX, OFFSETS, 77)
+    assert [each.matrix_instructions > 0 for each in found] == [True, False]
+    wide = launches(table.backward, torch.zeros(NODES, WIDTH), INDEX.repeat(1, 90), OFFSETS, 77)
+    assert wide[0].matrix_instructions == 0, "counts of 270 are not exact in bfloat16"
+
+
+def test_a_norm_joins_its_chunks_at_once():
+    """64 chunks are one tile: the only loop of the second launch is the one over its own rows."""
+    x = torch.zeros(64 * 64, WIDTH)
+    rest = (ONES, ONES, COUNT, None, None, None, None, 1e-5, True)
+    forward = launches(norm.forward, x, None, None, *rest)
+    backward = launches(norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+    assert [each.loops for each in forward + backward] == [1, 1, 1, 1]
+    assert all(each.spilled == 0 for each in forward + backward)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_of_few_rows_is_one_launch_without_a_loop(dtype):
+    x = torch.zeros(op.ONE_LAUNCH_ROWS, WIDTH, dtype=dtype)
+    both = [
+        *launches(
+            small_norm.forward, x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True
+        ),
+        *launches(small_norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True),
+    ]
+    assert len(both) == 2
+    for each in both:
+        assert (each.loops, each.spilled, each.atomics) == (0, 0, [])
+        assert each.registers <= 128, "more than a block of 512 threads can have"
+        assert each.widest("ld") >= 32 * dtype.itemsize
+
+
+def test_few_rows_go_by_one_launch_many_by_two(monkeypatch):
+    """What the operator of CUDA calls, by rows; a cumulative mean by two in any case."""
+    called = []
+    for module in (norm, small_norm):
+        for way in ("forward", "backward"):
+            note = functools.partial(lambda *given, name: called.append(name), name=module.__name__)
+            monkeypatch.setattr(module, way, note)
+    few, many = torch.zeros(op.ONE_LAUNCH_ROWS, 4), torch.zeros(op.ONE_LAUNCH_ROWS + 1, 4)
+    for x, momentum, forward, backward in (
+        (few, 0.1, "small", "small"),
+        (few, None, "gpu", "small"),
+        (many, 0.1, "gpu", "gpu"),
+    ):
+        op._on_cuda(x, None, None, ONES, ONES, COUNT, ONES, ONES, SEED, momentum, 1e-5, True)
+        op._backward_on_cuda(x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+        assert [name.rsplit(".")[-1] for name in called] == [forward, backward]
+        expected = [1 + (way == "gpu") for way in (forward, backward)]
+        assert [op.launches(x, momentum is None), op.launches(x, False)] == expected
+        called.clear()
