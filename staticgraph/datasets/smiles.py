@@ -81,8 +81,8 @@ def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
             for name in header:
                 if name.strip() and names.count(name.strip().lower()) > 1:
                     raise BadGraph(
-                        f"{path} has the column {name!r} more than once, so that one would hide the "
-                        "other; rename or drop one"
+                        f"{path} has the column {name!r} more than once, so that one would "
+                        "hide the other; rename or drop one"
                     )
             for cells in reader:
                 if not cells:

@@ -33,6 +33,7 @@ from staticgraph.running.provenance import (
     level_in,
     run_elsewhere,
 )
+from staticgraph.running.undisturbed import attributes_kept
 from staticgraph.schema import Level
 
 
@@ -95,7 +96,7 @@ class Computation:
             with self.active(), forgotten(self._model), self._precision():
                 found = run_elsewhere(
                     self._model,
-                    lambda other: self._forward_of(other)[1],
+                    self._output_elsewhere,
                     self._loss,
                     batch.layout,
                     self._device,
@@ -104,6 +105,12 @@ class Computation:
             self._known[training] = found
             self._context.apart = {**self._context.apart, **found.apart}
         return found
+
+    def _output_elsewhere(self, batch: StaticBatch) -> Any:
+        """The model's output over a batch that no user gave; a counter in its forward is put
+        back."""
+        with attributes_kept(self._model):
+            return self._forward_of(batch)[1]
 
     def assume_rows(self) -> None:
         """No run of its own: outputs are what their leading sizes say."""

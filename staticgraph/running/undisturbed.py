@@ -28,20 +28,30 @@ def undisturbed(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None)
     """Puts everything back when the block ends; inside it gradients are None, and every block
     draws the same random numbers."""
     saved = SavedTraining(model, optimizer)
+    with attributes_kept(model):
+        for parameter in model.parameters():
+            parameter.grad = None
+        torch.manual_seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002
+        random.seed(SEED)
+        try:
+            yield
+        finally:
+            saved.restore()  # into the tensors that were there, whatever is bound now
+
+
+@contextmanager
+def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Plain attributes of modules, what their buffers are bound to, and the random states of NumPy
+    and Python are afterwards what they were."""
     attributes = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    for parameter in model.parameters():
-        parameter.grad = None
-    torch.manual_seed(SEED)
-    np.random.seed(SEED)  # noqa: NPY002
-    random.seed(SEED)
     try:
         yield
     finally:
         for module, own, buffers in attributes:
             _put_back(vars(module), own)
             _put_back(module._buffers, buffers)
-        saved.restore()
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 

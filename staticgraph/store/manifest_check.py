@@ -24,7 +24,7 @@ STRUCTURE = (
     "transpose",
     "edge_origin",
 )
-KINDS = ("column", "split", "offsets", "origins")
+KINDS = ("column", "split", "offsets", "origins", "checks")
 
 
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:

@@ -153,12 +153,13 @@ class Training:
             for batch in self.loader:
                 real = batch.real
                 assert real is not None, "a loader knows what it filled in"
+                step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, math.nan)
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
                     self._read(unread, events, shown)
-                    self._diverged(f"the loss of step {len(self.steps) + 1}: {error}")
-                step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, 0.0)
+                    self.steps.append(step)
+                    self._diverged(f"the loss of step {len(self.steps)}: {error}")
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
                 due = number % self.config.checkpoint_every == 0 or interrupt.requested
