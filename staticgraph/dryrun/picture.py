@@ -33,7 +33,7 @@ def draw(report: DryRun, path: str | Path) -> None:
         raise ValueError("a picture needs matplotlib: pip install 'staticgraph[train]'") from None
     figure = Figure((11, 1.6 + 0.5 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(PHASES), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(PHASES), sharex=True, sharey=True, squeeze=False)[0]
     names = [f"{run.mode}, bucket {run.bucket}, {run.role}" for run in runs]
     for panel, phase in zip(panels, PHASES, strict=True):
         left = [0] * len(runs)
@@ -50,7 +50,8 @@ def draw(report: DryRun, path: str | Path) -> None:
             panel.spines[side].set_visible(False)
     panels[0].invert_yaxis()
     panels[0].set_xlabel("launches")
-    panels[-1].legend(fontsize=8, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower right", ncols=5, fontsize=8, frameon=False)
     options = ("with kernels", report.autocast) if report.kernels else (report.autocast,)
     said = ", ".join(option for option in options if option)
     figure.suptitle(f"{report.model} {said}: {report.label}", fontsize=9)

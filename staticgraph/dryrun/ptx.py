@@ -16,7 +16,7 @@ from typing import Any
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.report import KernelUse
 
-_VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.|ld\.global[.\w:]*\.b64 ")
+_VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.")
 _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
 _TARGET = re.compile(r"\.target (sm_\w+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

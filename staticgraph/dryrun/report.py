@@ -127,7 +127,7 @@ class KernelUse:
         registers: a thread.
         spill_bytes: a thread, as ptxas says; arrays that the program itself keeps are none.
         shared_bytes, warps: a block.
-        vector_loads: loads of more than four bytes a thread in the PTX.
+        vector_loads: loads of two, four or eight values at once, in the PTX.
         atomics: additions without order in the PTX.
     """
 
@@ -263,7 +263,7 @@ def _runs_table(runs: tuple[Run, ...]) -> str:
                 run.count(kind="inductor"),
                 human_bytes(run.peak_bytes),
                 human_bytes(run.moved_bytes),
-                f"{1e6 * run.at_least_s:.0f}",
+                f"{1e6 * run.at_least_s:.1f}",
             ]
             for run in runs
         ],

@@ -53,11 +53,11 @@ def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
         double = torch.float64 in (input.dtype, weight.dtype)
         return "autocast leaves float64 as it is" if cast and double else None
     if cast:
-        return "on a CPU only float32, outside autocast, has a fused form"
+        return "on a CPU only float32 has a fused form"
     if torch.compiler.is_compiling():
         return "a compiled step on a CPU does as well by itself"
     if input.dtype != torch.float32:
-        return "on a CPU only float32, outside autocast, has a fused form"
+        return "on a CPU only float32 has a fused form"
     if input.numel() * weight.size(0) < SMALL:
         return "too small to gain"
     return None if available() else "this torch has no mkldnn._linear_pointwise"
