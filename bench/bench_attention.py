@@ -24,9 +24,9 @@ from torch_geometric.nn import GPSConv
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.attention_blocks import PATHS, Setting, attention_path
-from staticgraph.batching import Batcher
-from staticgraph.table import table
+from staticgraph.epochs.batcher import Batcher
+from staticgraph.sizes.attention import PATHS, Setting, attention_path
+from staticgraph.text.table import table
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 SETS = [("hiv", 32), ("hiv", 128), ("hiv", 1024), ("esol", 128), ("PROTEINS", 128), ("NCI1", 128)]

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from staticgraph.batching import Batcher
-from staticgraph.buckets import BucketPlan, plan_buckets
-from staticgraph.packing.epochs import Made
+from staticgraph.epochs.batcher import Batcher
+from staticgraph.epochs.strategies import Made
 from staticgraph.packing.exact import exact_bounds
 from staticgraph.packing.place import limits_table, place_batches
 from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.sizes import Capacity
-from staticgraph.table import table
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.table import table
 
 STRATEGIES = ("random", "exact", "stream", "offline", "sorted")
 HIV, NCI1 = "examples/data/hiv.npz", "examples/data/NCI1.npz"
@@ -149,7 +149,7 @@ def train(strategy: str, seed: int, epochs: int) -> tuple[list[float], float, in
     from torch.nn.functional import cross_entropy
 
     import staticgraph as sg
-    from staticgraph.models import build
+    from staticgraph.models.build import build
 
     store = sg.datasets.open(NCI1)
     ids = np.random.default_rng(1).permutation(len(store.sizes))

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 import staticgraph as sg
-from staticgraph import models
-from staticgraph.running.recorder import Recording
-from staticgraph.table import table
+from staticgraph.models import build as models
+from staticgraph.recording.recorder import Recording
+from staticgraph.text.table import table
 
 
 class NothingRecorded:

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
-from staticgraph import models
-from staticgraph.report import versions
+from staticgraph.models import build as models
+from staticgraph.runner.report import versions
 
 DATA = Path(__file__).parents[1] / "examples" / "data" / "hiv.npz"
 

@@ -20,14 +20,14 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from layer_cases import CASES, Case  # noqa: E402
-from parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
-from tape import TapeRecorder  # noqa: E402
+from support.layer_cases import CASES, Case  # noqa: E402
+from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
+from support.tape import TapeRecorder  # noqa: E402
 from test_nn_layers import call, model_of  # noqa: E402
 
 import staticgraph as sg  # noqa: E402
 from bench.parts import answer  # noqa: E402
-from staticgraph.running.recorder import CudaGraphRecorder  # noqa: E402
+from staticgraph.recording.recorder import CudaGraphRecorder  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Float64 sums reordered by atomics; layers that PyG computes in float32 bring their own.

@@ -24,11 +24,11 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.collate import fill
+from staticgraph.batches.collate import fill
+from staticgraph.batches.slots import Slot
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.collate import LAUNCHES, Arguments, collate_reference
-from staticgraph.kernels.count import OperationCounter
-from staticgraph.slots import Slot
-from staticgraph.table import table
+from staticgraph.text.table import table
 
 BATCH_SIZE = 128
 HIV = "examples/data/hiv.npz"

@@ -20,18 +20,15 @@ import pytest
 import torch
 
 import staticgraph as sg
-from staticgraph import models
-from staticgraph.memory.byte_sizes import human_bytes
-from staticgraph.memory.probe import probe_capacities
-from staticgraph.memory.readers import (
-    AllocatorReader,
-    CudaAllocator,
-    FakeTensorReader,
-    ProfilerAllocator,
-    Subject,
-)
-from staticgraph.report import versions
-from staticgraph.table import table
+from staticgraph.models import build as models
+from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.probe import probe_capacities
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import Subject
+from staticgraph.runner.report import versions
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
 NAMES = ("gine", "gcn", "gat", "gps")

@@ -31,7 +31,7 @@ from bench.outofcore_disk import disk, disk_child
 from bench.outofcore_nodes import BUFFERS, CASES, nodes
 from bench.outofcore_sampling import hops, sample
 from bench.outofcore_sort import sort
-from staticgraph.report import versions
+from staticgraph.runner.report import versions
 
 RESULTS = Path(__file__).parent / "results"
 WHAT = {"sort": sort, "sample": sample, "hops": hops, "disk": disk, "disk-child": disk_child,

@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 
 from bench.interleave import interleave
-from staticgraph.batching import Batcher
-from staticgraph.buckets import plan_buckets, sizes_of
+from bench.paper.heuristics import HEURISTICS, pack_paper
+from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
-from staticgraph.packing.margin import exact_limits, overflow_rate
-from staticgraph.packing.paper import HEURISTICS, pack_paper
-from staticgraph.sizes import SizeHistogram
-from staticgraph.table import table
+from staticgraph.plans.choose import plan_buckets, sizes_of
+from staticgraph.plans.margin import exact_limits, overflow_rate
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.text.table import table
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "histograms"
 SETS = sorted(path.stem for path in DATA.glob("*.csv"))

@@ -27,8 +27,8 @@ import torch
 
 from bench.floor import SOURCE, floor_ms
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
-from staticgraph.report import device_name, versions
-from staticgraph.table import table
+from staticgraph.runner.report import device_name, versions
+from staticgraph.text.table import table
 
 # Trajectories of float32 depart by what a flipped ReLU moves; bfloat16 by its rounding.
 LOSS_TOLERANCE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1}

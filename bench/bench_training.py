@@ -25,9 +25,9 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.models import build
-from staticgraph.report import device_name, versions
-from staticgraph.table import table
+from staticgraph.models.build import build
+from staticgraph.runner.report import device_name, versions
+from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
 # ReLUs that rounding flips move a loss by about 1e-5 (tests/test_runner.py measures it).

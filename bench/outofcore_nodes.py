@@ -29,9 +29,9 @@ from staticgraph.outofcore import (
     NodeTrainer,
     SampledGNN,
     SampledLoader,
-    data,
     partition,
 )
+from staticgraph.outofcore.disk import data
 
 
 class Case(NamedTuple):

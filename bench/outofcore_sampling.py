@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from staticgraph.outofcore import data, dense_oracle
-from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.hop_profile import profile
-from staticgraph.outofcore.neighbours import Neighbours
+from staticgraph.outofcore.disk import data
+from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.hop_profile import profile
+from tests.support import dense_oracle
 
 
 def sample(args: argparse.Namespace) -> dict[str, Any]:

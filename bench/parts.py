@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from staticgraph.report import device_name, versions
+from staticgraph.runner.report import device_name, versions
 
 
 def answer(

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from bench.parts import answer
-from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
-from staticgraph.running.recorder import CudaGraphRecorder
-from staticgraph.running.training_state import SavedTraining
+from staticgraph.recording.recorder import CudaGraphRecorder
+from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
+from staticgraph.steps.training_state import SavedTraining
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

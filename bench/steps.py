@@ -19,8 +19,8 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from bench.pad_to_max import largest_batch, padded
-from staticgraph.kernels.count import kernels_on_cuda
-from staticgraph.models import build
+from staticgraph.dryrun.operations import kernels_on_cuda
+from staticgraph.models.build import build
 
 HIV = "examples/data/hiv.npz"
 # Batches kept on the device and stepped over in turn, so that no cache holds one by heart.

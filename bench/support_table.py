@@ -21,8 +21,8 @@ import torch_geometric.nn as pyg
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from layer_cases import CASES, Case  # noqa: E402
-from parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
+from support.layer_cases import CASES, Case  # noqa: E402
+from support.parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
 from test_nn_layers import call, model_of  # noqa: E402
 
 from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402

@@ -16,12 +16,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from staticgraph import jit_cache
+from staticgraph.files import jit_cache
 
 if TYPE_CHECKING:
     from staticgraph import datasets, outofcore
-    from staticgraph.batch import StaticBatch
-    from staticgraph.buckets import BucketPlan, plan_buckets
+    from staticgraph.batches.loader import StaticLoader
+    from staticgraph.batches.static_batch import StaticBatch
     from staticgraph.dryrun import dry_run
     from staticgraph.errors import (
         BadGraph,
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
         SlotsExhausted,
         StoreCorrupt,
     )
-    from staticgraph.loader import StaticLoader
     from staticgraph.memory.budget import MemoryBudget, MemoryModel
-    from staticgraph.memory.probe import probe
     from staticgraph.nn import convert
-    from staticgraph.report import Report
-    from staticgraph.runner import EvalResult, StaticGraphRunner
-    from staticgraph.running.preflight import preflight
-    from staticgraph.running.preflight_report import PreflightReport
-    from staticgraph.running.recordable_optimizer import make_capturable
+    from staticgraph.plans.choose import BucketPlan, plan_buckets
+    from staticgraph.preflight.preflight import preflight
+    from staticgraph.preflight.report import PreflightReport
+    from staticgraph.probing.probe import probe
+    from staticgraph.runner.report import Report
+    from staticgraph.runner.runner import EvalResult, StaticGraphRunner
     from staticgraph.schema import Field, Schema
-    from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
-    from staticgraph.store import GraphStore
+    from staticgraph.sizes.capacity import Capacity, GraphSize
+    from staticgraph.sizes.histogram import SizeHistogram
+    from staticgraph.steps.recordable_optimizer import make_capturable
+    from staticgraph.store.graph_store import GraphStore
 
 jit_cache.ensure()  # before anything is compiled
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.graphs import FIELDS, assert_same_graph, by_destination, graph_lists, random_graph
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.collate import fill
-from staticgraph.slots import SlotLayout
+from staticgraph.batches.collate import fill
+from staticgraph.batches.slots import SlotLayout
 
 LEVELS = {"y": "graph", "stress": "graph", "edge_attr": "edge", "edge_weight": "edge"}
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.batching import Batcher, BatchIds
-from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.cost import StepCost
-from staticgraph.sizes import Capacity, SizeHistogram
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.cost import StepCost
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
 
 HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
 

@@ -10,19 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.batching import Batcher
-from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import PlanMismatch
-from staticgraph.packing.cost import ATTENTION, StepCost
-from staticgraph.packing.limits import (
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.plans.cost import ATTENTION, StepCost
+from staticgraph.plans.limits import (
     efficiency_map,
     limits_for_budget,
     limits_for_efficiency,
     limits_for_graphs,
 )
-from staticgraph.packing.several import choose_buckets, knee
+from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes import Capacity, GraphSize, SizeHistogram
+from staticgraph.sizes.capacity import Capacity, GraphSize
+from staticgraph.sizes.histogram import SizeHistogram
 
 HISTOGRAMS = Path(__file__).parent / "data" / "histograms"
 SETS = sorted(path.stem for path in HISTOGRAMS.glob("*.csv"))

@@ -16,10 +16,10 @@ from staticgraph.memory.budget import (
     largest,
     scaled,
 )
-from staticgraph.memory.byte_sizes import human_bytes, parse_bytes
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
-from staticgraph.sizes import Capacity
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
 RESIDENT = Resident(parameters=4_000, buffers=100, gradients=4_000, optimizer=8_000)
 BATCH = BatchBytes(2_560, 90, 20, 12)
@@ -194,7 +194,7 @@ def test_what_is_printed_is_what_was_meant(count):
 
 
 def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
-    from staticgraph.memory import readers as memory_readers
+    from staticgraph import probing as memory_readers
 
     found = memory_readers.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
     monkeypatch.setattr(memory_readers, "device_memory", lambda device: found)

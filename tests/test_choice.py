@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 
 import staticgraph as sg
-from staticgraph.running.choice import MARGIN, choose
-from staticgraph.running.choosing import Choosing, Stopwatch, trial_batch
-from staticgraph.slots import SlotLayout
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.runner.choice import MARGIN, choose
+from staticgraph.runner.trials import Choosing, Stopwatch, trial_batch
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 

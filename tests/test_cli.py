@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import status_of
+from support.command import status_of
 
 import staticgraph as sg
-from staticgraph import cli, models, progress
-from staticgraph.running import modes
+from staticgraph import cli
+from staticgraph.models import build as models
+from staticgraph.steps import modes
+from staticgraph.text import progress
 from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 

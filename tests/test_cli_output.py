@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from staticgraph import cli, progress
-from staticgraph.json_text import save_json, to_json
+from staticgraph import cli
+from staticgraph.files.json_text import save_json, to_json
+from staticgraph.text import progress
 
 
 def test_json_has_null_for_what_is_not_finite():

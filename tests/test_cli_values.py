@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import status_of
+from support.command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.cli import values
 from staticgraph.cli.probe import probe_model
-from staticgraph.kernels.count import count_step
-from staticgraph.planning.plots import map_around
-from staticgraph.running.preflight import preflight
+from staticgraph.cli.reports.plan_plots import map_around
+from staticgraph.dryrun.operations import count_step
+from staticgraph.preflight.preflight import preflight
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -142,10 +142,10 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
         return done
 
     monkeypatch.setattr(Training, "run", trained)
-    monkeypatch.setattr("staticgraph.memory.probe.probe", probed)
-    monkeypatch.setattr("staticgraph.kernels.count.count_step", once("count", count_step))
-    monkeypatch.setattr("staticgraph.planning.plots.map_around", once("map", map_around))
-    monkeypatch.setattr("staticgraph.running.preflight.preflight", once("check", preflight))
+    monkeypatch.setattr("staticgraph.probing.probe.probe", probed)
+    monkeypatch.setattr("staticgraph.dryrun.operations.count_step", once("count", count_step))
+    monkeypatch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
+    monkeypatch.setattr("staticgraph.preflight.preflight.preflight", once("check", preflight))
     for picture in (
         "planning.plots.save_plan_picture",
         "planning.plots.save_cost_picture",

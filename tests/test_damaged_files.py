@@ -12,8 +12,9 @@ import pytest
 import staticgraph as sg
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.store import GraphStore, checks
+from staticgraph.store import checks
 from staticgraph.store.digest import digest_of
+from staticgraph.store.graph_store import GraphStore
 
 POSITIONS = 600
 

@@ -12,12 +12,14 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph import datasets
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import BadGraph
 from staticgraph.packing.fill import pack_histogram
-from staticgraph.plan import BucketPlan
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes import Capacity, SizeHistogram, pointer_dtype, whole_numbers
-from staticgraph.slots import SlotLayout
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import pointer_dtype, whole_numbers
 from staticgraph.training import tasks
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -159,7 +161,7 @@ def test_an_infinite_label_beside_a_missing_one_stays_infinite_in_a_step():
     graphs = [Data(x=torch.ones(2, 1), y=torch.tensor([[y]])) for y in labels]
     store = sg.GraphStore.from_pyg(graphs)
     loader = sg.StaticLoader(store, BucketPlan.of([(10, 2, 5)], 3))
-    from staticgraph.running.losses import without_missing
+    from staticgraph.steps.losses import without_missing
 
     (batch,) = list(loader)
     assert without_missing(batch).y[:3, 0].tolist() == [float("inf"), 0.0, 1.0]

@@ -15,15 +15,15 @@ import torch
 
 import staticgraph as sg
 from staticgraph import datasets
-from staticgraph.documents import read_document
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files.reading import read_document
 from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
-from staticgraph.memory.probe import probe_capacities
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.plan import BucketPlan
-from staticgraph.report import BucketReport, Report
-from staticgraph.running import choice, warm_start
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.probing.probe import probe_capacities
+from staticgraph.runner import choice, warm_start
+from staticgraph.runner.report import BucketReport, Report
 from tests.test_memory_fit import points_of
 
 DATA = Path(__file__).parents[1] / "examples" / "data"

@@ -13,12 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killed import every_kill
+from support.killed import every_kill
 
 import staticgraph as sg
 from staticgraph.files import atomic, document, folder, scratch
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.store import GraphStore
+from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 
 NONE = np.empty(0, np.int64)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
-from staticgraph.running.finite import FiniteLosses
+from staticgraph.steps.finite import FiniteLosses
 
 CAPACITIES = [(20, 31, 4), (30, 41, 5)]
 

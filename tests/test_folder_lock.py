@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import status_of
+from support.command import status_of
 
 from staticgraph.errors import FolderInUse
-from staticgraph.training.folder_lock import NAME, folder_lock
+from staticgraph.files.folder_lock import NAME, folder_lock
 
 HOLDS = """
 import sys, time
-from staticgraph.training.folder_lock import folder_lock
+from staticgraph.files.folder_lock import folder_lock
 with folder_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
@@ -90,7 +90,7 @@ def test_a_folder_made_for_nothing_is_removed(tmp_path):
 
 def test_a_file_that_was_removed_while_it_was_opened_is_no_lock(tmp_path, monkeypatch):
     """The owner removes the file as it goes: who opened that file has a lock on nothing."""
-    from staticgraph.training import folder_lock as module
+    from staticgraph.files import folder_lock as module
 
     locked, taken = module._locked, []
 

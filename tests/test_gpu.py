@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 
 import staticgraph as sg
-from staticgraph.running.cuda_graph import recorded_graphs, skipped_recordings
+from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from torch_geometric.nn import GPSConv, global_add_pool
 import staticgraph as sg
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.varlen_attention import varlen_attention
-from staticgraph.nn.document_mask import DocumentLayout
+from staticgraph.nn.context.document_mask import DocumentLayout
 
 pytestmark = pytest.mark.gpu
 

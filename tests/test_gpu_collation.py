@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from collated import (
+from support.collated import (
     assert_same_bits,
     collated,
     filled,

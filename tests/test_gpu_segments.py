@@ -10,6 +10,7 @@ import torch
 from test_kernels_layers import BATCH, CAPACITY, LAYERS, call
 
 import staticgraph as sg
+from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda
 from staticgraph.kernels import (
     gcn_degrees,
     gcn_sum,
@@ -19,7 +20,6 @@ from staticgraph.kernels import (
     segment_max,
     segment_softmax,
 )
-from staticgraph.kernels.count import OperationCounter, kernels_on_cuda
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

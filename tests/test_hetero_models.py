@@ -11,8 +11,8 @@ import copy
 
 import pytest
 import torch
-from hetero_graphs import by_destination, from_molecule
-from parity import Result, differences
+from support.hetero_graphs import by_destination, from_molecule
+from support.parity import Result, differences
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
@@ -33,9 +33,9 @@ from torch_geometric.nn import (
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.present import Restored
-from staticgraph.running.losses import masked_mean
-from staticgraph.running.tracing import trace_step
+from staticgraph.nn.context.present import Restored
+from staticgraph.steps.losses import masked_mean
+from staticgraph.steps.tracing import trace_step
 
 WIDTH = 8
 CHOSEN = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hetero_graphs import by_destination, from_molecule
+from support.hetero_graphs import by_destination, from_molecule
 from torch_geometric.data import Batch, Data, HeteroData
 
 import staticgraph as sg

@@ -17,8 +17,9 @@ from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.outofcore.manifest import FileRecord
-from staticgraph.store import GraphStore, checks
+from staticgraph.outofcore.disk.manifest import FileRecord
+from staticgraph.store import checks
+from staticgraph.store.graph_store import GraphStore
 
 
 def clean_store() -> GraphStore:

@@ -56,7 +56,7 @@ def child(tmp_path: Path, temporary: str, code: str) -> subprocess.CompletedProc
 
 QUIET = """
 import types
-sys.modules["staticgraph.jit_cache"] = quiet = types.ModuleType("staticgraph.jit_cache")
+sys.modules["staticgraph.files.jit_cache"] = quiet = types.ModuleType("staticgraph.files.jit_cache")
 quiet.ensure = lambda: None
 """
 
@@ -87,7 +87,7 @@ def test_without_any_folder_nothing_is_cached(tmp_path):
 
 
 def test_where_a_place_can_be_written_nothing_is_changed(tmp_path, monkeypatch, recwarn):
-    from staticgraph import jit_cache
+    from staticgraph.files import jit_cache
 
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     jit_cache.ensure()

@@ -8,16 +8,16 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from compiled import launches
-from interpreted import needs_interpreter, run_interpreted
-from parity import differences, plain_step, poisoned, static_step, unknown_counts
+from support.compiled import launches
+from support.interpreted import needs_interpreter, run_interpreted
+from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from test_nn_size_classes import Attending, batch_of
 
 import staticgraph as sg
-from staticgraph import models
-from staticgraph.attention_blocks import Setting, attention_path
-from staticgraph.kernels.count import OperationCounter, count_step
+from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.kernels.graph_attention import graph_attention, graph_attention_reference, kept
+from staticgraph.models import build as models
+from staticgraph.sizes.attention import Setting, attention_path
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2

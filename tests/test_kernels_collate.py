@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from collated import layout_for, odd_graphs, padded_ids, with_positions
 from conftest import EXAMPLES
+from support.collated import layout_for, odd_graphs, padded_ids, with_positions
 from torch import Tensor
 
 import staticgraph as sg
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.collate import LAUNCHES, Arguments, collate, collate_reference
-from staticgraph.kernels.count import OperationCounter
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from staticgraph.cli import main
-from staticgraph.kernels.count import OperationCounter, count_step
+from staticgraph.dryrun.operations import OperationCounter, count_step
 
 ESOL = str(Path(__file__).parents[1] / "examples" / "data" / "esol.npz")
 

@@ -11,7 +11,7 @@ import copy
 
 import pytest
 import torch
-from parity import (
+from support.parity import (
     CAPACITY,
     EDGE_WIDTH,
     NODES,
@@ -43,7 +43,7 @@ from torch_geometric.nn.aggr import (
 )
 
 import staticgraph as sg
-from staticgraph.kernels.count import OperationCounter
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.nn.fused import fused_layers
 
 BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY, pointers=True)

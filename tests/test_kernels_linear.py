@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from staticgraph.kernels.count import OperationCounter, operations
+from staticgraph.dryrun.operations import OperationCounter, operations
 from staticgraph.kernels.linear import gpu, linear_reference
 from staticgraph.nn.fused import linear as fused
 

@@ -11,7 +11,7 @@ import functools
 
 import pytest
 import torch
-from compiled import launches
+from support.compiled import launches
 
 from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op

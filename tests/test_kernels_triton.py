@@ -6,7 +6,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
-from interpreted import needs_interpreter, run_interpreted  # noqa: E402
+from support.interpreted import needs_interpreter, run_interpreted  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 

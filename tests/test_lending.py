@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from test_recorded import CAPACITIES, Net, batches_of
 from torch import nn
 
 import staticgraph as sg
 from staticgraph.errors import StaleOutput
-from staticgraph.running import lending
-from staticgraph.running.lending import LentTensor, handed_out
-from staticgraph.running.recorder import Recording
+from staticgraph.recording import lending
+from staticgraph.recording.lending import LentTensor, handed_out
+from staticgraph.recording.recorder import Recording
 
 
 class Nodes(nn.Module):

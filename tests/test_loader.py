@@ -137,7 +137,7 @@ def test_a_failed_fill_returns_its_slot(esol, plan, monkeypatch):
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.loader.fill", broken)
+        patch.setattr("staticgraph.batches.loader.fill", broken)
         for _ in range(5):
             with pytest.raises(OSError, match="the disk is gone"):
                 next(iter(loader))

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from staticgraph import models
-from staticgraph.memory.probe import probe
-from staticgraph.memory.readers import (
-    AllocatorReader,
-    ProfilerAllocator,
-    Reading,
-    Subject,
-    aligned,
-)
-from staticgraph.sizes import Capacity
+from staticgraph.models import build as models
+from staticgraph.probing.aligned import aligned
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.probe import probe
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import Reading, Subject
+from staticgraph.sizes.capacity import Capacity
 
 
 def reading(operations, moments):

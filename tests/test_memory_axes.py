@@ -18,13 +18,15 @@ from torch_geometric.utils import scatter
 
 import staticgraph as sg
 from staticgraph import cli
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.memory.fit import FitRefused, Point, counts_of, fit, terms_of
 from staticgraph.memory.least_squares import active_set, non_negative
 from staticgraph.memory.model import MemoryModel
-from staticgraph.memory.probe import batch_bytes, probe, probe_capacities
-from staticgraph.memory.readers import AllocatorReader, GivenReader, ProfilerAllocator, Subject
-from staticgraph.reserves import with_reserves
-from staticgraph.slots import SlotLayout
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import GivenReader, Subject
+from staticgraph.sizes.reserves import with_reserves
 
 WIDTH = 16
 COUNT = 120

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from command import status_of
+from support.command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
+from staticgraph.cli.reports.memory_plots import save_memory_picture
 from staticgraph.memory.model import MemoryModel
-from staticgraph.memory.plots import save_memory_picture
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 

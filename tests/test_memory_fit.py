@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from staticgraph.memory.fit import TERMS, FitRefused, Point, counts_of, fit
 from staticgraph.memory.forms import line_through, parabola_through, positive_root
-from staticgraph.memory.probe import probe_capacities
-from staticgraph.sizes import Capacity
+from staticgraph.probing.probe import probe_capacities
+from staticgraph.sizes.capacity import Capacity
 
 SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
 CAPACITIES, HELD_OUT = probe_capacities(SIZES)

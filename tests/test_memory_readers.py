@@ -10,14 +10,16 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
 from staticgraph.kernels.linear import available
-from staticgraph.memory.out_of_memory import is_out_of_memory
-from staticgraph.memory.probe import probe
-from staticgraph.memory.readers import AllocatorReader, ProfilerAllocator, Subject
-from staticgraph.memory.readers.live_storages import LiveStorages
-from staticgraph.sizes import Capacity
+from staticgraph.models import build as models
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.live_storages import LiveStorages
+from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.probe import probe
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import Subject
+from staticgraph.sizes.capacity import Capacity
 
 SMALL = Capacity(100, 210, 6, 60)
 

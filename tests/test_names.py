@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import random_graph
-from hetero_graphs import from_molecule
+from support.graphs import random_graph
+from support.hetero_graphs import from_molecule
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.kernels.collate.arguments import OUTPUTS
+from staticgraph.batches.collate_arguments import OUTPUTS
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.typed import TypeView
 from staticgraph.schema import PRIVATE, RESERVED, RESERVED_OF_TYPE, Axis
-from staticgraph.slots import SlotLayout
-from staticgraph.typed import TypeView
 
 TYPES = (Axis("a", "node", ("a",)), Axis("a__to__a", "edge", ("a", "to", "a")))
 LAYOUTS = {

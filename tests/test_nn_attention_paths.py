@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from parity import differences, plain_step, poisoned, static_step, unknown_counts
+from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 from test_nn_size_classes import Attending, batch_of, batches
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
@@ -17,11 +17,12 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GPSConv, aggr, global_add_pool
 
 import staticgraph as sg
-from staticgraph.attention_blocks import PATHS, WORTH_IT, Setting, attention_path
 from staticgraph.kernels.varlen_attention import op, varlen_attention
-from staticgraph.nn import attention_paths, document_mask
-from staticgraph.nn.document_mask import DocumentLayout
-from staticgraph.nn.present import Restored
+from staticgraph.nn.attention import paths as attention_paths
+from staticgraph.nn.context import document_mask
+from staticgraph.nn.context.document_mask import DocumentLayout
+from staticgraph.nn.context.present import Restored
+from staticgraph.sizes.attention import PATHS, WORTH_IT, Setting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
 RANKS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare

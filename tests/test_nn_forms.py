@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from parity import (
+from support.parity import (
     BATCH,
     CAPACITY,
     STORE,
@@ -25,8 +25,8 @@ from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 
 import staticgraph as sg
 from staticgraph.nn import context_of
+from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS
-from staticgraph.nn.present import Restored
 from staticgraph.nn.subclasses import form_of
 
 

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from layer_cases import CASES, Case, Model
-from parity import (
+from support.layer_cases import CASES, Case, Model
+from support.parity import (
     BATCH,
     STORE,
     differences,
@@ -20,8 +20,8 @@ from parity import (
 from torch_geometric.data import Batch
 
 import staticgraph as sg
-from staticgraph.running.computation import Computation
-from staticgraph.running.tracing import tracing_options
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.tracing import tracing_options
 
 torch.set_num_threads(1)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from parity import differences, plain_step, static_step, unknown_counts
+from support.parity import differences, plain_step, static_step, unknown_counts
 from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
-from staticgraph.attention_blocks import PATHS, attention_path
-from staticgraph.nn.size_classes import ClassedLayout
+from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.sizes.attention import PATHS, attention_path
 
 
 def batch_of(sizes: list[int], capacity: sg.Capacity, dtype: type = np.float64) -> sg.StaticBatch:

@@ -8,7 +8,10 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from collated import (
+from conftest import EXAMPLES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.collated import (
     assert_same_bits,
     collated,
     filled,
@@ -17,16 +20,13 @@ from collated import (
     padded_ids,
     with_positions,
 )
-from conftest import EXAMPLES
-from graphs import graph_lists
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from support.graphs import graph_lists
 from torch_geometric.data import Data
 
 import staticgraph as sg
+from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import Arguments, collate_reference
-from staticgraph.kernels.count import OperationCounter
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.store.on_device import BITS, LABELS, DeviceStore
 
@@ -213,7 +213,9 @@ class TestLoader:
                 read()
 
     def test_unread_batches_are_never_made(self, esol, monkeypatch):
-        monkeypatch.setattr("staticgraph.device_batches.collate", lambda *_: pytest.fail("made"))
+        monkeypatch.setattr(
+            "staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made")
+        )
         for batch in sg.StaticLoader(esol.to("cpu"), [(700, 1500, 33)]):
             assert batch.real.graphs
             assert "x" in batch

@@ -7,11 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
-from command import status_of
+from support.command import status_of
 
 from staticgraph import cli
 from staticgraph.errors import UnknownDataset
-from staticgraph.outofcore import PartitionedGraph, data
+from staticgraph.outofcore import PartitionedGraph
+from staticgraph.outofcore.disk import data
 
 LINKS = ["train-large", "--task", "link", "--dimension", "8", "--batch-size", "40", "--chunks", "4",
          "--negatives", "10", "--epochs", "2"]  # fmt: skip

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.outofcore import dense_oracle
-from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.neighbours import Neighbours
+from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.sampling.dense import DenseSampler
+from tests.support import dense_oracle
 
 
 def star(degree: int) -> Neighbours:

@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     evaluate_links,
     partition,
 )
-from staticgraph.outofcore.ranking import filtered_ranks
+from staticgraph.outofcore.training.ranking import filtered_ranks
 
 N = 23
 SMALL = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, seed=3)
@@ -178,7 +178,7 @@ def test_a_commit_that_fails_is_forgotten(graph, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.outofcore.embeddings._write_commit", full)
+        patch.setattr("staticgraph.outofcore.disk.embeddings._write_commit", full)
         with pytest.raises(OSError, match="No space"):
             trainer.train_epoch()
     assert (trainer.epoch, len(trainer.history)) == (1, 1)
@@ -229,7 +229,7 @@ def test_a_creation_that_was_killed_is_begun_anew(graph, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("staticgraph.outofcore.embeddings._write_commit", killed)
+        patch.setattr("staticgraph.outofcore.disk.embeddings._write_commit", killed)
         with pytest.raises(KeyboardInterrupt):
             plain(graph, tmp_path)
     assert (tmp_path / "embeddings.bin").exists()

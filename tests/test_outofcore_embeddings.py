@@ -11,9 +11,9 @@ import torch
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore import Beta, Comet, InMemory, LinkConfig, LinkTrainer, partition
-from staticgraph.outofcore.adagrad import adagrad_rows
-from staticgraph.outofcore.buffer import EmbeddingBuffer
-from staticgraph.outofcore.embeddings import EmbeddingFile
+from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile
+from staticgraph.outofcore.training.adagrad import adagrad_rows
 
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from test_outofcore_hops import edge_list, reference
 from test_outofcore_loader import counting
 from torch_geometric.nn import SAGEConv
@@ -26,15 +26,15 @@ from staticgraph.outofcore import (
     evaluate_links,
     partition,
 )
-from staticgraph.outofcore.decoders import DECODERS
-from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.encoded_link import EncodedLinkLoss
-from staticgraph.outofcore.hop_runner import HopRunner
-from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder, exact_capacity
-from staticgraph.outofcore.link_sampling import LinkSampler, take_out
-from staticgraph.outofcore.link_step import LinkStep
-from staticgraph.outofcore.neighbours import Neighbours
-from staticgraph.outofcore.resident import ResidentGraphs
+from staticgraph.outofcore.buffer.resident import ResidentGraphs
+from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.hops import HopBatch, HopCapacity, HopLadder, exact_capacity
+from staticgraph.outofcore.sampling.link_sampling import LinkSampler, take_out
+from staticgraph.outofcore.training.decoders import DECODERS
+from staticgraph.outofcore.training.encoded_link import EncodedLinkLoss
+from staticgraph.outofcore.training.hop_runner import HopRunner
+from staticgraph.outofcore.training.link_step import LinkStep
 
 N, RELATIONS = 37, 3
 SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=0.5)

@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
-from staticgraph.outofcore.dense import DenseSampler
-from staticgraph.outofcore.hop_profile import profile
-from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder, exact_capacity
-from staticgraph.outofcore.layers import LAYERS, SampledGAT, SampledGCN, SampledGNN, SampledSAGE
-from staticgraph.outofcore.neighbours import Neighbours
+from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.outofcore.sampling.dense import DenseSampler
+from staticgraph.outofcore.sampling.hop_profile import profile
+from staticgraph.outofcore.sampling.hops import HopBatch, HopCapacity, HopLadder, exact_capacity
+from staticgraph.outofcore.training.layers import (
+    LAYERS,
+    SampledGAT,
+    SampledGCN,
+    SampledGNN,
+    SampledSAGE,
+)
 
 
 def simple_edges(rows: int, edges: int, seed: int) -> np.ndarray:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
-from staticgraph.outofcore.adagrad import adagrad_rows, distinct
-from staticgraph.outofcore.decoders import DECODERS, ComplEx
-from staticgraph.outofcore.link_step import LinkStep
-from staticgraph.outofcore.ranking import filtered_ranks
+from staticgraph.outofcore.training.adagrad import adagrad_rows, distinct
+from staticgraph.outofcore.training.decoders import DECODERS, ComplEx
+from staticgraph.outofcore.training.link_step import LinkStep
+from staticgraph.outofcore.training.ranking import filtered_ranks
 
 N, RELATIONS = 23, 3
 

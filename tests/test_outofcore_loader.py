@@ -7,7 +7,7 @@ from types import FunctionType
 import numpy as np
 import pytest
 import torch
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv
 
@@ -24,9 +24,9 @@ from staticgraph.outofcore import (
     SampledLoader,
     partition,
 )
-from staticgraph.outofcore.hop_runner import HopRunner
-from staticgraph.outofcore.hops import HopCapacity
-from staticgraph.outofcore.resident import ResidentGraphs
+from staticgraph.outofcore.buffer.resident import ResidentGraphs
+from staticgraph.outofcore.sampling.hops import HopCapacity
+from staticgraph.outofcore.training.hop_runner import HopRunner
 
 N, TRAIN = 90, np.arange(5, 35)
 

@@ -21,7 +21,7 @@ from staticgraph.outofcore import (
     edge_permutation_bias,
     tune,
 )
-from staticgraph.outofcore.policy import beta_swaps
+from staticgraph.outofcore.policies.policy import beta_swaps
 
 
 def rng(seed: int = 0) -> np.random.Generator:

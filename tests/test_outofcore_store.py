@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.outofcore import PartitionedGraph, partition
-from staticgraph.outofcore.manifest import FileRecord
+from staticgraph.outofcore.disk.manifest import FileRecord
 
 
 def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
@@ -224,7 +224,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, monkeypatch):
-    from staticgraph.outofcore.embeddings import EmbeddingFile
+    from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 
     edges, features = generated(40, 300), np.arange(80, dtype=np.float32).reshape(40, 2)
     partition(edges, 40, 4, tmp_path / "g", features=features)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.errors import GraphTooLarge
-from staticgraph.packing import pack_histogram, pack_stream, volume_bound
-from staticgraph.packing.draw import draw_packs, types_of
-from staticgraph.packing.fill import QUICK
-from staticgraph.packing.paper import (
+from bench.paper.heuristics import (
     HEURISTICS,
     no_packing,
     pack_one_component,
     pack_paper,
     weighted,
 )
+from staticgraph.errors import GraphTooLarge
+from staticgraph.packing import pack_histogram, pack_stream, volume_bound
+from staticgraph.packing.draw import draw_packs, types_of
+from staticgraph.packing.fill import QUICK
 from staticgraph.packing.swap import pack_by_swaps, split_counts
-from staticgraph.sizes import SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
 
 DATA = Path(__file__).parent / "data" / "histograms"
 SETS = sorted(path.stem for path in DATA.glob("*.csv"))

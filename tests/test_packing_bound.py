@@ -11,7 +11,7 @@ from test_packing import fewest_packs, load, problems
 
 from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound
-from staticgraph.sizes import SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from staticgraph.buckets import BucketPlan
+from bench.paper.reproduction import reproduce
 from staticgraph.cli import main
-from staticgraph.planning.reproduction import reproduce
+from staticgraph.plans.choose import BucketPlan
 
 DATA = Path(__file__).parent / "data" / "histograms"
 ESOL, NCI1 = str(DATA / "esol.csv"), str(DATA / "tu_NCI1.csv")

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 
 import staticgraph as sg
 from staticgraph.packing import coarse as coarse_module
-from staticgraph.packing import fill, several
+from staticgraph.packing import fill
 from staticgraph.packing.coarse import MOST_SIZES, coarsened
-from staticgraph.packing.cost import ATTENTION
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, pack_histogram
-from staticgraph.packing.limits import efficiency_map, limits_for_efficiency, limits_for_graphs
-from staticgraph.packing.margin import stream_limits
-from staticgraph.sizes import SizeHistogram, distinct_rows
+from staticgraph.plans import several
+from staticgraph.plans.cost import ATTENTION
+from staticgraph.plans.limits import efficiency_map, limits_for_efficiency, limits_for_graphs
+from staticgraph.plans.margin import stream_limits
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import distinct_rows
 
 
 def spread(count: int, seed: int = 0, columns: int = 2) -> np.ndarray:
@@ -156,7 +158,7 @@ def test_sums_over_bands_are_those_of_the_classes():
 
 
 def test_trials_of_a_stream_draw_so_many_graphs_at_most(monkeypatch):
-    from staticgraph.packing import margin
+    from staticgraph.plans import margin
 
     seen = []
     inner = margin.pack_stream

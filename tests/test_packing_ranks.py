@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 import staticgraph as sg
-from staticgraph.attention_blocks import ENTRIES_A_BLOCK, MAX_BLOCKS, attention_path
-from staticgraph.batching import Batcher
+from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import GraphTooLarge
 from staticgraph.packing.exchange import exchange_for_ranks
-from staticgraph.packing.ranks import _cheapest_cuts, keep_ranks, likely_ranks
+from staticgraph.plans.order_statistics import _cheapest_cuts, keep_ranks, likely_ranks
+from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, attention_path
 
 
 def kept(nodes: list[int], ranks: tuple[tuple[int, int], ...]) -> bool:

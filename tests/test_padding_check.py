@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from layer_cases import CASES, C
-from parity import BATCH, CAPACITY, STORE
+from support.layer_cases import CASES, C
+from support.parity import BATCH, CAPACITY, STORE
 from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 
 import staticgraph as sg
-from staticgraph.models import NAMES, build
+from staticgraph.models.build import NAMES, build
 
 PLAN = [CAPACITY]
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from staticgraph.report import Report
-from staticgraph.sizes import Capacity
+from staticgraph.runner.report import Report
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.training import plots
 from staticgraph.training.history import Epoch, Step
 from staticgraph.training.report import TrainReport

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
-from layer_cases import CASES, C
-from parity import BATCH, CAPACITY, STORE, unknown_counts
+from support.layer_cases import CASES, C
+from support.parity import BATCH, CAPACITY, STORE, unknown_counts
 from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
@@ -21,8 +21,8 @@ from torch_geometric.utils import to_dense_batch
 import staticgraph as sg
 from staticgraph.cli import main
 from staticgraph.nn import context_of
-from staticgraph.running.preflight import preflight
-from staticgraph.running.watching import Watch
+from staticgraph.preflight.preflight import preflight
+from staticgraph.preflight.watching import Watch
 
 PLAN = [CAPACITY]
 

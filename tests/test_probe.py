@@ -10,21 +10,17 @@ import torch
 from torch import nn
 
 import staticgraph as sg
-from staticgraph import models
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
-from staticgraph.memory.probe import ascending, batch_bytes, probe, probe_capacities
-from staticgraph.memory.readers import (
-    AllocatorReader,
-    FakeTensorReader,
-    GivenReader,
-    ProfilerAllocator,
-    Reading,
-    Subject,
-    resident_bytes,
-)
-from staticgraph.nn.dense import DenseLayout
-from staticgraph.sizes import Capacity
-from staticgraph.slots import SlotLayout
+from staticgraph.models import build as models
+from staticgraph.nn.context.dense_layout import DenseLayout
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.probe import ascending, batch_bytes, probe, probe_capacities
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import GivenReader, Reading, Subject
+from staticgraph.probing.resident import resident_bytes
+from staticgraph.sizes.capacity import Capacity
 
 # Small enough for a real step on a busy core, large enough that activations outweigh constants.
 POINTS = [

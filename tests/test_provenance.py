@@ -7,16 +7,16 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import NotStatic
-from staticgraph.running.provenance import other_capacity
 from staticgraph.schema import Axis
-from staticgraph.slots import SlotLayout
+from staticgraph.steps.provenance import other_capacity
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)

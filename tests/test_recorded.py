@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tape import HostRead, TapeRecorder
+from support.tape import HostRead, TapeRecorder
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -476,7 +476,7 @@ def test_verify_finds_stale_inputs(hiv, monkeypatch):
     first, second = batches_of(hiv, 2)[0], batches_of(hiv, 3)[2]
     runner.eval_step(first)
     runner.step(first)
-    monkeypatch.setattr("staticgraph.running.recorded.RecordedSteps._copy", lambda *_: None)
+    monkeypatch.setattr("staticgraph.recording.recorded.RecordedSteps._copy", lambda *_: None)
     verification = runner.verify(second)
     assert not verification.passed
     assert "fields that move the output: NONE" in str(verification)

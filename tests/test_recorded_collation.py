@@ -7,15 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from collated import assert_same_bits, filled, layout_for, padded_ids
-from tape import TapeRecorder
+from support.collated import assert_same_bits, filled, layout_for, padded_ids
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import Arguments, collate_reference
-from staticgraph.running.recorded_collation import RecordedCollation
+from staticgraph.recording.recorded_collation import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 
@@ -75,7 +75,7 @@ def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeyp
     for one, other in zip(loader_of(moved), loader_of(esol), strict=True):
         seen.add(one.bucket)
         with monkeypatch.context() as patch:
-            patch.setattr("staticgraph.device_batches.collate", lambda *_: pytest.fail("made"))
+            patch.setattr("staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made"))
             assert torch.equal(ours.step(one), theirs.step(other))
         result, expected = ours.eval_step(one), theirs.eval_step(other)
         assert torch.equal(result.out, expected.out)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layer_cases import CASES
-from parity import BATCH, CAPACITY, STORE, loss
-from tape import TapeRecorder
+from support.layer_cases import CASES
+from support.parity import BATCH, CAPACITY, STORE, loss
+from support.tape import TapeRecorder
 from test_nn_layers import call, model_of
 
 import staticgraph as sg

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, global_add_pool

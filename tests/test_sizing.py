@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import staticgraph as sg
 from staticgraph.memory.budget import BudgetExceeded, MemoryBudget, breakdown_of
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
-from staticgraph.memory.sizing import autosize_workers, in_tiles
+from staticgraph.plans.by_memory import autosize_workers, in_tiles
 
 RESIDENT = Resident(10_000, 100, 10_000, 20_000)
 

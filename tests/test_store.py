@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Schema
-from staticgraph.store import GraphStore
 from staticgraph.store.columns import compact
+from staticgraph.store.graph_store import GraphStore
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 NONE = np.empty(0, np.int64)

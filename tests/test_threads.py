@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
-from tape import TapeRecorder
+from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric import utils
 from torch_geometric.data import Batch, Data
@@ -28,10 +28,11 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import staticgraph as sg
-from staticgraph.nn import call_sites, present
-from staticgraph.nn.dispatch import stock
-from staticgraph.running import turns
-from staticgraph.running.compiled import CompiledFunction
+from staticgraph.nn import call_sites
+from staticgraph.nn.context import present
+from staticgraph.nn.context.dispatch import stock
+from staticgraph.runner import turns
+from staticgraph.steps.compiled import CompiledFunction
 
 PATIENCE_S = 60.0  # until a test that hangs fails; nothing is timed
 

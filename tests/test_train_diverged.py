@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from command import status_of
+from support.command import status_of
 
 import staticgraph as sg
 from staticgraph.errors import Diverged

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from staticgraph.running.training_state import SavedTraining, untouched
+from staticgraph.steps.training_state import SavedTraining, untouched
 
 
 class Allocations(TorchDispatchMode):

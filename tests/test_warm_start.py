@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from staticgraph.running import warm_start
+from staticgraph.runner import warm_start
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)
 import staticgraph as sg
-from staticgraph.models import build
+from staticgraph.models.build import build
 from torch._dynamo.utils import counters
 store = sg.datasets.open("examples/data/esol.npz")
 plan = sg.plan_buckets(store, batch_size=16)

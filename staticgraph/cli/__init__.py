@@ -109,7 +109,7 @@ def _for_the_user(error: Exception) -> str | None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from staticgraph.memory.out_of_memory import is_out_of_memory
+    from staticgraph.probing.out_of_memory import is_out_of_memory
 
     return is_out_of_memory(error)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.cli.train import MODELS
-from staticgraph.json_text import to_json
+from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
 example:
@@ -43,8 +43,8 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
-    from staticgraph.kernels.count import PHASES
-    from staticgraph.table import table
+    from staticgraph.dryrun.operations import PHASES
+    from staticgraph.text.table import table
 
     counted = {name: _count(name, args) for name in CONTENDERS}
     if args.json:
@@ -91,9 +91,9 @@ def _count(name: str, args: argparse.Namespace) -> Any:
     import torch.nn.functional as F
 
     import staticgraph as sg
-    from staticgraph import models
-    from staticgraph.kernels.count import count_step
-    from staticgraph.running.losses import mean_loss
+    from staticgraph.dryrun.operations import count_step
+    from staticgraph.models import build as models
+    from staticgraph.steps.losses import mean_loss
 
     store = sg.datasets.open(args.data)
     torch.manual_seed(0)

@@ -10,12 +10,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import check_for, values
-from staticgraph.json_text import to_json
+from staticgraph.files.json_text import to_json
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from staticgraph.store import GraphStore
+    from staticgraph.store.graph_store import GraphStore
 
 NOT_STATIC = 1
 EXAMPLE = """\
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.target:
         return check_for.run(args)
     from staticgraph import datasets
-    from staticgraph.buckets import plan_buckets
-    from staticgraph.running.preflight import preflight
+    from staticgraph.plans.choose import plan_buckets
+    from staticgraph.preflight.preflight import preflight
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))

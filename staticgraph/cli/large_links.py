@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli.large_run import EMBEDDINGS, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
-from staticgraph.progress import Status, say
+from staticgraph.text.progress import Status, say
 
 if TYPE_CHECKING:
     from staticgraph.outofcore import LinkConfig
@@ -23,12 +23,12 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         InMemory,
         LinkConfig,
         LinkTrainer,
-        data,
         evaluate_links,
-        timeline,
         tune,
     )
-    from staticgraph.table import table
+    from staticgraph.outofcore.buffer import timeline
+    from staticgraph.outofcore.disk import data
+    from staticgraph.text.table import table
 
     triples = data.open_links(args.data)
     config = LinkConfig(

@@ -8,7 +8,7 @@ from typing import Any
 
 from staticgraph.cli.large_run import PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
-from staticgraph.progress import say
+from staticgraph.text.progress import say
 
 
 def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | None]:
@@ -24,10 +24,10 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         NodeTrainer,
         SampledGNN,
         SampledLoader,
-        data,
-        timeline,
     )
-    from staticgraph.table import table
+    from staticgraph.outofcore.buffer import timeline
+    from staticgraph.outofcore.disk import data
+    from staticgraph.text.table import table
 
     found = data.open_nodes(args.data)
     p, c, _ = sizes_of(args, None)

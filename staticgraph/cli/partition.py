@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
-from staticgraph.json_text import to_json
-from staticgraph.progress import Status
+from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import Status
 
 EXAMPLE = """\
 examples:
@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
     if args.edges is None and (args.nodes is not None or args.features is not None):
         args.parser.error("--nodes and --features go with --edges; --data brings its own")
 
-    from staticgraph.outofcore import PartitionedGraph, data, partition
-    from staticgraph.outofcore.array_files import open_array
-    from staticgraph.table import table
+    from staticgraph.outofcore import PartitionedGraph, partition
+    from staticgraph.outofcore.disk import data
+    from staticgraph.outofcore.disk.array_files import open_array
+    from staticgraph.text.table import table
 
     edges: Any = args.edges
     nodes: Any

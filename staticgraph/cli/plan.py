@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
 from staticgraph.cli.probe import add_model
-from staticgraph.json_text import to_json
+from staticgraph.files.json_text import to_json
 
 if TYPE_CHECKING:
-    from staticgraph.buckets import BucketPlan
-    from staticgraph.packing.cost import StepCost
     from staticgraph.packing.pack import Packing
-    from staticgraph.sizes import SizeHistogram
+    from staticgraph.plans.choose import BucketPlan
+    from staticgraph.plans.cost import StepCost
+    from staticgraph.sizes.histogram import SizeHistogram
 
 EXAMPLE = """\
 examples:
@@ -157,7 +157,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     """The histogram, and what to plan for (a store knows its fields)."""
-    from staticgraph.sizes import SizeHistogram
+    from staticgraph.sizes.histogram import SizeHistogram
 
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
@@ -209,7 +209,7 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
 
 def _paper_results(args: argparse.Namespace, histogram: SizeHistogram) -> dict[str, Any]:
     """Packs and seconds of each heuristic of the paper."""
-    from staticgraph.packing.paper import HEURISTICS, pack_paper
+    from bench.paper.heuristics import HEURISTICS, pack_paper
 
     results = {}
     for heuristic in HEURISTICS:
@@ -223,7 +223,7 @@ def _paper_results(args: argparse.Namespace, histogram: SizeHistogram) -> dict[s
 
 
 def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    from staticgraph.table import table
+    from staticgraph.text.table import table
 
     def row(name: str, of: dict[str, Any]) -> list[str]:
         filled = [f"{v:.2%}" for k, v in of.items() if k.endswith("_efficiency")]
@@ -245,7 +245,7 @@ def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
 
 def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     """The smallest limits that reach an efficiency."""
-    from staticgraph.packing.limits import limits_for_efficiency
+    from staticgraph.plans.limits import limits_for_efficiency
 
     choice = limits_for_efficiency(histogram, args.efficiency, max_graphs=args.max_graphs)
     limits = choice.limits.tolist()
@@ -266,9 +266,9 @@ def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
 
 def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> int:
     """Chooses the capacities."""
-    from staticgraph.buckets import plan_buckets
-    from staticgraph.packing.cost import StepCost
-    from staticgraph.planning.report import PlanReport
+    from staticgraph.cli.reports.plan import PlanReport
+    from staticgraph.plans.choose import plan_buckets
+    from staticgraph.plans.cost import StepCost
 
     price = StepCost(*args.cost) if args.cost else StepCost()
     begin = time.perf_counter()
@@ -301,8 +301,8 @@ def _knee(
     args: argparse.Namespace, histogram: SizeHistogram, price: StepCost
 ) -> dict[str, list[float]]:
     """Draws what an epoch costs against the number of buckets."""
-    from staticgraph.packing.several import choose_buckets
-    from staticgraph.planning.plots import save_cost_picture
+    from staticgraph.cli.reports.plan_plots import save_cost_picture
+    from staticgraph.plans.several import choose_buckets
 
     graphs = args.batch_size or args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
@@ -332,7 +332,7 @@ def _pictures(
     """Writes what --plot and --map ask for."""
     if not (args.plot or args.map):
         return
-    from staticgraph.planning import plots as plots_plan
+    from staticgraph.cli.reports import plan_plots as plots_plan
 
     shown = plots_plan.map_around(histogram, args.max_graphs)
     if args.map:
@@ -343,8 +343,8 @@ def _pictures(
 
 def _reproduce(args: argparse.Namespace) -> int:
     """The published figures beside ours."""
-    from staticgraph.planning.reproduction import reproduce
-    from staticgraph.table import table
+    from bench.paper.reproduction import reproduce
+    from staticgraph.text.table import table
 
     rows = reproduce()
     if args.json:

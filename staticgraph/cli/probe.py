@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
 from staticgraph.cli.train import MODELS
-from staticgraph.json_text import to_json
+from staticgraph.files.json_text import to_json
 
 if TYPE_CHECKING:
     from staticgraph.memory.model import MemoryModel
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         memory.save(args.out)
     if args.plot:
-        from staticgraph.memory.plots import save_memory_picture
+        from staticgraph.cli.reports.memory_plots import save_memory_picture
 
         save_memory_picture(args.plot, memory, f"{args.model} on {store.name}", budget)
     if args.json:
@@ -112,8 +112,8 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     """The memory of the model and the training that the options name."""
     import torch
 
-    from staticgraph import models
-    from staticgraph.memory.probe import probe
+    from staticgraph.models import build as models
+    from staticgraph.probing.probe import probe
     from staticgraph.training.tasks import task_of
 
     if store.schema.hetero:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
-from staticgraph.json_text import to_json
+from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
 example:

@@ -8,8 +8,8 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.errors import Diverged
-from staticgraph.json_text import to_json
-from staticgraph.running.modes import MODES
+from staticgraph.files.json_text import to_json
+from staticgraph.steps.modes import MODES
 
 EXAMPLE = """\
 examples:
@@ -21,7 +21,8 @@ The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and
 files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
 the run had never stopped.
 """
-# Stands here, too, since models.py imports torch and --help must be quick; a test compares them.
+# Stands here, too, since models/build.py imports torch and --help must be quick; a test compares
+# them.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 OUT = Path("runs/latest")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.cli.large_run import DEFAULTS, EMBEDDINGS, GRAPH, PICTURE, REPORT
-from staticgraph.json_text import save_json, to_json
+from staticgraph.files.json_text import save_json, to_json
 
 EXAMPLE = """\
 examples:
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         from staticgraph.cli.large_links import links as task
     else:
         from staticgraph.cli.large_nodes import nodes as task
-    from staticgraph.training.folder_lock import folder_lock
+    from staticgraph.files.folder_lock import folder_lock
 
     with folder_lock(args.out):
         if args.overwrite:
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _remove_run(args: argparse.Namespace) -> None:
     """Removes what this command wrote into ``--out``, and nothing else."""
-    from staticgraph.outofcore import manifest
+    from staticgraph.outofcore.disk import manifest
 
     foreign = {
         path.name

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from staticgraph.memory.byte_sizes import parse_bytes
+from staticgraph.text.byte_sizes import parse_bytes
 
 # Sizes beyond this overflow the 32-bit numbers of slots and kernels.
 MOST = 2**31 - 1

@@ -19,9 +19,9 @@ import numpy as np
 
 from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
-from staticgraph.sizes import IntArray
-from staticgraph.store import GraphStore
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.files import MANIFEST
+from staticgraph.store.graph_store import GraphStore
 
 SPECS = (
     ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),

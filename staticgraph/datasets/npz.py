@@ -18,8 +18,9 @@ import numpy as np
 
 from staticgraph.errors import BadGraph, UnknownDataset
 from staticgraph.schema import Level
-from staticgraph.sizes import IntArray, whole_numbers
-from staticgraph.store import Array, GraphStore
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
 
 MOLECULES = ("num_nodes", "num_bonds", "atom_feat", "bond_feat", "bonds", "label")
 TU = ("num_nodes", "num_edges_undirected", "edges", "label")

@@ -16,7 +16,8 @@ import torch
 
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 from staticgraph.schema import Field, Schema
-from staticgraph.store import Array, GraphStore
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
 
 
 def open_tu(name: str, root: Path, progress: bool) -> GraphStore:

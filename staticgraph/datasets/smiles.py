@@ -16,10 +16,11 @@ import numpy as np
 
 from staticgraph.datasets.npz import SPLITS, as_float32, both_directions
 from staticgraph.errors import BadGraph, MissingPackage
-from staticgraph.progress import bar
 from staticgraph.schema import Level
-from staticgraph.sizes import IntArray
-from staticgraph.store import Array, GraphStore
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.progress import bar
 
 CHIRALITY = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
 HYBRIDIZATION = ("SP", "SP2", "SP3", "SP3D", "SP3D2")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
@@ -23,8 +23,8 @@ from staticgraph.dryrun.subject import Subject, subject_of, twin
 from staticgraph.dryrun.targets import Target
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.errors import NotStatic
-from staticgraph.runner import StaticGraphRunner
-from staticgraph.running.training_state import evaluating
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
 ROLES = ("step", "eval")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from staticgraph.dryrun.launches import WATCH, Launch
-from staticgraph.memory.readers.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.running.recorder import Recording
+from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
+from staticgraph.recording.recorder import Recording
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, C
 
 
 class RefusingRecorder:
-    """Takes the place of :class:`staticgraph.running.recorder.CudaGraphRecorder`.
+    """Takes the place of :class:`staticgraph.recording.recorder.CudaGraphRecorder`.
 
     Args:
         resident: gives the tensors that are there before a step.

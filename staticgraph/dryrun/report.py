@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from staticgraph.memory.byte_sizes import human_bytes
-from staticgraph.table import table
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
 
 PHASES = ("forward", "backward", "optimizer")
 Counts = dict[str, dict[str, dict[str, int]]]

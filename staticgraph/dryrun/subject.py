@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.buckets import BucketPlan, plan_buckets
-from staticgraph.store import GraphStore
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.store.graph_store import GraphStore
 
 STAND_IN = "no loss was given: the mean square of the output stands for it"
 BATCH_SIZE = 32

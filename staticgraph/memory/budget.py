@@ -8,7 +8,7 @@ The invariants: the lines of a breakdown add up to its total; whatever is accept
 a bigger cap accepts whatever a smaller one did.
 
 What it does not do: measure. Pure arithmetic, no torch; only :meth:`MemoryBudget.of_device` asks a
-device, through :mod:`staticgraph.memory.readers`. The contract (breakdown, floor, remedies, and
+device, through :mod:`staticgraph.probing`. The contract (breakdown, floor, remedies, and
 another error for a consumer that keeps batches) follows damacy's.
 """
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.memory.byte_sizes import human_bytes, parse_bytes
 from staticgraph.memory.fit import FitRefused
 from staticgraph.memory.model import MemoryModel
-from staticgraph.sizes import Capacity
-from staticgraph.table import table
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.byte_sizes import human_bytes, parse_bytes
+from staticgraph.text.table import table
 
 __all__ = [
     "Breakdown",
@@ -140,7 +140,7 @@ class MemoryBudget:
 
     Attributes:
         max_bytes: what this library may make torch hold on the device; text such as ``"20GiB"`` is
-            read by :func:`staticgraph.memory.byte_sizes.parse_bytes`.
+            read by :func:`staticgraph.text.byte_sizes.parse_bytes`.
         driver_bytes: taken already by the driver and by others; for people, not part of the cap.
         headroom_bytes: left free on purpose; likewise.
         device: what the cap belongs to.
@@ -170,7 +170,7 @@ class MemoryBudget:
             safety: above 0, at most 1.
             max_bytes: a hard cap of your own, in bytes or as text.
         """
-        from staticgraph.memory.readers import device_memory
+        from staticgraph.memory.device import device_memory
 
         if not 0 < safety <= 1:
             raise ValueError(f"safety={safety} must be above 0 and at most 1, such as 0.95")

@@ -19,7 +19,7 @@ apart) and where it explains them to within 5%; else a reason.
 
 Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
 exactly and kept apart, so that the fixed term holds only what the step adds and nothing counts
-twice. What it does not do: measure (:mod:`staticgraph.memory.probe`) or decide
+twice. What it does not do: measure (:mod:`staticgraph.probing.probe`) or decide
 (:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
 """
 
@@ -33,10 +33,10 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.attention_blocks import attention_path
-from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.memory.least_squares import non_negative
-from staticgraph.sizes import Capacity
+from staticgraph.sizes.attention import attention_path
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.byte_sizes import human_bytes
 
 Array = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 Bytes that are there before the step (parameters, buffers, optimizer state, the batch) are known
 exactly and kept apart from the fit of what the step adds, so that nothing counts twice. What it
-does not do: measure (:mod:`staticgraph.memory.probe`) or decide
+does not do: measure (:mod:`staticgraph.probing.probe`) or decide
 (:mod:`staticgraph.memory.budget`). Pure numbers, no torch.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from staticgraph.documents import read_document
 from staticgraph.files import document
-from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.files.reading import read_document
 from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
-from staticgraph.sizes import Capacity
-from staticgraph.table import table
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
 
 
 class Resident(NamedTuple):

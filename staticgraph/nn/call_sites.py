@@ -4,9 +4,9 @@
 that no CUDA graph records. ``remove_self_loops`` indexes with a mask. Each of these has an equal of
 fixed shape once the bucket is known. They are on an allow-list (here and in the
 ``static_functions`` of the modules beside this one), and :func:`install` makes each of them
-dispatch (:mod:`staticgraph.nn.dispatch`): in a thread where a batch is bound it is the static form,
-in every other it is PyG's own. Nothing is rewritten that is not on the list: rewriting every mask
-generically compiles TopKPooling into garbage.
+dispatch (:mod:`staticgraph.nn.context.dispatch`): in a thread where a batch is bound it is the
+static form, in every other it is PyG's own. Nothing is rewritten that is not on the list: rewriting
+every mask generically compiles TopKPooling into garbage.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils import scatter
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
-from staticgraph.nn import (
-    dense_batch,
-    dense_pools,
-    dropout_edges,
-    refused,
-    relations,
-    self_loops,
-    semantic,
-)
-from staticgraph.nn.context import BatchContext
-from staticgraph.nn.dispatch import dispatch, stock
+from staticgraph.nn import refused
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.dispatch import dispatch, stock
+from staticgraph.nn.conv import relations, semantic
+from staticgraph.nn.pool import dense as dense_pools
+from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 

@@ -46,7 +46,7 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 
-from staticgraph.nn.aggregations import (
+from staticgraph.nn.aggr.aggregations import (
     StaticEquilibriumAggregation,
     StaticGRUAggregation,
     StaticLCMAggregation,
@@ -55,35 +55,20 @@ from staticgraph.nn.aggregations import (
     StaticPatchTransformerAggregation,
     StaticQuantileAggregation,
 )
-from staticgraph.nn.attention import (
+from staticgraph.nn.aggr.recurrent import StaticGRU, StaticLSTM
+from staticgraph.nn.aggr.set_transformer import (
+    StaticGraphMultisetTransformer,
+    StaticSetTransformerAggregation,
+)
+from staticgraph.nn.attention.linear import (
     StaticPerformerAttention,
     StaticPolynormerAttention,
     StaticSGFormerAttention,
 )
-from staticgraph.nn.batch_norm import (
-    MaskedBatchNorm1d,
-    MaskedBatchNorm2d,
-    MaskedPygBatchNorm,
-    MaskedSyncBatchNorm,
-)
 from staticgraph.nn.call_sites import install
-from staticgraph.nn.context import BatchContext
-from staticgraph.nn.dense_pools import StaticDMoNPooling
-from staticgraph.nn.gps import StaticGPSConv
-from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
-from staticgraph.nn.norms import (
-    StaticGraphNorm,
-    StaticGraphSizeNorm,
-    StaticHeteroBatchNorm,
-    StaticInstanceNorm,
-    StaticLayerNorm,
-    StaticMeanSubtractionNorm,
-    StaticPairNorm,
-)
-from staticgraph.nn.pooling import StaticSAGPooling, StaticTopKPooling
-from staticgraph.nn.recurrent import StaticGRU, StaticLSTM
-from staticgraph.nn.refused import refused_forms
-from staticgraph.nn.relations import (
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.conv.gps import StaticGPSConv
+from staticgraph.nn.conv.relations import (
     StaticChebConv,
     StaticClusterGCNConv,
     StaticFiLMConv,
@@ -92,10 +77,25 @@ from staticgraph.nn.relations import (
     StaticMFConv,
     StaticRGATConv,
 )
-from staticgraph.nn.set_attention import (
-    StaticGraphMultisetTransformer,
-    StaticSetTransformerAggregation,
+from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
+from staticgraph.nn.norm.batch_norm import (
+    MaskedBatchNorm1d,
+    MaskedBatchNorm2d,
+    MaskedPygBatchNorm,
+    MaskedSyncBatchNorm,
 )
+from staticgraph.nn.norm.graph_norms import (
+    StaticGraphNorm,
+    StaticGraphSizeNorm,
+    StaticHeteroBatchNorm,
+    StaticInstanceNorm,
+    StaticLayerNorm,
+    StaticMeanSubtractionNorm,
+    StaticPairNorm,
+)
+from staticgraph.nn.pool.dense import StaticDMoNPooling
+from staticgraph.nn.pool.select import StaticSAGPooling, StaticTopKPooling
+from staticgraph.nn.refused import refused_forms
 from staticgraph.nn.subclasses import form_of
 
 # Stock layer -> its static form. A subclass gets a class of both: see nn.subclasses.
@@ -160,7 +160,7 @@ def convert(
             a document mask), ``varlen`` (a sequence a graph), ``kernel`` (this library's own, one
             launch each way), or ``auto``, which is what a model has that was never told: the
             cheapest that is possible here, on CUDA with ``kernels`` our own; see
-            :mod:`staticgraph.attention_blocks`.
+            :mod:`staticgraph.sizes.attention`.
     """
     context = context_of(model)
     if attention is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.nn import LabelPropagation, MaskLabel
 
 from staticgraph.errors import NotStatic
-from staticgraph.nn.context import BatchContext
+from staticgraph.nn.context.batch_context import BatchContext
 
 
 class StaticMaskLabel(MaskLabel):

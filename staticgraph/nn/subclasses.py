@@ -7,7 +7,7 @@ what it reaches through ``super()``, is the static form's.
 
 What it does not reach: a subclass that writes the whole forward itself, or that calls the stock
 class by name (``BatchNorm1d.forward(self, x)``). Those run as they are, and the runner's check of
-padding (:mod:`staticgraph.running.padding_check`) finds what padding does to them.
+padding (:mod:`staticgraph.preflight.padding_check`) finds what padding does to them.
 """
 
 from __future__ import annotations

@@ -10,23 +10,23 @@ with both ends resident. It does not spread one graph over several machines.
 This is a room of its own: nothing else in the library imports it.
 """
 
-from staticgraph.outofcore import data
-from staticgraph.outofcore.bias import edge_permutation_bias
-from staticgraph.outofcore.encoded_link import EncodedLinkTrainer
-from staticgraph.outofcore.graph import PartitionedGraph
-from staticgraph.outofcore.hops import HopBatch, HopCapacity, HopLadder
-from staticgraph.outofcore.layers import SampledGNN
-from staticgraph.outofcore.link import LinkEpoch, LinkTrainer
-from staticgraph.outofcore.link_step import LinkConfig
-from staticgraph.outofcore.loader import SampledLoader
-from staticgraph.outofcore.node import NodeEpoch, NodeTrainer
-from staticgraph.outofcore.node_policy import Dispersed, NodeCache
-from staticgraph.outofcore.partitioning import partition
-from staticgraph.outofcore.policy import Beta, Comet, InMemory
-from staticgraph.outofcore.ranking import LinkScore, evaluate_links
-from staticgraph.outofcore.sampled_batch import SampledBatch
-from staticgraph.outofcore.schedule import NodeSchedule, NodeState, Schedule, State
-from staticgraph.outofcore.tuning import Tuning, tune
+from staticgraph.outofcore.disk import data
+from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.partitioning import partition
+from staticgraph.outofcore.policies.bias import edge_permutation_bias
+from staticgraph.outofcore.policies.node_policy import Dispersed, NodeCache
+from staticgraph.outofcore.policies.policy import Beta, Comet, InMemory
+from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
+from staticgraph.outofcore.policies.tuning import Tuning, tune
+from staticgraph.outofcore.sampling.hops import HopBatch, HopCapacity, HopLadder
+from staticgraph.outofcore.sampling.loader import SampledLoader
+from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
+from staticgraph.outofcore.training.layers import SampledGNN
+from staticgraph.outofcore.training.link import LinkEpoch, LinkTrainer
+from staticgraph.outofcore.training.link_step import LinkConfig
+from staticgraph.outofcore.training.node import NodeEpoch, NodeTrainer
+from staticgraph.outofcore.training.ranking import LinkScore, evaluate_links
 
 __all__ = [
     "Beta",

@@ -28,7 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.packing.fill import pack_histogram
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
-from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
 
 # Cells of the grid of a knapsack: 222 by 251 for ogbg-molhiv; one solution takes 30 ms there.
 MAX_CELLS = 160_000

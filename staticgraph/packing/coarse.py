@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.packing.pack import Packing, harmonic_mean
-from staticgraph.sizes import MOST_ROWS, IntArray, SizeHistogram, distinct_rows
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows
 
 # Distinct sizes that are packed as they are: a fraction of a second. On nodes and edges spread
 # evenly and independently so many cells lose about one percent.

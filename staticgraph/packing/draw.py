@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.sizes import IntArray, distinct_rows
+from staticgraph.sizes.whole_numbers import IntArray, distinct_rows
 
 
 def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:

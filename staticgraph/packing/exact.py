@@ -23,7 +23,7 @@ import numba
 import numpy as np
 
 from staticgraph.packing.random import STEP, below
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 
 # A batch that swaps with 1 of 8 probed partners, looking at 4 of its graphs, comes within capacity
 # in 2 swaps (ogbg-molhiv, COLLAB); 16 and 8 need as many swaps and twice the time.

@@ -1,9 +1,10 @@
 """Exact batches that break their bucket's promise of ranks, mended by exchanging graphs.
 
-The problem: a batch with one large graph too many (:mod:`staticgraph.packing.ranks`) needs a wider
-bucket, which is one more compile and recording for a batch or two an epoch; most often for the
-rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea: give
-the graph that is one too many to a batch that may have it, for a smaller one of that batch. The
+The problem: a batch with one large graph too many (:mod:`staticgraph.plans.order_statistics`) needs
+a wider bucket, which is one more compile and recording for a batch or two an epoch; most often for
+the rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea:
+give the graph that is one too many to a batch that may have it, for a smaller one of that batch.
+The
 invariant: every batch keeps its number of graphs and its limits, and no promise that held is
 broken. What cannot be mended so is left for the caller to place.
 """
@@ -14,7 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from staticgraph.sizes import Capacity, IntArray
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 
 # Exchanges for one batch; each takes one graph off a rank that has too many.
 MOST = 64

@@ -28,7 +28,8 @@ from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.packing.tree import build, first, remove, restore
-from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
 
 
 class Effort(NamedTuple):

@@ -6,8 +6,9 @@ that 350,343 graphs become about 600 patterns. Which graph takes which place is 
 anew each epoch if wanted (:mod:`staticgraph.packing.draw`).
 
 Limits here are *usable* limits, as in the paper: what real graphs may fill. A
-:class:`~staticgraph.sizes.Capacity` keeps one node and one graph for padding beyond them, so a pack
-of limits (222, 502) with 256 graphs needs a capacity of 223 nodes, 502 edges and 257 graphs.
+:class:`~staticgraph.sizes.capacity.Capacity` keeps one node and one graph for padding beyond them,
+so a pack of limits (222, 502) with 256 graphs needs a capacity of 223 nodes, 502 edges and 257
+graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from staticgraph.errors import GraphTooLarge
-from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.sizes import Capacity, IntArray
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
 
 
 def limits_table(capacities: Sequence[Capacity]) -> IntArray:

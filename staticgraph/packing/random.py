@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 
 # The odd constant nearest 2**64 divided by the golden ratio; the step of SplitMix64's counter.
 STEP = np.uint64(0x9E3779B97F4A7C15)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.errors import GraphTooLarge
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 
 NO_LIMIT = np.iinfo(np.int64).max
 
@@ -39,7 +39,7 @@ def pack_stream(
     Args:
         sizes: ``[n, C]`` whole numbers, the components of each graph.
         limits: ``[C]``, what a pack may hold of each. These are usable limits: a
-            :class:`~staticgraph.sizes.Capacity` has one node and one graph more.
+            :class:`~staticgraph.sizes.capacity.Capacity` has one node and one graph more.
         window: how many packs are open at a time.
         max_graphs: how many graphs a pack may hold; no limit where None.
         order: ``[m]`` positions in ``sizes``, in the order in which they arrive; all in their

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from staticgraph.packing.exact import even_bounds, repair
 from staticgraph.packing.pack import Packing, volume_bound
 from staticgraph.packing.random import shuffle, stream_of
-from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
 
 # With fewer graphs a pack there are too few swaps, and filling pack by pack is better.
 MIN_GRAPHS = 5

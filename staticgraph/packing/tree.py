@@ -15,7 +15,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 
 GONE = np.iinfo(np.int64).max
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.schema import Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.structure import EDGES, Damage, check_graphs
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes import IntArray, whole_numbers
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 
 Array = NDArray[Any]
 

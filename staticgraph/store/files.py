@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from staticgraph.documents import NOT_THERE
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.files.folder import Kind, repair, replacing
+from staticgraph.files.reading import NOT_THERE
 from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
@@ -29,7 +29,7 @@ from staticgraph.store.manifest_check import check_manifest
 from staticgraph.store.structure import EDGES, Damage, check_forms
 
 if TYPE_CHECKING:
-    from staticgraph.store import GraphStore
+    from staticgraph.store.graph_store import GraphStore
 
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
@@ -122,7 +122,7 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
 
 
 def _load(root: Path, manifest: Mapping[str, Any], verify: bool | None) -> GraphStore:
-    from staticgraph.store import GraphStore
+    from staticgraph.store.graph_store import GraphStore
 
     files: dict[str, dict[str, Any]] = manifest["files"]
     if verify is None:

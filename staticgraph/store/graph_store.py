@@ -25,7 +25,9 @@ import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes import GraphSize, IntArray, SizeHistogram, pointer_dtype
+from staticgraph.sizes.capacity import GraphSize
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
 from staticgraph.store.columns import (
     Array,
     IndexRule,
@@ -102,8 +104,8 @@ class GraphStore:
     @classmethod
     def from_pyg(cls, dataset: Any, **options: Any) -> GraphStore:
         """Stores a PyG data set, ``Data`` or ``HeteroData``; see
-        :func:`staticgraph.store.flatten.from_pyg` and :mod:`staticgraph.store.hetero`."""
-        from staticgraph.store.flatten import from_pyg
+        :func:`staticgraph.store.pyg.flatten.from_pyg` and :mod:`staticgraph.store.pyg.hetero`."""
+        from staticgraph.store.pyg.flatten import from_pyg
 
         return from_pyg(dataset, **options)
 
@@ -389,10 +391,10 @@ class GraphStore:
 
         rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
         if self.schema.hetero:
-            from staticgraph.store import hetero
+            from staticgraph.store.pyg import hetero
 
             return hetero.assembled(self.schema, values, rows)
-        from staticgraph.store import ruled
+        from staticgraph.store.pyg import ruled
 
         nodes, edges = self.size(graph)
         here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])

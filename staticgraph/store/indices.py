@@ -15,7 +15,7 @@ import numpy as np
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array, sort_by_destination
 
 Offsets = Mapping[str, IntArray]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from staticgraph.documents import NOT_THERE, missing
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files.reading import NOT_THERE, missing
 from staticgraph.schema import Schema
 
 # Files that every store has, whatever its fields are.

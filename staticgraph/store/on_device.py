@@ -28,12 +28,13 @@ from torch import Tensor
 
 from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import MemoryBudget
-from staticgraph.memory.byte_sizes import human_bytes
 from staticgraph.schema import Field, Schema
-from staticgraph.sizes import IntArray, SizeHistogram
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.table import table
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
 
 # The arrays of a store that are not fields, in the order in which collation takes them.
 STRUCTURE = ("node_offsets", "edge_offsets", "edge_src", "edge_dst")

@@ -15,7 +15,7 @@ import numpy as np
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.schema import LEVELS, Field, Schema
-from staticgraph.sizes import IntArray
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.indices import counted
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from staticgraph.batch import StaticBatch
-from staticgraph.runner import StaticGraphRunner
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.training.tasks import Task, mean_loss
 
 

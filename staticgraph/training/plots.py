@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from staticgraph.files import atomic
-from staticgraph.sizes import Capacity
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.training.history import Step
 from staticgraph.training.report import TrainReport
 

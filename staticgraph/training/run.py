@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph import datasets, models
-from staticgraph.buckets import BucketPlan, plan_buckets
+from staticgraph import datasets
+from staticgraph.batches.loader import StaticLoader
 from staticgraph.errors import Diverged, NonFiniteLoss
-from staticgraph.loader import StaticLoader
-from staticgraph.memory.byte_sizes import human_bytes
+from staticgraph.models import build as models
 from staticgraph.nn import convert
-from staticgraph.progress import Bar, bar, say
-from staticgraph.runner import StaticGraphRunner
-from staticgraph.store import GraphStore
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.store.digest import digest_of
+from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate

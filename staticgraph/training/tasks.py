@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from staticgraph.errors import BadGraph
-from staticgraph.store import GraphStore
+from staticgraph.store.graph_store import GraphStore
 
 # `loss(out, y)` gives one value a target, padding and missing targets included.
 RowLoss = Callable[[Tensor, Tensor], Tensor]

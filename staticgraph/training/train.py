@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.errors import MissingPackage
+from staticgraph.files.folder_lock import folder_lock
 from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
-from staticgraph.training.folder_lock import folder_lock
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import Training

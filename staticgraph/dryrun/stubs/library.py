@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from staticgraph.batch import StaticBatch
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun.stubs.point import Points
 from staticgraph.dryrun.targets import Target
-from staticgraph.slots import SlotLayout
 
 
 def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
@@ -27,4 +27,8 @@ def blank(layout: SlotLayout, device: Any = "cpu") -> StaticBatch:
 
 def install(points: Points, target: Target) -> None:
     """Makes blank batches without NumPy."""
-    points.put("staticgraph.batch:StaticBatch.blank", staticmethod(blank), "fills through NumPy")
+    points.put(
+        "staticgraph.batches.static_batch:StaticBatch.blank",
+        staticmethod(blank),
+        "fills through NumPy",
+    )

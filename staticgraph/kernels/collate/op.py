@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.collate.arguments import Arguments
+from staticgraph.batches.collate_arguments import Arguments
 from staticgraph.kernels.collate.reference import collate_reference
 
 
@@ -38,7 +38,7 @@ def _(ids, structure, columns, levels, widths, kinds, positions, out):
 def collate(ids: Tensor, arguments: Arguments) -> None:
     """Fills the arrays of a batch from the ids of its graphs, on the device that holds them.
 
-    The result is, bit for bit, what :func:`staticgraph.collate.fill` writes on the host.
+    The result is, bit for bit, what :func:`staticgraph.batches.collate.fill` writes on the host.
 
     Args:
         ids: ``[G]`` int32: positions in the store, then -1. Together they must fit the bucket;

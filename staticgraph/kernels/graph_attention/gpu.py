@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staticgraph.attention_blocks import kernel_tile
 from staticgraph.kernels.launch import block, product
+from staticgraph.sizes.attention import kernel_tile
 
 # Bytes of a head's row from which the tiles of the backward fill the registers of four warps.
 WIDE_HEAD_BYTES = 128

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch_geometric.nn import MessagePassing
 
-from staticgraph.nn.context import BatchContext
+from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.fused.conv import (
     FusedGINConv,
     FusedGINEConv,

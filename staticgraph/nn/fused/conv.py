@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAGEConv
 
-from staticgraph.batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
 from staticgraph.nn.fused.encoder import Folded, folded, written_out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from staticgraph.batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segment_sum import segment_sum

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
-from staticgraph.nn.attention_paths import attend, by_kernel, setting_of
+from staticgraph.nn.attention.paths import attend, by_kernel, setting_of
+from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.fused.conv import handing_on
 from staticgraph.nn.fused.encoder import Folded, written_out
 from staticgraph.nn.fused.layer import Fused, unhooked
 from staticgraph.nn.fused.linear import FusedSequential, product, product_handing_on
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
-from staticgraph.nn.gps import StaticGPSConv
-from staticgraph.nn.size_classes import ClassedLayout
 
 # The layer's own dropouts: two after its parts, and the weights of attention.
 ATTENTION_SITE = 2

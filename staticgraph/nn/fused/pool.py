@@ -21,7 +21,7 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
 )
 
-from staticgraph.batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.segment_max import segment_max
 from staticgraph.kernels.segment_softmax import segment_softmax
 from staticgraph.kernels.segment_sum import segment_sum

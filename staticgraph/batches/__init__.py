@@ -1,0 +1,1 @@
+"""Batches of fixed shape: their memory, how they are filled, and the way back to graphs."""

@@ -1,0 +1,317 @@
+"""Graphs of a store -> the arrays of a slot, padding and masks included.
+
+One pass over flat columns in numba, without the interpreter lock: about a microsecond a molecule.
+Every fill writes every element of the slot, so nothing of an earlier batch can stand in the tail:
+
+* padding nodes are zero in every field and spread evenly over the padding graphs;
+* padding edges are self-loops of padding nodes, spread evenly and ascending, since a single hot
+  node would serialise atomic additions, and the edges stay sorted by destination;
+* where nodes have positions (a float field ``pos``), padding nodes stand one apart on a line and a
+  padding edge joins two neighbours: a distance of zero has no second derivative, and the NaN would
+  reach every weight of a model of forces. A lone padding node keeps its self-loops;
+* ``graph_ids`` is -1 on padding graphs, and the masks say what is real. They are stored, never
+  inferred: jraph infers them from trailing empty graphs and mistakes real empty graphs for padding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from staticgraph.batches.collate_axes import fill_axes, fill_index, stand_apart
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.errors import GraphTooLarge
+from staticgraph.schema import COUNTS, Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
+
+# The bits of every byte's value in half precision.
+HALVES = np.arange(256).astype(np.float16).view(np.uint16)
+
+
+class RealCounts(NamedTuple):
+    """What a batch really holds, as host numbers."""
+
+    nodes: int
+    edges: int
+    graphs: int
+    largest: int
+    """Nodes of the largest graph."""
+    extra: tuple[tuple[str, int], ...] = ()
+    """Rows of each axis of the data's own."""
+
+    def of(self, level: str) -> int:
+        """How many rows of a level are real."""
+        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
+        return known[level] if level in known else dict(self.extra)[level]
+
+
+def fill(
+    store: GraphStore, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
+) -> RealCounts:
+    """Writes graphs ``ids`` (int64 positions in the store, in this order) into a slot.
+
+    Args:
+        store: the graphs.
+        ids: which of them; empty gives a batch of padding alone.
+        layout: the bucket's layout.
+        arrays: the slot's arrays, every element of which is overwritten.
+
+    Raises:
+        GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
+    """
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    store.verify(ids)
+    real = real_counts(store, ids, layout.capacity)
+    schema = layout.schema
+    if schema.hetero:
+        _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
+    else:
+        _structure(
+            ids,
+            store.node_offsets,
+            store.edge_offsets,
+            store.edge_src,
+            store.edge_dst,
+            arrays["edge_index"],
+            arrays["batch"],
+            arrays["ptr"],
+            arrays["graph_ids"],
+            arrays["node_mask"],
+            arrays["edge_mask"],
+            arrays["graph_mask"],
+            schema.positions_of("node") is not None,
+        )
+    fill_axes(store, ids, layout, arrays)
+    arrays[COUNTS][:3] = real[:3]
+    for place, (_, rows) in enumerate(real.extra, start=3):
+        arrays[COUNTS][place] = rows
+    if layout.pointers:
+        _pointers(
+            ids,
+            store.node_offsets,
+            store.edge_offsets,
+            store.row_ptr,
+            store.transpose,
+            arrays["edge_index"],
+            arrays["row_ptr"],
+            arrays["col_ptr"],
+            arrays["transpose"],
+        )
+    for field in schema:
+        if field.is_index:
+            fill_index(store, ids, layout, field, arrays[field.name])
+            continue
+        source, target = store.columns[field.name], arrays[field.name]
+        if field.level == "graph":
+            rows = source.reshape(len(store), field.rows, *field.shape)
+            target = target.reshape(-1, field.rows, *field.shape)
+            target[: len(ids)] = rows[ids]
+            target[len(ids) :] = 0
+            continue
+        width, offsets = field.width, store.offsets_of(field.level)
+        if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
+            bits = target.view(np.uint16).reshape(-1)
+            _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
+            continue
+        if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
+            width *= source.dtype.itemsize
+            source, target = source.view(np.uint8), target.view(np.uint8)
+        _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
+    stand_apart(layout, arrays, real.of)
+    return real
+
+
+def has_positions(schema: Schema) -> bool:
+    """Whether padding nodes are to stand apart."""
+    return schema.positions_of("node") is not None
+
+
+def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
+    """What these graphs come to.
+
+    Raises:
+        GraphTooLarge: that is more than the capacity takes.
+    """
+    nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
+    if (
+        nodes <= capacity.node_limit
+        and edges <= capacity.edge_limit
+        and len(ids) <= capacity.graph_limit
+        and largest <= capacity.max_graph_nodes
+    ):
+        if capacity.ranks and not capacity.ranks_hold(store.sizes[ids, 0]):
+            raise GraphTooLarge(
+                f"of these {len(ids)} graphs too many are large: the bucket takes at most "
+                + ", ".join(f"{k} graphs of more than {w} nodes" for k, w in capacity.ranks[1:])
+                + ": use the plan's next bucket, which takes any (a loader does so by itself)"
+            )
+        if not store.offsets:
+            return RealCounts(nodes, edges, len(ids), largest)
+        extra = _extra(store, ids, capacity)
+        return RealCounts(nodes, edges, len(ids), largest, extra)
+    sizes = store.sizes[ids]
+    worst = int(sizes[:, 0].argmax())
+    raise GraphTooLarge(
+        f"{len(ids)} graphs have {nodes} nodes and {edges} edges together, the largest (graph "
+        f"{ids[worst]}) {largest} nodes; the bucket takes {capacity.node_limit} nodes, "
+        f"{capacity.edge_limit} edges, {capacity.graph_limit} graphs and single graphs of "
+        f"{capacity.max_graph_nodes} nodes: put fewer graphs together, or use a larger bucket"
+    )
+
+
+def _extra(store: GraphStore, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
+    """The rows of each axis, refused where they exceed the bucket."""
+    extra = tuple(
+        (name, int((offsets[ids + 1] - offsets[ids]).sum()))
+        for name, offsets in store.offsets.items()
+    )
+    for (name, rows), limit in zip(extra, capacity.extra_limits, strict=True):
+        if rows > limit:
+            raise GraphTooLarge(
+                f"{len(ids)} graphs have {rows} {name} together; the bucket takes {limit}: put "
+                "fewer graphs together, or use a larger bucket"
+            )
+    return extra
+
+
+@numba.njit(cache=True, nogil=True)
+def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
+    graph_ids[: len(ids)] = ids
+    graph_ids[len(ids) :] = -1
+    graph_mask[: len(ids)] = True
+    graph_mask[len(ids) :] = False
+
+
+@numba.njit(cache=True, nogil=True)
+def _totals(ids: IntArray, node_offsets: IntArray, edge_offsets: IntArray) -> tuple[int, int, int]:
+    nodes, edges, largest = 0, 0, 0
+    for g in ids:
+        n = node_offsets[g + 1] - node_offsets[g]
+        nodes += n
+        edges += edge_offsets[g + 1] - edge_offsets[g]
+        largest = max(largest, n)
+    return int(nodes), int(edges), int(largest)
+
+
+@numba.njit(cache=True, nogil=True)
+def _structure(
+    ids: IntArray,
+    node_offsets: IntArray,
+    edge_offsets: IntArray,
+    edge_src: Array,
+    edge_dst: Array,
+    edge_index: Array,
+    batch: Array,
+    ptr: Array,
+    graph_ids: Array,
+    node_mask: Array,
+    edge_mask: Array,
+    graph_mask: Array,
+    apart: bool,
+) -> None:
+    real = len(ids)
+    node, edge = 0, 0
+    for g in range(real):
+        i = ids[g]
+        n = node_offsets[i + 1] - node_offsets[i]
+        e = edge_offsets[i + 1] - edge_offsets[i]
+        ptr[g] = node
+        graph_ids[g] = i
+        batch[node : node + n] = g
+        first = edge_offsets[i]
+        src, dst = edge_src[first : first + e], edge_dst[first : first + e]
+        to_src, to_dst = edge_index[0, edge : edge + e], edge_index[1, edge : edge + e]
+        for k in range(e):
+            to_src[k] = node + src[k]
+            to_dst[k] = node + dst[k]
+        node += n
+        edge += e
+    node_mask[:node] = True
+    node_mask[node:] = False
+    edge_mask[:edge] = True
+    edge_mask[edge:] = False
+    graph_mask[:real] = True
+    graph_mask[real:] = False
+    graph_ids[real:] = -1
+    graphs, spare_nodes = len(graph_mask) - real, len(batch) - node
+    for g in range(graphs + 1):
+        ptr[real + g] = node + g * spare_nodes // graphs
+    for g in range(graphs):
+        batch[ptr[real + g] : ptr[real + g + 1]] = real + g
+    spare_edges = edge_index.shape[1] - edge
+    step = 1 if apart and spare_nodes > 1 else 0
+    for k in range(spare_edges):
+        target = node + k * (spare_nodes - step) // spare_edges
+        edge_index[0, edge + k] = target + step
+        edge_index[1, edge + k] = target
+
+
+@numba.njit(cache=True, nogil=True)
+def _pointers(
+    ids: IntArray,
+    node_offsets: IntArray,
+    edge_offsets: IntArray,
+    store_row_ptr: Array,
+    store_transpose: Array,
+    edge_index: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+) -> None:
+    """What the store keeps a graph, moved to where its graphs stand in the batch. Padding edges
+    are self-loops in ascending order after the real ones, so they need no sorting either way."""
+    nodes, edges = len(row_ptr) - 1, edge_index.shape[1]
+    node, edge = 0, 0
+    for i in ids:
+        first_node, first_edge = node_offsets[i], edge_offsets[i]
+        n, e = node_offsets[i + 1] - first_node, edge_offsets[i + 1] - first_edge
+        for v in range(n):
+            row_ptr[node + v] = edge + store_row_ptr[first_node + v] - first_edge
+        for k in range(e):
+            transpose[edge + k] = edge + store_transpose[first_edge + k]
+        node += n
+        edge += e
+    for k in range(edge, edges):
+        transpose[k] = k
+    k = edge
+    for v in range(node, nodes + 1):
+        while k < edges and edge_index[1, k] < v:
+            k += 1
+        row_ptr[v] = k
+    k = 0
+    for v in range(nodes + 1):
+        while k < edges and edge_index[0, transpose[k]] < v:
+            k += 1
+        col_ptr[v] = k
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, target: Array) -> None:
+    """Concatenates the rows of ``ids``, widening the dtype; zeros after them."""
+    at = 0
+    for g in ids:
+        first = offsets[g] * width
+        count = offsets[g + 1] * width - first
+        rows, place = source[first : first + count], target[at : at + count]
+        for k in range(count):
+            place[k] = rows[k]
+        at += count
+    target[at:] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _look_up_rows(
+    ids: IntArray, offsets: IntArray, width: int, table: Array, source: Array, target: Array
+) -> None:
+    """:func:`_copy_rows` of ``table[source]``."""
+    at = 0
+    for g in ids:
+        for k in range(offsets[g] * width, offsets[g + 1] * width):
+            target[at] = table[source[k]]
+            at += 1
+    target[at:] = 0

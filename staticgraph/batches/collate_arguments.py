@@ -1,0 +1,99 @@
+"""What collation reads and writes, as tensors and numbers that an operator of torch can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.schema import COUNTS, LEVELS, Field
+from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
+
+# What every batch has beside its fields, in the order of the operator's list.
+OUTPUTS = (
+    "edge_index",
+    "batch",
+    "ptr",
+    "graph_ids",
+    COUNTS,
+    "node_mask",
+    "edge_mask",
+    "graph_mask",
+)
+# Of the Triton kernels, a batch.
+LAUNCHES = 2
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Arguments(NamedTuple):
+    """The arguments of the operator after the ids.
+
+    Attributes:
+        structure: the store's arrays, :data:`STRUCTURE` and perhaps :data:`POINTERS`.
+        columns: one a field, ``[rows, width]``, or bytes of bits.
+        levels: of each field, its place in :data:`LEVELS`.
+        widths: scalars in a row of each.
+        kinds: how each is kept: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
+        positions: which field gets the padding nodes' places on a line, -1 for none.
+        out: :data:`OUTPUTS`, :data:`POINTERS` where asked for, the fields as ``[rows, width]``.
+    """
+
+    structure: list[Tensor]
+    columns: list[Tensor]
+    levels: list[int]
+    widths: list[int]
+    kinds: list[int]
+    positions: int
+    out: list[Tensor]
+
+    @classmethod
+    def of(cls, store: DeviceStore, layout: SlotLayout, tensors: Mapping[str, Tensor]) -> Arguments:
+        """For a store and the arrays of a slot.
+
+        Where a column has the field's own dtype both are taken as integers of that size, so that
+        every bit is copied, a NaN's too.
+
+        Raises:
+            ValueError: row pointers are wanted and the store was moved without.
+        """
+        if layout.pointers and not store.pointers:
+            raise ValueError(
+                f"batches with row pointers are wanted, but {store.name} was moved to "
+                f"{store.device} without: store.to(device, pointers=True)"
+            )
+        more = POINTERS if layout.pointers else ()
+        fields = [field for field in layout.schema if field.width]
+        line = layout.schema.positions_of("node")
+        pairs = [
+            _pair(field, store.columns[field.name], tensors[field.name], field.name == line)
+            for field in fields
+        ]
+        return cls(
+            structure=[store.structure[name] for name in STRUCTURE + more],
+            columns=[column for column, _ in pairs],
+            levels=[LEVELS.index(field.level) for field in fields],
+            widths=[target.size(1) for _, target in pairs],
+            kinds=[store.columns[field.name].kind for field in fields],
+            positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
+            out=[_integers(tensors[name]) for name in OUTPUTS + more]
+            + [target for _, target in pairs],
+        )
+
+
+def _pair(field: Field, column: Column, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:
+    """A column and where it goes, as ``[rows, width]``; ``line`` is written to as a float."""
+    values, same = column.values, column.kind == PLAIN and column.values.dtype == target.dtype
+    if same and not line:
+        values = _integers(values)
+    if not line and (same or target.dtype == torch.bool or field.dtype in UNSIGNED):
+        target = _integers(target)
+    width = field.width * (field.rows if field.level == "graph" else 1)
+    return values, target.view(-1, width)
+
+
+def _integers(value: Tensor) -> Tensor:
+    """The same memory as integers of the same size."""
+    return value.view(INTEGERS[value.element_size()])

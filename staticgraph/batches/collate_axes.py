@@ -1,0 +1,144 @@
+"""The parts of a batch that are neither plain nodes, edges nor graphs, written into a slot.
+
+Axes (triplets, the second side of a pair, the nodes and edges of one type) get their masks, their
+graph of each row and their pointers; index fields get each value raised by the rows that stood
+before its graph. The rule for padding is that of :mod:`staticgraph.batches.collate`: padding rows
+are zero, and an index in one points at padding rows of what it counts, spread evenly and ascending,
+so that what it gathers and scatters stays among padding. Every element is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.schema import Field, Level
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.indices import counted
+
+# Padding nodes of different types stand on one line, so far apart from those of the type before
+# that no two of eight types coincide.
+BETWEEN_TYPES = 0.125
+
+
+def fill_axes(
+    store: GraphStore, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
+) -> None:
+    """Masks, graphs and pointers of every axis."""
+    for axis in layout.schema.axes:
+        _axis(
+            ids,
+            store.offsets[axis.name],
+            arrays[f"{axis.name}_mask"],
+            arrays[f"{axis.name}_batch"],
+            arrays[f"{axis.name}_ptr"],
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def _axis(ids: IntArray, offsets: IntArray, mask: Array, batch: Array, ptr: Array) -> None:
+    real, at = len(ids), 0
+    for g in range(real):
+        rows = offsets[ids[g] + 1] - offsets[ids[g]]
+        ptr[g] = at
+        batch[at : at + rows] = g
+        at += rows
+    mask[:at] = True
+    mask[at:] = False
+    graphs, spare = len(ptr) - 1 - real, len(mask) - at
+    for g in range(graphs + 1):
+        ptr[real + g] = at + g * spare // graphs
+    for g in range(graphs):
+        batch[ptr[real + g] : ptr[real + g + 1]] = real + g
+
+
+def fill_index(
+    store: GraphStore, ids: IntArray, layout: SlotLayout, field: Field, target: Array
+) -> None:
+    """One field whose values count rows, or whose rows do not come first."""
+    before = np.zeros((field.width, len(ids) + 1), np.int64)
+    spare = np.zeros(field.width, np.int64)
+    for place, level in counted(field):
+        before[place] = _before(store, ids, level)
+        spare[place] = layout.capacity.rows(level) - before[place, -1]
+    apart = np.zeros(field.width, np.int64)
+    if field.name.endswith(".edge_index") and field.counts[0] == field.counts[1]:
+        apart[0] = layout.schema.positions_of(field.counts[0]) is not None and spare[0] > 1
+    rows = field.rows if field.level == "graph" else 0
+    offsets = np.empty(0, np.int64) if rows else store.offsets_of(field.level)
+    source = store.columns[field.name].reshape(-1, field.width)
+    front = int(np.prod(field.shape[: field.cat_dim or 0], dtype=np.int64))
+    _index_rows(
+        ids,
+        offsets,
+        rows,
+        source,
+        target.reshape(front, -1, field.width // max(1, front)),
+        before,
+        spare,
+        apart,
+    )
+
+
+def _before(store: GraphStore, ids: IntArray, level: Level) -> IntArray:
+    """``[g + 1]`` rows of a level that stand before each graph of the batch, and all of them."""
+    if level == "graph":
+        return np.arange(len(ids) + 1)
+    offsets = store.offsets_of(level)
+    before = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(offsets[ids + 1] - offsets[ids], out=before[1:])
+    return before
+
+
+@numba.njit(cache=True, nogil=True)
+def _index_rows(
+    ids: IntArray,
+    offsets: IntArray,
+    rows: int,
+    source: Array,
+    target: Array,
+    before: IntArray,
+    spare: IntArray,
+    apart: IntArray,
+) -> None:
+    """``source`` ``[., W]`` into ``target`` ``[front, rows, back]``, values raised by what stood
+    before; ``rows`` a graph, or as ``offsets`` say where 0."""
+    front, _, back = target.shape
+    at = 0
+    for g in range(len(ids)):
+        first = ids[g] * rows if rows else offsets[ids[g]]
+        count = rows if rows else offsets[ids[g] + 1] - first
+        for p in range(front):
+            for k in range(count):
+                for q in range(back):
+                    place = p * back + q
+                    target[p, at + k, q] = source[first + k, place] + before[place, g]
+        at += count
+    padding = target.shape[1] - at
+    for p in range(front):
+        for q in range(back):
+            place = p * back + q
+            end, room = before[place, -1], spare[place]
+            step = apart[place] if p == 0 else 0
+            same = apart[0]  # a second end that stands one before the first leaves it room
+            for k in range(padding):
+                if room == 0:
+                    target[p, at + k, q] = 0
+                else:
+                    target[p, at + k, q] = end + k * (room - same) // padding + step
+
+
+def stand_apart(
+    layout: SlotLayout, arrays: dict[str, Array], real_rows: Callable[[Level], int]
+) -> None:
+    """Padding nodes one apart on a line, since a distance of zero has no second derivative."""
+    levels = [axis.name for axis in layout.schema.node_axes] or ["node"]
+    for number, level in enumerate(levels):
+        if name := layout.schema.positions_of(level):
+            line = arrays[name].reshape(layout.capacity.rows(level), -1)[real_rows(level) :, 0]
+            line[:] = np.arange(len(line)) + number * BETWEEN_TYPES

@@ -1,0 +1,267 @@
+"""Store and plan -> a stream of batches of fixed shape, on the device.
+
+The batcher decides which graphs go together; here they are copied into slots, by worker threads if
+asked (the copy holds no interpreter lock), and from pinned memory to the device on a side stream.
+Order, content and resume depend on the seed and the position alone, never on the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from staticgraph.batches.collate import RealCounts, fill
+from staticgraph.batches.from_device import IdsFeed
+from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.epochs.batcher import Batcher, BatchIds
+from staticgraph.errors import PlanMismatch
+from staticgraph.plans.choose import BucketPlan
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+
+# A batch in use, one being copied, one being handed over, and one to spare.
+DEFAULT_SLOTS = 4
+
+
+class StaticLoader:
+    """Iterates over one epoch of batches; the next iteration is the next epoch.
+
+    Args:
+        store: the graphs; one that ``store.to(device)`` moved makes its batches over there, and
+            only their ids cross the bus.
+        plan: the buckets, or a plain list of capacities.
+        indices: which graphs of the store, all by default.
+        exact: every batch but the last has exactly ``plan.batch_size`` graphs (training); False
+            packs as many as fit (evaluation). By default exact where the plan has a batch size.
+        shuffle: another order every epoch, drawn from ``seed`` and the epoch's number.
+        seed: of the order.
+        device: where the batches are wanted; where None, where the store is.
+        num_workers: threads that fill slots ahead; 0 fills on demand. A store on the device needs
+            none.
+        slots: batches that may be alive at once.
+        pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
+            of ``convert(model, kernels=True)`` read.
+        rank, world_size: this process's share of a distributed job.
+        **batching: further options of :class:`staticgraph.epochs.batcher.Batcher`, such as
+        ``oversize``.
+
+    Raises:
+        PlanMismatch: the plan was made for other data.
+        GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
+        SlotsExhausted: while iterating, when more than ``slots`` batches are kept.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore | DeviceStore,
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        *,
+        indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
+        exact: bool | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        num_workers: int = 0,
+        slots: int = DEFAULT_SLOTS,
+        pointers: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        **batching: Any,
+    ) -> None:
+        if not isinstance(store, GraphStore | DeviceStore):
+            raise TypeError(
+                f"a StaticLoader reads a GraphStore, not a {type(store).__name__}: make one of the "
+                "graphs with sg.GraphStore.from_pyg(graphs)"
+            )
+        self.store = store
+        self.device = _device_of(store, device)
+        self.num_workers = 0 if isinstance(store, DeviceStore) else num_workers
+        given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        _check_plan(given, store)
+        self._batcher = Batcher(
+            store.sizes,
+            given,
+            indices=None if indices is None else np.asarray(indices),
+            exact=given.batch_size is not None if exact is None else exact,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            **batching,
+        )
+        self.plan = self._batcher.plan  # oversize="bucket" may have added one
+        self.layouts = [
+            SlotLayout(bucket, capacity, store.schema, pointers)
+            for bucket, capacity in enumerate(self.plan.capacities)
+        ]
+        ahead = self.num_workers + 1 if self.num_workers else 0
+        on_cuda = self.device.type == "cuda" and isinstance(store, GraphStore)
+        self._staging = SlotPool(self.layouts, 2 + ahead, pinned=True) if on_cuda else None
+        self._pool = SlotPool(self.layouts, slots if on_cuda else slots + ahead, device=self.device)
+        self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
+        moved = isinstance(store, DeviceStore)
+        self._feed = IdsFeed(store, self.layouts, self._pool) if moved else None
+        self._resumed = False
+
+    @property
+    def batcher(self) -> Batcher:
+        """What decides which graphs go together, and counts what it had to do."""
+        return self._batcher
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated, or comes next."""
+        return self._batcher.current_epoch
+
+    def __len__(self) -> int:
+        """Batches of the present epoch."""
+        return len(self._batcher)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Starts the next iteration at the beginning of this epoch."""
+        self._batcher.current_epoch, self._batcher.position = epoch, 0
+        self._resumed = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: the batches handed out count as done. Plain values."""
+        return self._batcher.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues, with the next iteration, after the last batch that was handed out.
+
+        Raises:
+            ValueError: the state comes from a loader over other graphs, another plan, order or
+                number of ranks; the message says which.
+        """
+        self._batcher.load_state_dict(state)
+        self._resumed = True
+
+    def __iter__(self) -> Iterator[StaticBatch]:
+        if self._batcher.position and not self._resumed:  # the last iteration was broken off
+            self.set_epoch(self.epoch + 1)
+        self._resumed = False
+        batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
+        for batch in self._stream(batches):
+            self._batcher.position += 1
+            yield batch
+            del batch
+        self.set_epoch(self.epoch + 1)
+
+    def _stream(self, batches: list[BatchIds]) -> Iterator[StaticBatch]:
+        if self._feed is not None:
+            yield from map(self._feed.batch, batches)
+            return
+        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
+        for ids, slot, real in filled:
+            batch = self._hand_over(ids.bucket, slot, real)
+            del slot  # the batch alone holds it
+            yield batch
+            del batch
+
+    # ------------------------------------------------------------------ filling
+
+    @property
+    def _source(self) -> SlotPool:
+        """The pool whose slots are filled by the CPU."""
+        return self._staging or self._pool
+
+    def _fill(self, ids: BatchIds, slot: Slot) -> RealCounts:
+        if slot.released is not None:
+            slot.released.synchronize()  # the copy out of this pinned slot must be over
+        assert isinstance(self.store, GraphStore)
+        return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
+
+    def _fill_each(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
+        for ids in batches:
+            slot = self._source.lend()
+            try:
+                real = self._fill(ids, slot)
+            except BaseException:
+                self._source.take_back(slot)
+                raise
+            yield ids, slot, real
+
+    def _fill_ahead(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
+        waiting = iter(batches)
+        pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
+        with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
+            try:
+                for _ in batches:
+                    while len(pending) <= self.num_workers and (not pending or self._source.free):
+                        ids = next(waiting, None)
+                        if ids is None:
+                            break
+                        slot = self._source.lend()
+                        pending.append((ids, slot, workers.submit(self._fill, ids, slot)))
+                    ids, slot, future = pending[0]
+                    real = future.result()
+                    pending.popleft()
+                    yield ids, slot, real
+                    del slot
+            finally:
+                for _, slot, future in pending:
+                    future.cancel()
+                    self._source.take_back(slot)
+
+    # ------------------------------------------------------------------ handing over
+
+    def _hand_over(self, bucket: int, slot: Slot, real: RealCounts) -> StaticBatch:
+        layout = self.layouts[bucket]
+        if self._staging is None:
+            return StaticBatch(layout, slot.tensors(bucket), real, Lease(self._pool, slot))
+        target = self._to_device(layout, slot)
+        return StaticBatch(layout, target.tensors(bucket), real, Lease(self._pool, target))
+
+    def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
+        """One asynchronous copy, ordered by events on both sides."""
+        assert self._staging is not None
+        assert self._copy_stream is not None
+        target = self._pool.lend()
+        if target.released is not None:
+            self._copy_stream.wait_event(target.released)
+        with torch.cuda.stream(self._copy_stream):
+            target.buffer[: layout.nbytes].copy_(slot.buffer[: layout.nbytes], non_blocking=True)
+            self._staging.take_back(slot)
+            slot.released = slot.released or torch.cuda.Event()
+            slot.released.record(self._copy_stream)
+        torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+        return target
+
+
+def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | None) -> torch.device:
+    """Where the batches are to be.
+
+    Raises:
+        ValueError: the store is on another device than the batches.
+    """
+    if not isinstance(store, DeviceStore):
+        return torch.device(wanted or "cpu")
+    device = torch.device(wanted or store.device)
+    if device.type != store.device.type or device.index not in (None, store.device.index):
+        raise ValueError(
+            f"{store.name} is on {store.device} and its batches are made there; device={wanted!r} "
+            "needs store.to(device), or the store on the host"
+        )
+    return store.device
+
+
+def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:
+    if plan.digest is not None:
+        plan.check(store.histogram)
+    if plan.schema is None:
+        return
+    planned = {field.layout for field in plan.schema}
+    found = {field.layout for field in store.schema}
+    if planned != found:
+        differing = sorted({name for name, *_ in planned ^ found})
+        raise PlanMismatch(
+            f"the plan was made for data whose {', '.join(differing)} differ from those of "
+            f"{store.name}: make a plan for it with plan_buckets(store, ...)"
+        )

@@ -1,0 +1,265 @@
+"""Fixed memory for batches: one buffer, cut into the arrays of a bucket, lent and taken back.
+
+Every array of a batch is a view of one contiguous buffer, so that a batch crosses to a device in
+one copy and its addresses never change. A pool owns a fixed number of slots; the batch that holds
+one gives it back when it is dropped. A consumer that keeps batches runs out of slots and is told
+so, instead of memory growing in silence.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import PlanMismatch, SlotsExhausted
+from staticgraph.schema import COUNTS, Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import pointer_dtype
+from staticgraph.store.columns import Array
+
+# Vector loads of a GPU want 16 bytes, a cache line is 64, an allocation of CUDA's is 256.
+ALIGNMENT = 256
+# What a batch of typed nodes and edges has once a type instead.
+UNTYPED = frozenset({"edge_index", "batch", "ptr", "node_mask", "edge_mask"})
+
+
+class Entry(NamedTuple):
+    """One array of a slot: ``nbytes`` at ``offset``."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array, without alignment."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class SlotLayout:
+    """Which arrays a batch of one bucket has, and where they stand in its slot.
+
+    Every batch has ``edge_index [2, E]``, ``batch [N]``, ``ptr [G + 1]``, ``graph_ids [G]``,
+    ``_counts [3]`` (real nodes, edges, graphs; all int64), ``node_mask [N]``, ``edge_mask [E]``,
+    ``graph_mask [G]`` (bool); then the fields of the schema in the dtypes a model sees.
+
+    For an axis ``a`` of ``R`` rows there are ``a_mask [R]`` (bool), ``a_batch [R]`` and ``a_ptr
+    [G + 1]`` (int64), and ``_counts`` has one number more. Where nodes have types, these stand in
+    place of ``edge_index``, ``batch``, ``ptr``, ``node_mask`` and ``edge_mask``.
+
+    With ``pointers`` also what sums over neighbours need to do without atomics (int32, or int64 in
+    a bucket of more than 2^31 - 1 edges): edges
+    into node ``i`` are ``row_ptr[i]`` to ``row_ptr[i + 1]`` (``[N + 1]``), edges out of node ``j``
+    are ``transpose[col_ptr[j]]`` to ``transpose[col_ptr[j + 1]]`` (``[E]``, ``[N + 1]``), padding
+    edges included.
+    """
+
+    bucket: int
+    capacity: Capacity
+    schema: Schema
+    pointers: bool = False
+
+    def __post_init__(self) -> None:
+        planned = [name for name, _ in self.capacity.extra]
+        wanted = [axis.name for axis in self.schema.axes]
+        if planned != wanted:
+            raise PlanMismatch(
+                f"the data counts {', '.join(wanted) or 'nodes, edges and graphs alone'} but the "
+                f"capacity {self.capacity} has rows for {', '.join(planned) or 'none of these'}: "
+                "make the plan with plan_buckets(store, ...), or name them with "
+                "Capacity(..., extra={name: rows})"
+            )
+        if self.schema.counts_edges and not self.capacity.edge_reserve:
+            raise PlanMismatch(
+                f"an index field counts edges, and {self.capacity} keeps no edge for its padding "
+                "to point at: make the plan with plan_buckets(store, ...), or give "
+                "Capacity(..., edge_reserve=1)"
+            )
+        if self.schema.hetero and self.pointers:
+            raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The arrays in order."""
+        nodes, edges, graphs = self.capacity.nodes, self.capacity.edges, self.capacity.graphs
+        wanted: list[tuple[str, str, tuple[int, ...]]] = [
+            ("edge_index", "int64", (2, edges)),
+            ("batch", "int64", (nodes,)),
+            ("ptr", "int64", (graphs + 1,)),
+            ("graph_ids", "int64", (graphs,)),
+            (COUNTS, "int64", (3 + len(self.schema.axes),)),
+            ("node_mask", "bool", (nodes,)),
+            ("edge_mask", "bool", (edges,)),
+            ("graph_mask", "bool", (graphs,)),
+        ]
+        if self.schema.hetero:
+            wanted = [item for item in wanted if item[0] not in UNTYPED]
+        for axis in self.schema.axes:
+            rows = self.capacity.rows(axis.name)
+            wanted += [
+                (f"{axis.name}_mask", "bool", (rows,)),
+                (f"{axis.name}_batch", "int64", (rows,)),
+                (f"{axis.name}_ptr", "int64", (graphs + 1,)),
+            ]
+        if self.pointers:
+            pointer = pointer_dtype(edges)
+            wanted += [
+                ("row_ptr", pointer, (nodes + 1,)),
+                ("col_ptr", pointer, (nodes + 1,)),
+                ("transpose", pointer, (edges,)),
+            ]
+        for field in self.schema:
+            rows = self.capacity.rows(field.level) * field.rows
+            wanted.append((field.name, field.dtype, field.physical(rows)))
+        entries, offset = [], 0
+        for name, dtype, shape in wanted:
+            entry = Entry(name, np.dtype(dtype), shape, offset)
+            entries.append(entry)
+            offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
+        return tuple(entries)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of a slot of this layout."""
+        last = self.entries[-1]
+        return last.offset + -(-last.nbytes // ALIGNMENT) * ALIGNMENT
+
+    def tensors(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Views of a uint8 buffer of at least :attr:`nbytes`."""
+        return {
+            entry.name: buffer[entry.offset : entry.offset + entry.nbytes]
+            .view(getattr(torch, entry.dtype.name))
+            .view(entry.shape)
+            for entry in self.entries
+        }
+
+
+class Slot:
+    """One buffer with its views, for every bucket of a plan."""
+
+    __slots__ = ("_layouts", "_views", "buffer", "generation", "released")
+
+    def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
+        nbytes = max(layout.nbytes for layout in layouts)
+        self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.released: torch.cuda.Event | None = None
+        self.generation = 0  # how often it was given back
+        self._layouts = layouts
+        self._views: dict[int, tuple[dict[str, Tensor], dict[str, Array]]] = {}
+
+    def tensors(self, bucket: int) -> dict[str, Tensor]:
+        """The arrays of a bucket as tensors; always the same objects."""
+        return self._of(bucket)[0]
+
+    def arrays(self, bucket: int) -> dict[str, Array]:
+        """The same memory as NumPy arrays (host slots only)."""
+        return self._of(bucket)[1]
+
+    def _of(self, bucket: int) -> tuple[dict[str, Tensor], dict[str, Array]]:
+        if bucket not in self._views:
+            tensors = self._layouts[bucket].tensors(self.buffer)
+            on_host = self.buffer.device.type == "cpu"
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
+            self._views[bucket] = (tensors, arrays)
+        return self._views[bucket]
+
+
+class SlotPool:
+    """A fixed number of slots, lent oldest first.
+
+    Raises (from :meth:`lend`):
+        SlotsExhausted: all are lent.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[SlotLayout],
+        count: int,
+        device: str | torch.device = "cpu",
+        pinned: bool = False,
+    ) -> None:
+        self.device = torch.device(device)
+        self.count = count
+        self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
+        self._free = deque(self._all)
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots that are free now."""
+        return sum(slot.buffer.numel() for slot in self._free)
+
+    def lend(self) -> Slot:
+        """A slot that nobody holds."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            raise SlotsExhausted(
+                f"all {self.count} slots are held: {holders(self._all)}. Use a batch and drop it, "
+                "keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
+            ) from None
+
+    def take_back(self, slot: Slot) -> None:
+        """Returns a slot; on a device, its next fill waits for the work queued until now."""
+        if self.device.type == "cuda":
+            slot.released = slot.released or torch.cuda.Event()
+            slot.released.record(torch.cuda.current_stream(self.device))
+        slot.generation += 1
+        self._free.append(slot)
+
+
+class Lease:
+    """Held by a batch; gives the slot back when the batch is dropped, or before."""
+
+    __slots__ = ("generation", "pool", "slot")
+
+    def __init__(self, pool: SlotPool, slot: Slot) -> None:
+        self.pool = pool
+        self.slot = slot
+        self.generation = slot.generation
+
+    @property
+    def stale(self) -> bool:
+        """Whether the slot was given back since, so that its arrays are another batch's."""
+        return self.generation != self.slot.generation
+
+    def give_back(self) -> None:
+        """Gives the slot back now; does nothing the second time."""
+        if self.generation == self.slot.generation:
+            self.pool.take_back(self.slot)
+
+    def __del__(self) -> None:
+        self.give_back()
+
+
+def holders(slots: Sequence[Slot]) -> str:
+    """Who holds how many of these, as far as Python's references tell. Slow: for error messages."""
+    found: Counter[str] = Counter()
+    for slot in slots:
+        leases = [r for r in gc.get_referrers(slot) if isinstance(r, Lease) and not r.stale]
+        batches = [r for lease in leases for r in gc.get_referrers(lease) if hasattr(r, "layout")]
+        kept = [
+            f"a {type(r).__name__} of {len(r)}"
+            for batch in batches
+            for r in gc.get_referrers(batch)
+            if isinstance(r, list | tuple | dict | deque) and r is not batches
+        ]
+        if not leases:
+            found["being filled"] += 1
+        else:
+            found[f"by batches in {kept[0]}" if kept else "by batches still alive"] += 1
+    return ", ".join(f"{count} {holder}" for holder, count in found.most_common())

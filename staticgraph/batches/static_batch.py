@@ -1,0 +1,411 @@
+"""A batch of fixed shape: PyG's attribute names, and masks that say which rows are real.
+
+A model that reads ``data.x``, ``data.edge_index`` and ``data.batch`` reads them here as well; what
+differs from a PyG ``Batch`` is that every tensor has the bucket's physical size, real rows first.
+The loader makes these and the runner consumes them; neither knows of the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.batches.collate import RealCounts, fill
+from staticgraph.batches.slots import Lease, SlotLayout
+from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
+from staticgraph.errors import StaleBatch
+from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE, Level
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.store.graph_store import GraphStore
+
+_COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
+_SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
+
+
+class StaticBatch:
+    """Tensors of one bucket's shapes. Made by a :class:`StaticLoader`, or with :meth:`of`.
+
+    Attributes (``N, E, G`` are the bucket's physical sizes):
+        x, edge_attr, y, ...: the fields of the data set, ``[N, ...]``, ``[E, ...]``, ``[G, ...]``.
+        edge_index: ``[2, E]`` int64; batch: ``[N]`` int64; ptr: ``[G + 1]`` int64.
+        node_mask, edge_mask, graph_mask: ``[N]``, ``[E]``, ``[G]`` bool, True on real rows.
+        graph_ids: ``[G]`` int64, positions in the store, -1 on padding graphs.
+        row_ptr, col_ptr, transpose: the edges by node, where asked for; see :class:`SlotLayout`.
+        num_nodes, num_edges, num_graphs, batch_size: ``N, E, G, G`` as Python numbers.
+        num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
+        bucket: the number of the bucket; capacity: its sizes.
+        real: the real counts as host numbers, or None inside a compiled step.
+
+    Rows of a data set's own (an axis ``a``) come with ``a_mask``, ``a_batch`` and ``a_ptr``. Where
+    nodes have types there are ``x_dict``, ``edge_index_dict``, ``batch_dict``, ``batch["type"].x``
+    and :attr:`node_masks` instead of ``x``, ``edge_index``, ``batch`` and the masks of nodes and
+    edges, and fields of graphs as ever.
+
+    A batch of a loader lends its memory: once it is dropped, the memory carries a later batch.
+    Keep tensors with :meth:`clone`.
+
+    A model may set attributes, as it may on PyG's batch (``batch.x = layer(batch.x)``,
+    ``batch.pair = ...``): that exchanges a tensor in this object, never the memory behind it. The
+    runner hands each forward an object of its own, so the loader's batch stays as it was. What is
+    set under a name that the layout does not have is no input of a step.
+    """
+
+    __slots__ = ("_extra", "_lease", "_tensors", "bucket", "layout", "real")
+
+    def __init__(
+        self,
+        layout: SlotLayout,
+        tensors: Mapping[str, Tensor],
+        real: RealCounts | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.layout = layout
+        self.bucket = layout.bucket
+        self.real = real
+        self._tensors = tensors
+        self._lease = lease
+        self._extra: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(
+        cls,
+        store: GraphStore,
+        ids: Iterable[int],
+        capacity: Capacity | tuple[int, ...],
+        bucket: int = 0,
+        pointers: bool = False,
+    ) -> StaticBatch:
+        """Pads some graphs of a store into memory of its own, on the CPU.
+
+        Raises:
+            GraphTooLarge: together they exceed the capacity.
+        """
+        capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
+        layout = SlotLayout(bucket, capacity, store.schema, pointers)
+        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        real = fill(store, np.fromiter(ids, np.int64), layout, arrays)
+        return cls(layout, tensors, real)
+
+    @classmethod
+    def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
+        """A batch of padding alone, with real counts left out: what a compiled step is warmed up
+        with before any data is read."""
+        store = GraphStore.zeros(layout.schema)
+        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        fill(store, np.empty(0, np.int64), layout, arrays)
+        return cls(layout, {name: t.to(device) for name, t in tensors.items()})
+
+    @property
+    def capacity(self) -> Capacity:
+        """The bucket's physical sizes."""
+        return self.layout.capacity
+
+    @property
+    def num_nodes(self) -> int:
+        """``N``, padding included."""
+        return self.layout.capacity.nodes
+
+    @property
+    def num_edges(self) -> int:
+        """``E``, padding included."""
+        return self.layout.capacity.edges
+
+    @property
+    def num_graphs(self) -> int:
+        """``G``, padding included: what pooling must be told."""
+        return self.layout.capacity.graphs
+
+    @property
+    def batch_size(self) -> int:
+        """``G``, as :attr:`num_graphs`."""
+        return self.layout.capacity.graphs
+
+    @property
+    def num_real_nodes(self) -> Tensor:
+        """Real nodes, 0-dim int64 on the device."""
+        return self._tensors[COUNTS][0]
+
+    @property
+    def num_real_edges(self) -> Tensor:
+        """Real edges, 0-dim int64 on the device."""
+        return self._tensors[COUNTS][1]
+
+    @property
+    def num_real_graphs(self) -> Tensor:
+        """Real graphs, 0-dim int64 on the device."""
+        return self._tensors[COUNTS][2]
+
+    @property
+    def buffer(self) -> Tensor | None:
+        """The one buffer that all tensors are views of, ``[nbytes]`` uint8, for a batch of a
+        loader; None where a tensor was exchanged or has memory of its own."""
+        lease = self._lease
+        if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
+            return None
+        return lease.slot.buffer[: self.layout.nbytes]
+
+    @property
+    def num_node_features(self) -> int:
+        """Columns of ``x``, 0 without one, as in PyG."""
+        x = self._tensors.get("x")
+        return 0 if x is None else 1 if x.dim() == 1 else x.size(-1)
+
+    num_features = num_node_features
+
+    @property
+    def num_edge_features(self) -> int:
+        """Columns of ``edge_attr``, 0 without one, as in PyG."""
+        attr = self._tensors.get("edge_attr")
+        return 0 if attr is None else 1 if attr.dim() == 1 else attr.size(-1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        known = getattr(self._tensors, "device", None)  # without making arrays not yet made
+        return known or self._tensors["graph_ids"].device
+
+    def release(self) -> None:
+        """Gives the memory back before the batch is dropped; whatever uses it afterwards raises.
+
+        Nothing happens to a batch with memory of its own.
+        """
+        if self._lease is not None:
+            self._lease.give_back()
+
+    def _check_lease(self) -> None:
+        lease = self._lease
+        if lease is not None and lease.stale:
+            raise StaleBatch(
+                f"this batch of bucket {self.bucket} gave its slot back, and the slot has been or "
+                "will be filled with other graphs: use a batch before release(), or keep a copy "
+                "with batch.clone()"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._check_lease()
+        if name in self._tensors:
+            return self._tensors[name]
+        if name in self._extra:
+            return self._extra[name]
+        if self.layout.schema.axes:
+            found = self._of_axes(name)
+            if found is not None:
+                return found
+        raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
+
+    def _of_axes(self, name: str) -> Any:
+        """``x_dict`` where nodes have types; ``x_batch`` and ``x_ptr`` of a field on an axis, as
+        PyG's ``follow_batch`` gives them."""
+        if self.layout.schema.hetero:
+            if name == "num_nodes_dict":
+                return rows_by_type(self)
+            if name.endswith(DICT_SUFFIX):
+                return by_type(self, name.removesuffix(DICT_SUFFIX))
+            return None
+        field, _, part = name.rpartition("_")
+        if part in AXIS_ARRAYS and field in self.layout.schema:
+            return self._tensors.get(f"{self.layout.schema[field].level}_{part}")
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in StaticBatch.__slots__:
+            object.__setattr__(self, name, value)
+        elif name in _COUNTED or name in _SIZES or hasattr(StaticBatch, name):
+            raise AttributeError(
+                f"{name!r} of a static batch follows from its bucket and cannot be set: choose "
+                "another name"
+            )
+        elif name.startswith(PRIVATE):
+            raise AttributeError(
+                f"{name!r}: a static batch keeps names that begin with {PRIVATE!r} for itself; "
+                "choose another name"
+            )
+        elif name in self._tensors:  # a new mapping: a slot's own is shared by all its batches
+            self._tensors = {**self._tensors, name: value}
+        else:
+            self._extra = {**self._extra, name: value}
+
+    def __getitem__(self, name: Any) -> Any:
+        if self.layout.schema.hetero and name not in self._tensors:
+            axis = axis_of(self.layout.schema, name)
+            if axis is not None:
+                return TypeView(self, axis)
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or name in self._extra
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute of this name, or ``default``, as in PyG."""
+        return getattr(self, name, default)
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, and of what was set."""
+        return [name for name in (*self._tensors, *self._extra) if name != COUNTS]
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, the counts of real rows included, in the layout's order."""
+        self._check_lease()
+        return self._tensors
+
+    def argument(self, name: str) -> Any:
+        """What a model's parameter of this name gets; None if the batch has nothing for it."""
+        if name in self._tensors or name in _COUNTED or name in _SIZES:
+            return getattr(self, name)
+        if self.layout.schema.axes:
+            found = self._of_axes(name)
+            if found is None and self.layout.schema.hetero:
+                found = by_type(self, name)
+            return found
+        return None
+
+    def level_of(self, value: Tensor) -> Level:
+        """Whether the rows of a tensor are nodes, edges, graphs or those of an axis, told by its
+        leading size.
+
+        Raises:
+            ValueError: the leading size is none of these.
+        """
+        rows = value.shape[0] if value.dim() else -1
+        for level in self.levels:
+            if rows == self.layout.capacity.rows(level):
+                return level
+        plural = {"graph": "graphs", "node": "nodes", "edge": "edges"}
+        known = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
+        expected = f"{', '.join(known[:-1])} or {known[-1]}"
+        raise ValueError(
+            f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
+            f"size of {expected}"
+        )
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the rows of a tensor of this batch can be."""
+        schema = self.layout.schema
+        own = tuple(axis.name for axis in schema.axes)
+        return ("graph", *own) if schema.hetero else ("graph", "node", "edge", *own)
+
+    @property
+    def node_masks(self) -> dict[str, Tensor]:
+        """``{node type: [rows] bool}``, True on real rows, where nodes have types."""
+        schema = self.layout.schema
+        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.node_axes}
+
+    @property
+    def edge_masks(self) -> dict[tuple[str, str, str], Tensor]:
+        """``{edge type: [rows] bool}``, True on real rows, where nodes have types."""
+        schema = self.layout.schema
+        return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.edge_axes}
+
+    @property
+    def node_types(self) -> list[str]:
+        """The node types, empty where there is but one kind of node."""
+        return [axis.key for axis in self.layout.schema.node_axes]
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        """The edge types, empty where there is but one kind of node."""
+        return [axis.key for axis in self.layout.schema.edge_axes]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Node types and edge types, as PyG's ``HeteroData`` gives them."""
+        return self.node_types, self.edge_types
+
+    def mask_of(self, value: Tensor) -> Tensor:
+        """The mask that fits a tensor's rows; see :meth:`level_of`."""
+        return self._tensors[f"{self.level_of(value)}_mask"]
+
+    def replace(self, **tensors: Tensor) -> StaticBatch:
+        """The same batch with some tensors exchanged; without any, an object of its own over the
+        same memory, on which a model may set attributes."""
+        return self.with_tensors({**self._tensors, **tensors} if tensors else self._tensors)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
+        """The same batch over another mapping of its tensors, under the same names."""
+        other = StaticBatch(self.layout, tensors, self.real, self._lease)
+        other._extra = self._extra
+        return other
+
+    def without_pointers(self) -> StaticBatch:
+        """The same batch without row pointers, for a model that does not read them."""
+        if not self.layout.pointers:
+            return self
+        layout = dataclasses.replace(self.layout, pointers=False)
+        tensors = {entry.name: self._tensors[entry.name] for entry in layout.entries}
+        return StaticBatch(layout, tensors, self.real, self._lease)
+
+    def clone(self) -> StaticBatch:
+        """A copy in memory of its own."""
+        return self._moved(self.device, copy=True)
+
+    def to(self, device: str | torch.device) -> StaticBatch:
+        """The batch on another device; itself where it is there already."""
+        target = torch.device(device)
+        same = target.type == self.device.type and target.index in (None, self.device.index)
+        return self if same else self._moved(target, copy=False)
+
+    def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
+        self._check_lease()
+        tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
+        moved = StaticBatch(self.layout, tensors, self.real)
+        moved._extra = {
+            name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
+            for name, value in self._extra.items()
+        }
+        return moved
+
+    def unpad(self, value: Tensor) -> list[Tensor]:
+        """Cuts a padded tensor into one piece a real graph, padding left out.
+
+        Args:
+            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis.
+
+        Returns:
+            One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
+            rows as the store sorted them (by destination).
+        """
+        level = self.level_of(value)
+        graphs = self.real_counts.graphs
+        if level == "graph":
+            return list(value[:graphs].unbind())
+        from staticgraph.batches.unbatch import starts
+
+        bounds = starts(self, level)
+        return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
+
+    def to_data_list(self) -> list[Any]:
+        """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
+        from staticgraph.batches.unbatch import to_data_list
+
+        return to_data_list(self)
+
+    @property
+    def real_counts(self) -> RealCounts:
+        """The real counts as host numbers.
+
+        Raises:
+            RuntimeError: inside a compiled step, which does not know them.
+        """
+        if self.real is None:
+            raise RuntimeError("a compiled step does not know the real counts; use the masks")
+        return self.real
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self._tensors[name]) for name in self._tensors if name != COUNTS)
+
+    def __repr__(self) -> str:
+        real = "" if self.real is None else f", real={tuple(self.real)}"
+        shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
+        return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"

@@ -1,0 +1,81 @@
+"""A batch -> the graphs in it, as PyG has them: padding left out, index fields counted within each.
+
+The way back of :mod:`staticgraph.batches.collate`. Edges stay sorted by destination.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.schema import Field
+from staticgraph.store.indices import counted
+
+if TYPE_CHECKING:
+    from staticgraph.batches.static_batch import StaticBatch
+
+
+def starts(batch: StaticBatch, level: str) -> Tensor:
+    """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin, and where they end."""
+    tensors, graphs = batch.tensors(), batch.real_counts.graphs
+    if level == "graph":
+        return torch.arange(graphs + 1)
+    if level == "edge":
+        edges = batch.real_counts.edges
+        owner = tensors["batch"][tensors["edge_index"][1, :edges]].cpu()
+        return torch.cat([torch.zeros(1), torch.bincount(owner, minlength=graphs).cumsum(0)]).long()
+    name = "ptr" if level == "node" else f"{level}_ptr"
+    return tensors[name][: graphs + 1].cpu()
+
+
+def pieces(batch: StaticBatch, field: Field) -> list[Tensor]:
+    """A field cut into one tensor a real graph, its values counted within the graph."""
+    value = batch.tensors()[field.name]
+    at = field.cat_dim or 0
+    rows = value.movedim(at, 0)
+    bounds = starts(batch, field.level) * field.rows
+    cut = list(rows[: int(bounds[-1])].split(bounds.diff().tolist()))
+    if field.counts:
+        before = {level: starts(batch, level) for level in set(field.counts) if level}
+        cut = [_counted_within(piece, field, g, before) for g, piece in enumerate(cut)]
+    if field.cat_dim is None:
+        return [piece.reshape(field.shape) for piece in cut]
+    return [piece.movedim(0, at).contiguous() for piece in cut]
+
+
+def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, Tensor]) -> Tensor:
+    flat = piece.reshape(-1, field.width).clone()
+    for place, level in counted(field):
+        flat[:, place] -= int(before[level][graph])
+    return flat.view(piece.shape)
+
+
+def to_data_list(batch: StaticBatch) -> list[Any]:
+    """The real graphs as ``Data`` or ``HeteroData``."""
+    schema, graphs = batch.layout.schema, batch.real_counts.graphs
+    values = {field.name: pieces(batch, field) for field in schema}
+    bounds = {axis.name: starts(batch, axis.name).diff().tolist() for axis in schema.axes}
+    rows = [{name: counts[g] for name, counts in bounds.items()} for g in range(graphs)]
+    own = [{name: cut[g] for name, cut in values.items()} for g in range(graphs)]
+    if schema.hetero:
+        from staticgraph.store.pyg import hetero
+
+        return [hetero.assembled(schema, own[g], rows[g]) for g in range(graphs)]
+    from staticgraph.store.pyg import ruled
+
+    nodes, edges = starts(batch, "node"), starts(batch, "edge")
+    index = batch.tensors()["edge_index"]
+    return [
+        ruled.assembled(
+            schema,
+            {"edge_index": index[:, edges[g] : edges[g + 1]] - nodes[g], **own[g]},
+            {
+                "node": int(nodes[g + 1] - nodes[g]),
+                "edge": int(edges[g + 1] - edges[g]),
+                **rows[g],
+            },
+        )
+        for g in range(graphs)
+    ]

@@ -1,0 +1,111 @@
+"""One picture of a model of memory: does the fitted curve go through what was measured?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from staticgraph.files import atomic
+from staticgraph.memory.budget import MemoryBudget, scaled
+from staticgraph.memory.model import MemoryModel
+from staticgraph.text.byte_sizes import human_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette, which people with any colour vision tell apart.
+CURVE, FITTED, HELD_OUT, CAP = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
+MEBI = 1 << 20
+
+
+def save_memory_picture(
+    path: Path, memory: MemoryModel, title: str, budget: MemoryBudget | None = None
+) -> None:
+    """Writes a PNG: bytes over nodes with the fitted curve, and the error at each point.
+
+    Args:
+        path: of the PNG.
+        memory: fitted to at least one point.
+        title: above.
+        budget: a cap, drawn as a line.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user chose
+    figure.suptitle(f"{title}: {memory.fit.form} form, measured by {memory.reader}", fontsize=12)
+    curve, errors = figure.subplots(1, 2, width_ratios=(3, 2))
+    draw_curve(curve, memory, budget)
+    draw_errors(errors, memory)
+    atomic.save_figure(path, figure, dpi=120)
+
+
+def draw_curve(axes: Axes, memory: MemoryModel, budget: MemoryBudget | None) -> None:
+    """Peak bytes of a step: measured points, and the fit along batches of like graphs."""
+    last = memory.checked.capacity if memory.checked else memory.points[-1].capacity
+    line = [scaled(last, share) for share in np.linspace(0.0, 1.05, 200)]
+    axes.plot(
+        [c.nodes for c in line],
+        [memory.predict(c) / MEBI for c in line],
+        color=CURVE,
+        label=f"fitted, batches of like graphs, M = {last.max_graph_nodes}",
+    )
+    around = memory.resident.before_step
+    for points, color, marker, label in (
+        (memory.points, FITTED, "o", "measured"),
+        ((memory.checked,) if memory.checked else (), HELD_OUT, "D", "measured, held out"),
+    ):
+        if not points:
+            continue
+        peaks = [p.nbytes + around + memory.batch.of(p.capacity) for p in points]
+        nodes = [p.capacity.nodes for p in points]
+        axes.scatter(nodes, [b / MEBI for b in peaks], color=color, marker=marker, label=label)
+    every = [*memory.points, *([memory.checked] if memory.checked else [])]
+    axes.scatter(
+        [p.capacity.nodes for p in every],
+        [memory.predict(p.capacity) / MEBI for p in every],
+        color="black",
+        marker="+",
+        label="fitted, at the measured points",
+    )
+    if budget is not None:
+        axes.axhline(budget.max_bytes / MEBI, color=CAP, linestyle="--")
+        axes.annotate(
+            f"cap {human_bytes(budget.max_bytes)}",
+            (0.99, budget.max_bytes / MEBI),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            color=CAP,
+        )
+    axes.set(xlabel="nodes of the capacity", ylabel="peak of a step, MiB", xlim=(0, None))
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    axes.set_title("points off the curve have other edges, graphs or M", fontsize=10)
+    axes.legend(loc="upper left")
+
+
+def draw_errors(axes: Axes, memory: MemoryModel) -> None:
+    """Fitted less measured, in percent of what the step adds, point by point."""
+    points = [*memory.points, *([memory.checked] if memory.checked else [])]
+    errors = [round(100 * (memory.fit.predict(p.capacity) / p.nbytes - 1), 4) + 0.0 for p in points]
+    colors = [FITTED] * len(memory.points) + [HELD_OUT]
+    places = np.arange(len(points))
+    axes.barh(places, errors, color=colors[: len(points)])
+    names = [
+        f"{p.capacity.nodes:,} / {p.capacity.edges:,} / {p.capacity.graphs:,} / "
+        f"{p.capacity.max_graph_nodes}"
+        for p in points
+    ]
+    axes.set_yticks(places, names, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.8)
+    widest = max(1.0, 1.2 * max(abs(e) for e in errors))
+    for place, error in zip(places, errors, strict=True):
+        side = "left" if error >= 0 else "right"
+        axes.annotate(f" {error:+.2f} ", (error, place), va="center", ha=side, fontsize=8)
+    axes.locator_params(axis="x", nbins=5)
+    axes.set(xlim=(-widest, widest), xlabel="error of the fit, %")
+    axes.set_title("at nodes / edges / graphs / M", fontsize=10)

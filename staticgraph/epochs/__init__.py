@@ -1,0 +1,1 @@
+"""Which graphs go together this epoch: order, seed, rank, resume."""

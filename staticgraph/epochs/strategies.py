@@ -1,0 +1,200 @@
+"""The batches of one epoch, by strategy: exact, streamed, or by an offline packing.
+
+Each takes an order of graphs and returns the graphs batch by batch with the bucket of each batch,
+as arrays. The order, ranks, resuming and what to do with graphs that fit nothing are the business
+of :mod:`staticgraph.epochs.batcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from staticgraph.packing.draw import draw_packs, types_of
+from staticgraph.packing.exact import exact_bounds, repair
+from staticgraph.packing.fill import pack_histogram
+from staticgraph.packing.pack import Packing
+from staticgraph.packing.place import (
+    group_by_pack,
+    homes,
+    limits_table,
+    place_batches,
+    size_limits,
+)
+from staticgraph.packing.stream import stream_kernel
+from staticgraph.sizes.capacity import NODES_EDGES, Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
+
+
+class Made(NamedTuple):
+    """The batches of an epoch.
+
+    Attributes:
+        order: ``[n]`` positions in the store, batch by batch.
+        bounds: ``[K + 1]`` where each batch begins and ends in ``order``.
+        buckets: ``[K]`` the bucket of each batch.
+        overflowed: batches that were over the main bucket as they were drawn.
+        rebalanced: of those, how many came within it by swapping graphs.
+        spilled: how many went to another bucket than the main one because it was too small.
+        split: how many were split because no bucket held them.
+    """
+
+    order: IntArray
+    bounds: IntArray
+    buckets: IntArray
+    overflowed: int = 0
+    rebalanced: int = 0
+    spilled: int = 0
+    split: int = 0
+
+
+def exact_epoch(
+    order: IntArray,
+    sizes: IntArray,
+    limits: IntArray,
+    main: int,
+    batch_size: int,
+    key: np.uint64 | None,
+) -> Made:
+    """Batches of ``batch_size``; one that overflows is re-balanced, else spilled, else split.
+
+    Args:
+        order: ``[n]`` positions in ``sizes``; changed in place where batches are re-balanced.
+        sizes: ``[., C]`` nodes, edges and the further components.
+        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_table`.
+        main: the bucket to balance for.
+        batch_size: graphs in each batch but the last.
+        key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
+    """
+    bounds = exact_bounds(len(order), batch_size)
+    if key is None:
+        buckets = place_batches(sizes, order, bounds, limits)
+        overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
+    else:
+        overflowed, _, left = repair(order, sizes, bounds, size_limits(limits[main]), key)
+        buckets = place_batches(sizes, order, bounds, limits)
+    spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
+    if split:
+        bounds, buckets = _halved(order, sizes, limits, bounds, buckets)
+    return Made(order, bounds, buckets, overflowed, max(0, overflowed - left), spilled, split)
+
+
+def _halved(
+    order: IntArray, sizes: IntArray, limits: IntArray, bounds: IntArray, buckets: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Bounds and buckets with every batch that fits nothing halved until its parts fit."""
+    while (buckets < 0).any():
+        lost = np.flatnonzero(buckets < 0)
+        middles = (bounds[lost] + bounds[lost + 1] + 1) // 2
+        bounds = np.insert(bounds, lost + 1, middles)
+        buckets = place_batches(sizes, order, bounds, limits)
+    return bounds, buckets
+
+
+def streamed_epoch(
+    order: IntArray, sizes: IntArray, capacities: Sequence[Capacity], window: int
+) -> Made:
+    """As many graphs as fit, by a stream for each bucket over the graphs that call it home."""
+    parts = []
+    at_home = homes(sizes[order], capacities)
+    for home, capacity in enumerate(capacities):
+        positions = np.flatnonzero(at_home == home)
+        if not len(positions):
+            continue
+        arrivals = order[positions]
+        packs, _ = stream_kernel(
+            sizes,
+            arrivals,
+            np.array(capacity.size_limits, dtype=np.int64),
+            capacity.graph_limit,
+            min(window, len(arrivals)),
+        )
+        grouped, bounds = group_by_pack(packs, int(packs.max()) + 1)
+        parts.append((home, arrivals[grouped], bounds, positions[grouped[bounds[:-1]]]))
+    return _joined(parts, sizes, capacities)
+
+
+class OfflineParts(NamedTuple):
+    """What an offline packing needs of one bucket: who calls it home, and how they are packed."""
+
+    home: int
+    members: IntArray
+    types: IntArray
+    packing: Packing
+
+
+def pack_offline(
+    indices: IntArray, sizes: IntArray, capacities: Sequence[Capacity]
+) -> list[OfflineParts]:
+    """Packs the sizes of all graphs once (paper, section 2.6: the sizes that go together stay)."""
+    parts = []
+    at_home = homes(sizes[indices], capacities)
+    for home, capacity in enumerate(capacities):
+        members = indices[at_home == home]
+        if len(members):
+            packing = pack_histogram(
+                SizeHistogram.from_sizes(sizes[members], _names(sizes.shape[1])),
+                capacity.size_limits,
+                max_graphs=capacity.graph_limit,
+            )
+            parts.append(OfflineParts(home, members, types_of(packing, sizes[members]), packing))
+    return parts
+
+
+def _names(columns: int) -> tuple[str, ...]:
+    return (*NODES_EDGES, *(f"component {c}" for c in range(2, columns)))
+
+
+def offline_epoch(
+    parts: Sequence[OfflineParts],
+    sizes: IntArray,
+    capacities: Sequence[Capacity],
+    seed: int,
+    epoch: int,
+) -> Made:
+    """The graphs of each size dealt anew to the places that the packing has for them."""
+    drawn = []
+    for part in parts:
+        order, bounds = draw_packs(part.packing, part.types, seed=seed, epoch=epoch)
+        # Packs come in a random order already; of several buckets they are interleaved evenly.
+        when = np.linspace(0.0, 1.0, len(bounds) - 1, endpoint=False)
+        drawn.append((part.home, part.members[order], bounds, when))
+    return _joined(drawn, sizes, capacities)
+
+
+def _joined(
+    parts: Sequence[tuple[int, IntArray, IntArray, np.ndarray]],
+    sizes: IntArray,
+    capacities: Sequence[Capacity],
+) -> Made:
+    """The batches of several buckets in the order of ``when``, each in the smallest bucket.
+
+    Args:
+        parts: for each bucket its number, the graphs batch by batch, the bounds of the batches and
+            a number for each batch to sort by.
+        sizes: ``[., C]`` nodes, edges and the further components.
+        capacities: the buckets.
+    """
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return Made(nothing, np.zeros(1, dtype=np.int64), nothing)
+    table = limits_table(capacities)
+    buckets, starts, stops = [], [], []
+    begin = 0
+    for home, members, bounds, _ in parts:
+        allowed = table.copy()
+        allowed[table[:, 3] > table[home, 3]] = -1  # nothing goes where larger graphs are paid for
+        buckets.append(place_batches(sizes, members, bounds, allowed))
+        starts.append(begin + bounds[:-1])
+        stops.append(begin + bounds[1:])
+        begin += len(members)
+    when = np.argsort(np.concatenate([part[3] for part in parts]), kind="stable")
+    start, stop = np.concatenate(starts)[when], np.concatenate(stops)[when]
+    everything = np.concatenate([part[1] for part in parts])
+    lengths = stop - start
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    moved = np.repeat(start - bounds[:-1], lengths) + np.arange(bounds[-1])
+    return Made(everything[moved], bounds, np.concatenate(buckets)[when])

@@ -1,0 +1,1 @@
+"""Plain PyG models, as the train command has them."""

@@ -1,0 +1,1 @@
+"""Aggregations whose stock form reads a shape from data, made static."""

@@ -1,0 +1,189 @@
+"""PyG's aggregations whose shape or result depends on data, made static.
+
+Most aggregations only must be told the number of groups, which the call site does. The others:
+quantiles count with ``bincount``; recurrent ones read their result at the last place of a block
+whose width is the batch's; tree and patch ones reduce over that width, so that their result for one
+graph depends on the largest graph beside it, and only a block of exactly that width gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    EquilibriumAggregation,
+    GRUAggregation,
+    LCMAggregation,
+    LSTMAggregation,
+    MedianAggregation,
+    PatchTransformerAggregation,
+    QuantileAggregation,
+)
+
+from staticgraph.errors import NotStatic
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.utils.dense_batch import widest
+
+
+class StaticQuantileAggregation(QuantileAggregation):
+    """``QuantileAggregation``: the same two sorts, groups counted into a given number."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        if self._staticgraph.batch is None or index is None or dim_size is None:
+            return super().forward(x, index, ptr, dim_size, dim)
+        dim = x.dim() + dim if dim < 0 else dim
+        count = index.new_zeros(dim_size).scatter_add(0, index, torch.ones_like(index))
+        start = (count.cumsum(0) - count).clamp(max=x.size(dim) - 1)
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        order = x.argsort(dim=dim)
+        owner = index.view(shape).expand_as(x).take_along_dim(order, dim)
+        order = order.take_along_dim(owner.argsort(dim=dim, stable=True), dim)
+        ranked = x.take_along_dim(order, dim)
+        # An empty group has no place of its own; whatever it reads is overwritten below.
+        assert isinstance(self.q, Tensor)
+        place = (self.q * (count - 1) + start).clamp(min=0).t().reshape(-1)
+        out = self._interpolate(ranked, dim, place, shape)
+        empty = (count == 0)[:, None].expand(-1, self.q.numel()).reshape(shape)
+        out = torch.where(empty, self.fill_value, out)
+        if self.q.numel() == 1:
+            return out
+        return out.unflatten(dim, (dim_size, -1)).flatten(dim + 1, dim + 2)
+
+    def _interpolate(self, ranked: Tensor, dim: int, place: Tensor, shape: list[int]) -> Tensor:
+        how = self.interpolation
+        if how in ("lower", "higher", "nearest"):
+            rounded = {"lower": place.floor, "higher": place.ceil, "nearest": place.round}[how]()
+            return ranked.index_select(dim, rounded.long())
+        below = ranked.index_select(dim, place.floor().long())
+        above = ranked.index_select(dim, place.ceil().long())
+        share = place.frac().view(shape) if how == "linear" else 0.5
+        return below + (above - below) * share
+
+
+class StaticMedianAggregation(MedianAggregation, StaticQuantileAggregation):
+    """``MedianAggregation``, a lower 0.5-quantile."""
+
+    forward = StaticQuantileAggregation.forward
+
+
+def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:
+    """``[G, M, F]`` -> ``[G, F]``: what stands at the last place of the unpadded batch's block."""
+    if context.batch is None or context.real is not None:
+        return out[:, -1]
+    largest = context.largest()
+    assert isinstance(largest, Tensor)
+    return out.index_select(1, (largest - 1).view(1)).squeeze(1)
+
+
+class StaticLSTMAggregation(LSTMAggregation):
+    """``LSTMAggregation``; the result stands at the last place of the largest real graph."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:
+        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+        if max_num_elements is not None:
+            return self.lstm(x)[0][:, -1]
+        return _at_last_place(self._staticgraph, self.lstm(x)[0])
+
+
+class StaticGRUAggregation(GRUAggregation):
+    """``GRUAggregation``; the result stands at the last place of the largest real graph."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:
+        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+        if max_num_elements is not None:
+            return self.gru(x)[0][:, -1]
+        return _at_last_place(self._staticgraph, self.gru(x)[0])
+
+
+def _refuse_open_width(layer: Aggregation, context: BatchContext, given: int | None) -> None:
+    if context.batch is not None and context.real is None and given is None:
+        raise NotStatic(
+            f"{type(layer).__name__.removeprefix('Static')} reduces over as many places as the "
+            "largest graph of the batch has nodes, so its result changes with the width of a "
+            "fixed block: pass max_num_elements=, or use another aggregation"
+        )
+
+
+class StaticLCMAggregation(LCMAggregation):
+    """``LCMAggregation``; refused inside a compiled step unless the width is given."""
+
+    _staticgraph: BatchContext
+
+    def forward(self, *args: Any, max_num_elements: int | None = None, **kwargs: Any) -> Tensor:
+        _refuse_open_width(self, self._staticgraph, max_num_elements)
+        return super().forward(*args, max_num_elements=max_num_elements, **kwargs)
+
+
+class StaticPatchTransformerAggregation(PatchTransformerAggregation):
+    """``PatchTransformerAggregation``; refused inside a compiled step unless the width is given."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor,
+        *args: Any,
+        max_num_elements: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        context = self._staticgraph
+        _refuse_open_width(self, context, max_num_elements)
+        if context.batch is not None and max_num_elements is None:
+            max_num_elements = widest(context, index) + 1  # as the layer finds it from the counts
+        return super().forward(x, index, *args, max_num_elements=max_num_elements, **kwargs)
+
+
+class StaticEquilibriumAggregation(EquilibriumAggregation):
+    """``EquilibriumAggregation``; its regulariser is a mean over real groups."""
+
+    _staticgraph: BatchContext
+
+    def reg(self, y: Tensor) -> Tensor:
+        context = self._staticgraph
+        rows = None if context.batch is None else context.find_rows(len(y))
+        if rows is None:
+            return super().reg(y)
+        squares = y.square().sum(dim=-1)
+        mean = torch.where(rows.mask, squares, 0).sum() / rows.mask.sum().clamp(min=1)
+        return self.softplus(self.lamb) * mean
+
+    def init_output(self, dim_size: int) -> Tensor:
+        if self._staticgraph.batch is None:
+            return super().init_output(dim_size)
+        # A result of an operation: torch.compile traces no new leaf that requires a gradient.
+        zeros = torch.zeros(dim_size, self.output_dim, device=self.lamb.device)
+        return zeros + 0 * self.lamb.float()

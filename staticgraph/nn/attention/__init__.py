@@ -1,0 +1,1 @@
+"""Attention over all nodes, and among those of each graph, made static."""

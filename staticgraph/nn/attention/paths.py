@@ -1,0 +1,139 @@
+"""Attention among the nodes of each graph, by whichever path the bucket has; one name for all.
+
+Queries, keys and values come as rows of nodes and leave as rows of nodes, so a layer knows nothing
+of blocks, tiles or starts. Which path it is, is arithmetic on the bucket and on where the layer
+runs (:mod:`staticgraph.sizes.attention`); every path gives what ``dense`` gives, forward and
+backward, and zeros on padding nodes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from staticgraph.kernels.dropout_sum import draw_seed
+from staticgraph.kernels.graph_attention import graph_attention
+from staticgraph.kernels.varlen_attention import varlen_attention
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.sizes.attention import Setting
+
+
+def setting_of(
+    attn: torch.nn.MultiheadAttention,
+    device: str,
+    dtype: torch.dtype,
+    training: bool,
+    compiled: bool,
+    kernels: bool = False,
+) -> Setting:
+    """What of a layer and its surroundings rules paths out."""
+    extra = "bias_k and bias_v give each graph a key" if attn.bias_k is not None else ""
+    if attn.add_zero_attn:
+        extra = "add_zero_attn gives each graph a key"
+    return Setting(
+        device,
+        str(dtype).removeprefix("torch."),
+        attn.head_dim,
+        attn.dropout if training else 0.0,
+        extra,
+        compiled,
+        kernels,
+    )
+
+
+def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) -> Tensor:
+    """``[N, C]`` -> ``[N, C]``: what the layer gives each node over the nodes of its graph."""
+    rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+    setting = setting_of(
+        attn,
+        rows.device.type,
+        rows.dtype,
+        attn.training,
+        torch.compiler.is_compiling(),
+        context.kernels,
+    )
+    name = context.attention_path(setting).name
+    if name == "kernel":
+        seed = draw_seed(rows.device) if setting.dropout else None
+        return attn.out_proj(by_kernel(context, attn, rows, setting.dropout, seed, 0))
+    qkv = rows.unflatten(-1, (3, attn.num_heads, -1))
+    if name == "flex":
+        out = _flex(context, qkv)
+    elif name == "varlen":
+        out = _varlen(context, qkv)
+    else:
+        out = _blocked(context, name, attn, qkv, setting.dropout)
+    return attn.out_proj(out.flatten(1))
+
+
+def by_kernel(
+    context: BatchContext,
+    attn: torch.nn.MultiheadAttention,
+    rows: Tensor,
+    dropout: float,
+    seed: Tensor | None,
+    site: int,
+) -> Tensor:
+    """``[N, 3 * C]`` -> ``[N, C]`` by this library's own kernel, zero on padding nodes."""
+    return graph_attention(
+        rows,
+        context.starts(),
+        heads=attn.num_heads,
+        longest=context.present.capacity.max_graph_nodes,
+        p=dropout,
+        seed=seed,
+        site=site,
+    )
+
+
+def _blocked(
+    context: BatchContext,
+    name: str,
+    attn: torch.nn.MultiheadAttention,
+    qkv: Tensor,
+    dropout: float,
+) -> Tensor:
+    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` through one block or several."""
+    layout = context.classed(name)
+    outs = []
+    for block, attendable in zip(layout.to_blocks(qkv), layout.attendable, strict=True):
+        q, k, v = block.permute(2, 0, 3, 1, 4).unbind()
+        mask = attendable[:, None, None, :]
+        if attn.bias_k is not None and attn.bias_v is not None:
+            k, v, mask = (
+                _more(t, b) for t, b in ((k, attn.bias_k), (v, attn.bias_v), (mask, None))
+            )
+        if attn.add_zero_attn:
+            k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
+            mask = _more(mask, None)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        outs.append(out.transpose(1, 2))
+    return layout.to_nodes(outs)
+
+
+def _more(rows: Tensor, bias: Tensor | None) -> Tensor:
+    """One more key for every graph: a learned one, or, of a mask, one that all may attend to."""
+    if bias is None:
+        return F.pad(rows, (0, 1), value=True)
+    graphs, heads, _, columns = rows.shape
+    return torch.cat([rows, bias.view(1, heads, 1, columns).expand(graphs, -1, -1, -1)], 2)
+
+
+def _flex(context: BatchContext, qkv: Tensor) -> Tensor:
+    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` over one sequence with a document mask."""
+    q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))
+    out = context.documents().attend(q, k, v)[0].transpose(0, 1)
+    return torch.where(context.present.node_mask[:, None, None], out, 0)
+
+
+def _varlen(context: BatchContext, qkv: Tensor) -> Tensor:
+    """``[N, 3, heads, D]`` -> ``[N, heads, D]`` over one sequence a graph.
+
+    Padding nodes belong to no sequence, and the kernel writes nothing there, forward or backward:
+    what memory held may be NaN, so both ways are selected and not multiplied.
+    """
+    real = context.present.node_mask[:, None, None]
+    q, k, v = torch.where(real[:, None], qkv, 0).unbind(1)
+    out = varlen_attention(q, k, v, context.starts(), context.present.capacity.max_graph_nodes)
+    return torch.where(real, out, 0)

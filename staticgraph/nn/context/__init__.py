@@ -1,0 +1,1 @@
+"""What a layer knows of the batch that runs through it."""

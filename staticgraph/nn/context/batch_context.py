@@ -1,0 +1,294 @@
+"""What a converted layer knows of the batch that runs through it.
+
+A layer such as BatchNorm is called with a tensor alone, yet must know which of its rows are real,
+and a pool must know how many graphs there are without reading it off the data. One named object,
+shared by the converted layers of one model, carries the model's settings, and gives access to the
+batch that is bound in this thread (:mod:`staticgraph.nn.context.present`) and to a register of the
+row counts that occur in it: ``N`` rows are nodes, ``E`` edges, ``G`` graphs, and whoever makes
+others (self-loops added, nodes selected by a pool) registers theirs. Where no batch is bound (the
+model is used outside the runner) every layer behaves as it did before.
+
+Invariant: the register is a function of shapes alone, so the same in every step of a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.nn.context.asked import APART, asked
+from staticgraph.nn.context.dense_layout import DenseLayout
+from staticgraph.nn.context.document_mask import DocumentLayout
+from staticgraph.nn.context.present import bind, present, unbind
+from staticgraph.nn.context.rows import Rows, rows_of_batch
+from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.sizes.attention import PATHS, AttentionPath, Setting, attention_path
+
+
+class BatchContext:
+    """One model's settings, and the batch that is present in the thread that asks, or none."""
+
+    __slots__ = ("all_kernels", "apart", "attention", "kernels")
+
+    def __init__(self) -> None:
+        self.attention = "auto"
+        # Leading sizes of the model's own, each with the layer that asked about it.
+        self.apart: dict[int, str] = {}
+        self.kernels = False
+        self.all_kernels = False
+
+    def enter(self, batch: StaticBatch) -> None:
+        """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
+        present before is so again."""
+        bind(self, batch, rows_of_batch(batch))
+
+    def leave(self) -> None:
+        """Ends the last :meth:`enter` of this context in this thread; nothing where there is
+        none."""
+        unbind(self)
+
+    @property
+    def batch(self) -> StaticBatch | None:
+        """The batch that is bound in this thread, by whichever model; None outside of a step."""
+        binding = present()
+        return None if binding is None else binding.batch
+
+    @property
+    def _rows(self) -> dict[int, Rows] | None:
+        binding = present()
+        return None if binding is None else binding.rows
+
+    @property
+    def _made(self) -> dict[Hashable, Any]:
+        binding = present()
+        assert binding is not None, "no batch is bound"
+        return binding.made
+
+    @property
+    def _blocks(self) -> dict[tuple[int, int], DenseLayout] | None:
+        binding = present()
+        return None if binding is None else binding.blocks
+
+    @property
+    def present(self) -> StaticBatch:
+        """The batch, which must be there."""
+        batch = self.batch
+        assert batch is not None, "no batch is bound"
+        return batch
+
+    @property
+    def real(self) -> RealCounts | None:
+        """The real counts as host numbers; None inside a compiled step."""
+        return self.present.real
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, made once a forward and kept for the layers after.
+
+        Args:
+            key: tells it from other things that are kept.
+            make: gives something of the batch alone, without a derivative.
+        """
+        made = self._made
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+    # ------------------------------------------------------------------ rows
+
+    def register(self, size: int, rows: Rows) -> None:
+        """Says what tensors of leading size ``size`` are from now on in this forward."""
+        assert self._rows is not None
+        known = self._rows.get(size)
+        if known is not None and known.counted is not None:
+            raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
+        self._rows[size] = rows
+
+    def free_size(self, at_least: int) -> int:
+        """The smallest row count from ``at_least`` on that means nothing yet."""
+        assert self._rows is not None
+        size = at_least
+        while size in self._rows:
+            size += 1
+        return size
+
+    def find_rows(self, size: int) -> Rows | None:
+        """What tensors of this leading size are, or None."""
+        assert self._rows is not None
+        rows, noted = self._rows.get(size), asked()
+        if noted is not None:
+            if rows is None:
+                noted.size(size)
+        elif rows is not None and size in self.apart:
+            raise NotStatic(
+                f"{self.apart[size]}: {size} rows are {rows.what} in this bucket, and a tensor "
+                "that the layer is called with has as many in every bucket, so which it is cannot "
+                "be told: plan with another number of rows (raise the capacity by 1)"
+            )
+        return rows
+
+    def rows_of(self, value: Tensor) -> Rows:
+        """What the rows of a tensor are, told by its leading size.
+
+        Raises:
+            NotStatic: the leading size is none of those that occur in this batch, or a size of
+                the model's own.
+        """
+        assert self._rows is not None
+        rows = self.find_rows(value.shape[0]) if value.dim() else None
+        if rows is None:
+            known = ", ".join(f"{size} ({rows.what})" for size, rows in self._rows.items())
+            raise NotStatic(
+                f"a tensor of shape {list(value.shape)} has no rows of this batch, so which of "
+                f"them are padding is unknown: expected a leading size of {known}"
+            )
+        return rows
+
+    def rows_under(self, norm: torch.nn.Module, value: Tensor) -> Rows | None:
+        """What the rows are that a norm takes its statistics over; None where the tensor is the
+        model's own, such as a table of parameters.
+
+        Raises:
+            NotStatic: as :meth:`rows_of`.
+        """
+        assert self._rows is not None
+        noted = asked()
+        if noted is None:
+            return None if getattr(norm, APART, False) else self.rows_of(value)
+        rows = self._rows.get(value.shape[0])
+        if noted.norm(norm, value, rows is not None, rows and rows.counted):
+            return None
+        return self.rows_of(value)
+
+    def mask_of(self, value: Tensor) -> Tensor:
+        """``[R]`` bool: which rows of a tensor are real; see :meth:`rows_of`."""
+        return self.rows_of(value).mask
+
+    def column_mask(self, value: Tensor) -> Tensor:
+        """:meth:`mask_of`, shaped ``[R, 1, ...]`` to go with the tensor."""
+        return self.mask_of(value).view(-1, *(1,) * (value.dim() - 1))
+
+    def real_rows(self, rows: Rows) -> int | None:
+        """How many leading rows are real, as a host number where it is known."""
+        if self.real is None or rows.counted is None:
+            return None
+        return self.real.of(rows.counted)
+
+    # ------------------------------------------------------------------ groups
+
+    def size_for(self, index: Tensor) -> int:
+        """How many groups an index without a given size names, without reading it.
+
+        A vector over nodes names graphs, one over edges nodes.
+
+        Raises:
+            NotStatic: it is neither, so that only its values could tell.
+        """
+        rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
+        if rows is None or rows.groups is None:
+            raise NotStatic(
+                f"the number of groups of an index of shape {list(index.shape)} can only be read "
+                "from its values, which a recorded step cannot do: pass size=, dim_size= or "
+                "num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for nodes)"
+            )
+        return rows.groups
+
+    def num_nodes_for(self, edge_index: Any) -> int:
+        """How many nodes an ``edge_index`` ``[2, e]`` connects.
+
+        Raises:
+            NotStatic: its number of edges belongs to nothing in this batch.
+        """
+        rows = self.find_rows(edge_index.size(1))
+        ends = None if rows is None else rows.groups if rows.ends is None else rows.ends
+        if not ends:
+            raise NotStatic(
+                f"the number of nodes of an edge_index of shape {list(edge_index.shape)} can only "
+                "be read from its values, which a recorded step cannot do: pass num_nodes= at "
+                "this call (x.size(0))"
+            )
+        return ends
+
+    # ------------------------------------------------------------------ dense blocks
+
+    def dense(self) -> DenseLayout:
+        """Where each node stands in a ``[graphs, M]`` block; made once a forward."""
+        return self.once("dense", lambda: DenseLayout.of(self.present))
+
+    def choose_attention(self, path: str) -> None:
+        """Chooses the layout of attention for the steps to come.
+
+        Raises:
+            ValueError: no such path.
+        """
+        if path not in PATHS:
+            raise ValueError(f"attention={path!r}; choose of {', '.join(PATHS)}")
+        self.attention = path
+
+    def attention_path(self, setting: Setting | None) -> AttentionPath:
+        """How attention goes in the present bucket, of a layer in this setting.
+
+        Raises:
+            NotStatic: a path was asked for that is impossible there.
+        """
+        return attention_path(self.present.capacity, self.attention, setting)
+
+    def classed(self, name: str) -> ClassedLayout:
+        """Where each node stands in the blocks of ``dense`` or ``size-classed``; made once a
+        forward."""
+        present = self.present
+        return self.once(
+            ("attention", name),
+            lambda: ClassedLayout.of(present, attention_path(present.capacity, name)),
+        )
+
+    def documents(self) -> DocumentLayout:
+        """Which nodes may attend to which, and in which tiles; made once a forward."""
+        return self.once("documents", lambda: DocumentLayout.of(self.present))
+
+    def starts(self) -> Tensor:
+        """``[G + 1]`` int32: where each real graph's nodes begin; padding graphs have none, so the
+        last entry is the number of real nodes. Made once a forward."""
+        return self.once(
+            "starts", lambda: torch.minimum(self.present.ptr, self.present.num_real_nodes).int()
+        )
+
+    def block(self, index: Tensor, groups: int, width: int) -> DenseLayout:
+        """Where each row that ``index`` puts into one of ``groups`` stands in a block of so many
+        rows and ``width`` places; kept for :meth:`find_block` until the forward is over.
+
+        Args:
+            index: ``[R]`` int64, ascending.
+            groups: rows of the block.
+            width: places in each.
+        """
+        assert self._blocks is not None
+        rows = self.rows_of(index)
+        known = self._blocks.get((groups, width))
+        if known is not None and len(known.place_of_node) == len(index):
+            return known
+        zeros = index.new_zeros(groups)
+        all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
+        counts = zeros.scatter_add(0, index, rows.mask.long())
+        starts = all_rows.cumsum(0) - all_rows
+        block = DenseLayout.over(index, rows.mask, starts, counts, groups, width)
+        self._blocks[groups, width] = block
+        return block
+
+    def find_block(self, shape: torch.Size) -> DenseLayout | None:
+        """The block of this shape that :meth:`block` made last."""
+        assert self._blocks is not None
+        return self._blocks.get((shape[0], shape[1])) if len(shape) == 2 else None
+
+    def largest(self) -> int | Tensor:
+        """Nodes of the largest real graph: a host number where it is known, else 0-dim int64."""
+        batch = self.present
+        if batch.real is not None:
+            return max(1, batch.real.largest)
+        sizes = torch.where(batch.graph_mask, batch.ptr.diff(), 0)
+        return sizes.max().clamp(min=1)

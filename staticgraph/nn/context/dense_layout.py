@@ -1,0 +1,110 @@
+"""Nodes of a batch <-> one padded row of nodes a graph, by gathers alone.
+
+Attention among the nodes of each graph wants a block ``[graphs, M, ...]``. Stock ``to_dense_batch``
+reads ``M`` and the number of graphs from the data, and the way back is an index with a mask: two
+host reads a layer. Here both ways are gathers with indices made once a batch, and each is the
+other's derivative, so that forward, backward and second derivatives need neither a scatter nor an
+atomic addition. Padding nodes have no place in the block: one padding graph of 300 padding nodes
+would widen every row. They read a row of zeros instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+
+
+class DenseLayout(NamedTuple):
+    """Gather indices between ``[N, ...]`` and ``[graphs, M, ...]``.
+
+    Attributes:
+        graphs: rows of the block.
+        width: ``M``, places in a row.
+        node_of_place: ``[graphs * M]`` int64, the node at each place; ``N`` where there is none.
+        place_of_node: ``[N]`` int64, the place of each node; ``graphs * M`` for padding nodes.
+        occupied: ``[graphs, M]`` bool, places that hold a real node.
+    """
+
+    graphs: int
+    width: int
+    node_of_place: Tensor
+    place_of_node: Tensor
+    occupied: Tensor
+
+    @classmethod
+    def of(cls, batch: StaticBatch) -> DenseLayout:
+        """The block of a batch: as large as the bucket allows inside a compiled step, as large as
+        this batch needs where its real counts are known."""
+        graphs, width = batch.num_graphs, batch.capacity.max_graph_nodes
+        if batch.real is not None:
+            graphs, width = max(1, batch.real.graphs), max(1, batch.real.largest)
+        starts, counts = batch.ptr[:-1], torch.where(batch.graph_mask, batch.ptr.diff(), 0)
+        return cls.over(batch.batch, batch.node_mask, starts, counts, graphs, width)
+
+    @classmethod
+    def over(
+        cls,
+        owner: Tensor,
+        mask: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        graphs: int,
+        width: int,
+    ) -> DenseLayout:
+        """The block of rows that stand group by group; rows beyond ``width`` are left out.
+
+        Args:
+            owner: ``[R]`` int64, the group of each row.
+            mask: ``[R]`` bool, which rows are real.
+            starts: ``[>= graphs]`` int64, the first row of each group.
+            counts: ``[>= graphs]`` int64, real rows of each group.
+            graphs: rows of the block, at least the groups that have real rows.
+            width: places in a row of the block.
+        """
+        rows = len(owner)
+        places = torch.arange(width, device=owner.device)
+        occupied = places < counts[:graphs, None]
+        node_of_place = torch.where(occupied, starts[:graphs, None] + places, rows)
+        within = torch.arange(rows, device=owner.device) - starts[owner]
+        inside = mask & (within < width)
+        place_of_node = torch.where(inside, owner * width + within, graphs * width)
+        return cls(graphs, width, node_of_place.view(-1), place_of_node, occupied)
+
+    @property
+    def attendable(self) -> Tensor:
+        """``[graphs, M]`` bool: real nodes, and the first place of a graph that has none, so that
+        no softmax is over nothing."""
+        first = torch.arange(self.width, device=self.occupied.device) == 0
+        return self.occupied | (~self.occupied[:, :1] & first)
+
+    def to_dense(self, rows: Tensor) -> Tensor:
+        """``[N, ...]`` -> ``[graphs, M, ...]``, zeros where there is no node."""
+        block = Regather.apply(rows, self.node_of_place, self.place_of_node)
+        return block.view(self.graphs, self.width, *rows.shape[1:])
+
+    def to_nodes(self, block: Tensor) -> Tensor:
+        """``[graphs, M, ...]`` -> ``[N, ...]``, zeros on padding nodes."""
+        rows = block.reshape(self.graphs * self.width, *block.shape[2:])
+        return Regather.apply(rows, self.place_of_node, self.node_of_place)
+
+
+class Regather(torch.autograd.Function):
+    """``out[i] = rows[index[i]]``, or zero where ``index[i] == len(rows)``.
+
+    ``inverse`` is the same map the other way, so the derivative is a gather as well.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(index, inverse)
+        zero = rows.new_zeros(1, *rows.shape[1:])
+        return torch.cat([rows, zero]).index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.saved_tensors
+        return Regather.apply(grads[0], inverse, index), None, None

@@ -1,0 +1,109 @@
+"""A function of PyG that asks, whenever it is called, whether a static form is wanted.
+
+The problem: PyG's functions are bound under hundreds of names, in PyG, in users' modules, in
+closures and containers, and a step needs other functions in their place, but only in its own
+thread and for its own time. The idea: nothing is bound anew. The function object stays what and
+where it is, with its name, signature, defaults and place in pickles; only its code is exchanged,
+once, for two lines that look at the present binding of the thread: without one they call the stock
+code, with one the static form. Whoever holds the function, now or later, holds the dispatching one.
+
+Invariants: the stock code is kept as a function of its own (:func:`stock`), which never dispatches,
+and ``inspect`` finds PyG's own source, so that ``torch.jit.script`` compiles what it did before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, TypeVar, cast
+
+from staticgraph.nn.context.present import present
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_STOCK: dict[int, tuple[FunctionType, FunctionType]] = {}  # by id: the function, its stock code
+_LOCK = threading.Lock()
+
+
+def stock(function: Function) -> Function:
+    """PyG's own code of a function, which does not dispatch: for static forms that call it.
+
+    Raises:
+        TypeError: it is not a plain Python function.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"{function!r} is no Python function, so its code cannot dispatch")
+    known = _STOCK.get(id(function))
+    if known is None:
+        copy = FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__annotations__ = function.__annotations__
+        copy.__doc__ = function.__doc__
+        copy.__qualname__ = function.__qualname__
+        copy.__module__ = function.__module__
+        copy.__dict__.update(function.__dict__)
+        known = _STOCK.setdefault(id(function), (function, copy))
+    return cast(Function, known[1])
+
+
+def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
+    """From now on ``function(...)`` is ``static(context, ...)`` where a batch is bound, and what it
+    was elsewhere. Done once; a second time changes nothing."""
+    own = stock(function)
+    assert isinstance(function, FunctionType)
+    with _LOCK:
+        if function.__code__ is not own.__code__:
+            return
+        number = f"{list(_STOCK).index(id(function))}_{function.__name__.strip('_')}"
+        names = [f"_staticgraph_{what}_{number}" for what in ("present", "stock", "static")]
+        function.__globals__.update(zip(names, (present, own, static), strict=True))
+        function.__code__ = _dispatching(own.__code__, *names)
+
+
+def _dispatching(code: CodeType, present: str, stock: str, static: str) -> CodeType:
+    """Code with the parameters of ``code`` that passes them on."""
+    given, only = code.co_argcount, code.co_kwonlyargcount
+    names = list(code.co_varnames)
+    positional, keywords, rest = names[:given], names[given : given + only], names[given + only :]
+    taken, passed = list(positional), list(positional)
+    if code.co_posonlyargcount:
+        taken.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        star = f"*{rest.pop(0)}"
+        taken.append(star)
+        passed.append(star)
+    elif keywords:
+        taken.append("*")
+    taken += keywords
+    passed += [f"{name}={name}" for name in keywords]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        stars = f"**{rest.pop(0)}"
+        taken.append(stars)
+        passed.append(stars)
+    free = ", ".join(code.co_freevars)  # the function keeps its cells, so its code must have them
+    text = f"""
+def outer({free}):
+    def inner({", ".join(taken)}):
+        if {present}() is None:
+            return {stock}({", ".join(passed)})
+        return {static}({", ".join([f"{present}().context", *passed])})
+        {free}
+"""
+    outer = compile(text, "<staticgraph>", "exec", dont_inherit=True)
+    for name in ("outer", "inner"):
+        outer = next(c for c in outer.co_consts if isinstance(c, CodeType) and c.co_name == name)
+    assert outer.co_freevars == code.co_freevars
+    return outer.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )

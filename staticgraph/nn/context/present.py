@@ -1,0 +1,134 @@
+"""The batch that runs in this thread, and the model's context it belongs to.
+
+A function of PyG is called with tensors alone, in whatever thread the model runs, and must find the
+batch of just that forward: another thread may run another batch through the same layers, and a
+teacher's forward runs inside a student's. So what is bound stands on a stack that each thread has
+for itself: entering a batch puts a :class:`Binding` on it, leaving takes it off, and the innermost
+one is what layers and functions see.
+
+It is a ``threading.local`` and not a ``ContextVar``, because torch.compile traces (and guards, in
+the thread that calls) the one and stops at the other.
+
+Backward is the exception: on CUDA it runs in threads of autograd's own, and activation
+checkpointing runs parts of the forward again there. :func:`remember` ties a binding to the results
+of its forward; while a backward from them runs, its operations see that binding in any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+
+_graph_task = torch._C._current_graph_task_id
+
+
+class Binding:
+    """A batch that is bound, and what was made for it since.
+
+    Attributes:
+        context: of the model that entered it
+            (:class:`staticgraph.nn.context.batch_context.BatchContext`), whose settings PyG's
+            functions follow.
+        batch: the batch.
+        rows: the register of row counts.
+        made: what is made once a forward.
+        blocks: dense blocks by their shape.
+        before: what was bound in this thread when it was entered.
+        task: the backward inside of which it was entered; -1 for none.
+    """
+
+    __slots__ = ("__weakref__", "batch", "before", "blocks", "context", "made", "rows", "task")
+
+    def __init__(
+        self, context: Any, batch: StaticBatch, rows: Any, before: Binding | None, task: int
+    ) -> None:
+        self.context = context
+        self.batch = batch
+        self.rows = rows
+        self.made: dict[Any, Any] = {}
+        self.blocks: dict[Any, Any] = {}
+        self.before = before
+        self.task = task
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.binding: Binding | None = None
+
+
+_HERE = _Here()
+# By the number that autograd gives a running backward; an entry ends with its graph.
+_OF_TASK: weakref.WeakValueDictionary[int, Binding] = weakref.WeakValueDictionary()
+
+
+def present() -> Binding | None:
+    """The innermost binding of this thread; None outside of any forward."""
+    binding = _HERE.binding
+    if torch.compiler.is_compiling():
+        return binding
+    task = _graph_task()
+    if task == -1 or (binding is not None and binding.task == task):
+        return binding
+    return _OF_TASK.get(task, binding)
+
+
+def bind(context: Any, batch: StaticBatch, rows: Any) -> None:
+    """Makes a batch the present one of this thread."""
+    task = -1 if torch.compiler.is_compiling() else _graph_task()
+    _HERE.binding = Binding(context, batch, rows, _HERE.binding, task)
+
+
+def unbind(context: Any) -> None:
+    """Takes off the innermost binding that ``context`` entered, and what stands above it."""
+    binding = _HERE.binding
+    while binding is not None and binding.context is not context:
+        binding = binding.before
+    if binding is not None:
+        _HERE.binding = binding.before
+
+
+class Restored:
+    """As a ``with`` block: afterwards is bound what was bound before, whatever happened inside.
+
+    Args:
+        nothing: inside, nothing is bound at first, so that a compiled function, whose guards say
+            so, may be called from within another model's forward.
+    """
+
+    __slots__ = ("_before", "_nothing")
+
+    def __init__(self, nothing: bool = False) -> None:
+        self._nothing = nothing
+
+    def __enter__(self) -> None:
+        self._before = _HERE.binding
+        if self._nothing:
+            _HERE.binding = None
+
+    def __exit__(self, *exc: object) -> None:
+        _HERE.binding = self._before
+
+
+def remember(results: list[Tensor]) -> None:
+    """While a backward from one of these tensors runs, the present binding is present in it."""
+    binding = _HERE.binding
+    results = [result for result in results if result.requires_grad and not result.is_leaf]
+    if binding is None or not results:
+        return
+    # Without the lease: a result that is kept must not keep a slot of the loader.
+    arrays = dict(binding.batch.tensors())
+    batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
+    kept = Binding(binding.context, batch, binding.rows, None, -1)
+    kept.made, kept.blocks = binding.made, binding.blocks
+
+    def enter(_: Tensor) -> None:
+        _OF_TASK[_graph_task()] = kept
+
+    for result in results:
+        result.register_hook(enter)

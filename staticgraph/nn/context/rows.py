@@ -1,0 +1,86 @@
+"""What the rows of a tensor are, told by its leading size: the register of a batch at its start.
+
+That a size is the batch's at all, and not that of a tensor of the model's own, is found apart
+(:mod:`staticgraph.nn.context.asked`).
+The physical sizes of a bucket all differ, so a size says whether rows are nodes, edges, graphs, the
+rows of an axis, or the nodes or edges of one type. Layers that put all types into one tensor
+(HGTConv, ``to_homogeneous``) make rows of their sum; the planner keeps that sum apart as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.schema import Axis
+
+
+class Rows(NamedTuple):
+    """What the rows of a tensor with a certain leading size are.
+
+    Attributes:
+        what: a word for messages.
+        mask: ``[R]`` bool, True on real rows.
+        groups: how many groups an index over these rows names (nodes name graphs, edges nodes, of
+            two types those they lead to); None where there is nothing above.
+        counted: the level in :class:`RealCounts` whose rows these are, real ones first; None for
+            rows that the batch did not come with.
+        widest: the most real rows that a group can have; None where nothing bounds it.
+        ends: how many rows an index ``[2, R]`` over these names, where that is not ``groups``: an
+            axis's own vector names graphs, its index fields mostly nodes. 0 where unknown.
+    """
+
+    what: str
+    mask: Tensor
+    groups: int | None
+    counted: str | None = None
+    widest: int | None = None
+    ends: int | None = None
+
+
+def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
+    """Every row count that a batch comes with."""
+    graphs, schema = batch.num_graphs, batch.layout.schema
+    rows: dict[int, Rows] = {}
+    if schema.hetero:
+        for axes, what, groups in (
+            (schema.edge_axes, "edges of all types", None),
+            (schema.node_axes, "nodes of all types", graphs),
+        ):
+            total = sum(batch.capacity.rows(axis.name) for axis in axes)
+            if len(axes) > 1:
+                masks = [batch[f"{axis.name}_mask"] for axis in axes]
+                rows[total] = Rows(what, torch.cat(masks), groups)
+        nodes = sum(batch.capacity.rows(axis.name) for axis in schema.node_axes)
+        edges = sum(batch.capacity.rows(axis.name) for axis in schema.edge_axes)
+        if edges in rows:
+            rows[edges] = rows[edges]._replace(groups=nodes)
+    else:
+        widest = batch.capacity.max_graph_nodes
+        rows[batch.num_edges] = Rows("edges", batch.edge_mask, batch.num_nodes, "edge")
+        rows[batch.num_nodes] = Rows("nodes", batch.node_mask, graphs, "node", widest)
+    for axis in schema.axes:
+        rows[batch.capacity.rows(axis.name)] = _rows_of_axis(batch, axis)
+    rows[graphs] = Rows("graphs", batch.graph_mask, None, "graph")
+    return rows
+
+
+def _rows_of_axis(batch: StaticBatch, axis: Axis) -> Rows:
+    mask = batch[f"{axis.name}_mask"]
+    if axis.kind == "edge":
+        return Rows(f"edges {axis.key}", mask, batch.capacity.rows(axis.type[2]), axis.name)
+    what = f"nodes {axis.key!r}" if axis.kind == "node" else axis.name
+    widest = batch.capacity.max_graph_nodes if axis.kind == "node" else None
+    return Rows(what, mask, batch.num_graphs, axis.name, widest, _ends(batch, axis))
+
+
+def _ends(batch: StaticBatch, axis: Axis) -> int | None:
+    """The rows that the ``[2, R]`` index fields of an axis count; 0 if they do not count alike."""
+    if axis.kind != "rows":
+        return None
+    fields = [f for f in batch.layout.schema if f.level == axis.name and f.is_index]
+    counted = {level for f in fields if f.shape == (2,) for level in f.counts}
+    return batch.capacity.rows(counted.pop()) if len(counted) == 1 else 0

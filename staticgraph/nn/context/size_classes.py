@@ -1,0 +1,101 @@
+"""Attention blocks whose cost follows the sizes of the graphs: a few widths, not the largest.
+
+Which blocks a bucket has is arithmetic (:mod:`staticgraph.sizes.attention`); here nodes are
+carried into them and back.
+
+Invariant: every real node has exactly one place; padding nodes have none and read zeros. The two
+ways are gathers, each the other's derivative, as in :mod:`staticgraph.nn.context.dense_layout`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.dense_layout import Regather
+from staticgraph.sizes.attention import AttentionPath, Block
+
+
+class ClassedLayout(NamedTuple):
+    """Gather indices between ``[N, ...]`` and the places of several blocks, one after another.
+
+    Attributes:
+        blocks: their shapes.
+        node_of_place: ``[P]`` int64, the node at each place; ``N`` where there is none.
+        place_of_node: ``[N]`` int64, the place of each node; ``P`` for padding nodes.
+        graph_of_rank: ``[G]`` int64, the graphs by falling size; rows of the blocks follow it.
+        rank_of_graph: ``[G]`` int64, the way back.
+        attendable: for each block ``[graphs, width]`` bool: real nodes, and the first place of a
+            graph that has none, so that no softmax is over nothing.
+    """
+
+    blocks: tuple[Block, ...]
+    node_of_place: Tensor
+    place_of_node: Tensor
+    graph_of_rank: Tensor
+    rank_of_graph: Tensor
+    attendable: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, batch: StaticBatch, path: AttentionPath) -> ClassedLayout:
+        """The places of a batch's nodes: in the bucket's blocks, or, where its real counts are
+        known, in as much of each as these counts need."""
+        blocks = _clipped(path.blocks, batch)
+        counts = torch.where(batch.graph_mask, batch.ptr.diff(), 0)
+        order = counts.argsort(descending=True, stable=True)
+        starts = batch.ptr[:-1]
+        nodes, attendable, offset = [], [], 0
+        base = torch.zeros_like(order)  # by rank: where a graph's places begin
+        rank = torch.arange(len(order), device=order.device)
+        for block in blocks:
+            graphs = order[block.first : block.first + block.graphs]
+            places = torch.arange(block.width, device=order.device)
+            occupied = places < counts[graphs][:, None]
+            nodes.append(torch.where(occupied, starts[graphs][:, None] + places, batch.num_nodes))
+            attendable.append(occupied | (~occupied[:, :1] & (places == 0)))
+            own = offset + (rank - block.first) * block.width
+            base = torch.where(rank >= block.first, own, base)
+            offset += block.places
+        base_of_graph = torch.empty_like(base).index_copy(0, order, base)
+        owner = batch.batch
+        within = torch.arange(batch.num_nodes, device=order.device) - starts[owner]
+        place = torch.where(batch.node_mask, base_of_graph[owner] + within, offset)
+        node_of_place = torch.cat([each.view(-1) for each in nodes])
+        rank_of_graph = torch.empty_like(rank).index_copy(0, order, rank)
+        return cls(blocks, node_of_place, place, order, rank_of_graph, tuple(attendable))
+
+    def to_blocks(self, rows: Tensor) -> list[Tensor]:
+        """``[N, ...]`` -> one ``[graphs, width, ...]`` a block, zeros where there is no node."""
+        flat = Regather.apply(rows, self.node_of_place, self.place_of_node)
+        pieces = flat.split([block.places for block in self.blocks])
+        return [
+            piece.view(block.graphs, block.width, *rows.shape[1:])
+            for piece, block in zip(pieces, self.blocks, strict=True)
+        ]
+
+    def to_nodes(self, blocks: list[Tensor]) -> Tensor:
+        """One ``[graphs, width, ...]`` a block -> ``[N, ...]``, zeros on padding nodes."""
+        flat = torch.cat([block.flatten(0, 1) for block in blocks])
+        return Regather.apply(flat, self.place_of_node, self.node_of_place)
+
+    def to_graphs(self, blocks: list[Tensor]) -> Tensor:
+        """One ``[graphs, ...]`` a block -> ``[G, ...]``, zeros where a block has no row."""
+        flat = torch.cat(blocks)
+        rows = len(flat)
+        index = torch.where(self.rank_of_graph < rows, self.rank_of_graph, rows)
+        return Regather.apply(flat, index, self.graph_of_rank[:rows])
+
+
+def _clipped(blocks: tuple[Block, ...], batch: StaticBatch) -> tuple[Block, ...]:
+    if batch.real is None:
+        return blocks
+    real, clipped = batch.real, []
+    for block in blocks:
+        graphs = min(block.graphs, max(1, real.graphs) - block.first)
+        if graphs > 0:
+            most = min(block.width, real.largest, real.nodes // (block.first + 1))
+            clipped.append(Block(block.first, graphs, max(1, most)))
+    return tuple(clipped)

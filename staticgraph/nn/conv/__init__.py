@@ -1,0 +1,1 @@
+"""Convolutions whose stock form reads a shape from data, made static."""

@@ -1,0 +1,79 @@
+"""GPSConv whose global attention has fixed shapes.
+
+Stock ``GPSConv`` (Rampasek et al. 2022, arXiv 2205.12454) calls ``to_dense_batch`` without sizes
+and then indexes with a mask: two host reads a layer, so a CUDA graph cannot record it. Here the
+projections run over nodes and not over the empty places of a block, the weights are those of the
+layer's own ``MultiheadAttention``, and the path between is chosen for the bucket
+(:mod:`staticgraph.nn.attention.paths`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GPSConv
+from torch_geometric.nn.attention import PerformerAttention
+
+from staticgraph.errors import NotStatic
+from staticgraph.nn.attention.paths import attend
+from staticgraph.nn.context.batch_context import BatchContext
+
+
+class StaticGPSConv(GPSConv):
+    """``GPSConv``: attention over fixed shapes, with the same state.
+
+    Raises:
+        NotStatic: attention other than multi-head or Performer, keys and values of sizes of their
+            own, or a path that was asked for and is impossible here.
+    """
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        if self._staticgraph.batch is None:
+            return super().forward(x, edge_index, batch, **kwargs)
+        if batch is None:
+            raise NotStatic(
+                "GPSConv was called without batch, so its attention would join all graphs: "
+                "pass batch=batch"
+            )
+        out = self._residual(self._attend(x), x, self.norm2, batch)
+        if self.conv is not None:
+            local = self.conv(x, edge_index, **kwargs)
+            out = self._residual(local, x, self.norm1, batch) + out
+        return self._norm(self.norm3, out + self.mlp(out), batch)
+
+    def _residual(
+        self, h: Tensor, x: Tensor, norm: torch.nn.Module | None, batch: Tensor
+    ) -> Tensor:
+        h = F.dropout(h, p=self.dropout, training=self.training)
+        return self._norm(norm, h + x, batch)
+
+    def _norm(self, norm: torch.nn.Module | None, h: Tensor, batch: Tensor) -> Tensor:
+        if norm is None:
+            return h
+        return norm(h, batch=batch) if self.norm_with_batch else norm(h)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        """``[N, C]`` -> ``[N, C]``: attention among the nodes of each graph."""
+        attn = self.attn
+        if isinstance(attn, PerformerAttention):
+            layout = self._staticgraph.dense()
+            block = attn(layout.to_dense(x), layout.occupied)
+            return layout.to_nodes(block)
+        if not isinstance(attn, torch.nn.MultiheadAttention):
+            raise NotStatic(
+                f"GPSConv with attn_type={self.attn_type!r} has no static form: use "
+                "attn_type='multihead' or 'performer'"
+            )
+        if attn.in_proj_weight is None:
+            raise NotStatic(
+                "GPSConv's attention has separate key and value sizes: leave kdim and vdim out of "
+                "attn_kwargs"
+            )
+        return attend(self._staticgraph, attn, x)

@@ -1,0 +1,1 @@
+"""Norms over the real rows of a padded batch."""

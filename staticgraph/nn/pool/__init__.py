@@ -1,0 +1,1 @@
+"""Pools that select or cluster nodes, made static."""

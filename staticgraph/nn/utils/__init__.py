@@ -1,0 +1,1 @@
+"""PyG's utilities whose stock form reads a shape from data, made static."""

@@ -1,0 +1,198 @@
+"""Self-loops removed and added without a change of shape that depends on data.
+
+Stock ``remove_self_loops`` indexes with a mask, so how many edges remain is known only to the data.
+Here a removed loop becomes an edge of the last node, which is always padding, and its attribute
+zero; an added loop has a place of its own behind the edges. The number of rows that comes out is
+one that nothing else in the batch has, so that a norm over messages finds the right mask.
+
+What it does not do: sparse matrices and ``EdgeIndex`` go to PyG's own functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    get_laplacian,
+    remove_self_loops,
+)
+from torch_geometric.utils.loop import compute_loop_attr
+
+from staticgraph.nn.context.batch_context import BatchContext, Rows
+from staticgraph.nn.context.dispatch import stock
+
+Edges = tuple[Tensor, Tensor | None]
+WITHOUT = "edges without self-loops"
+WITH = "edges and a self-loop a node"
+
+_stock_remove_self_loops = stock(remove_self_loops)
+_stock_add_self_loops = stock(add_self_loops)
+_stock_add_remaining_self_loops = stock(add_remaining_self_loops)
+_stock_get_laplacian = stock(get_laplacian)
+_stock_gcn_norm = stock(gcn_norm)
+
+
+def static_remove_self_loops(
+    context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None = None
+) -> Edges:
+    if not _is_plain(edge_index):
+        return _stock_remove_self_loops(edge_index, edge_attr)
+    return without_self_loops(context, edge_index, edge_attr)
+
+
+def static_add_self_loops(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: Any = None,
+) -> Edges:
+    if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
+        own: Callable[..., Edges] = _stock_add_self_loops
+        return own(edge_index, edge_attr, fill_value, num_nodes)
+    nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
+    added = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
+    _register_loops(context, context.find_rows(edge_index.size(1)), added[0], nodes)
+    return added
+
+
+def static_add_remaining_self_loops(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None = None,
+    fill_value: Any = None,
+    num_nodes: int | None = None,
+) -> Edges:
+    if not _is_plain(edge_index):
+        return _stock_add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
+    nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
+    return with_remaining_self_loops(context, edge_index, edge_attr, fill_value, nodes)
+
+
+def static_get_laplacian(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    normalization: str | None = None,
+    dtype: torch.dtype | None = None,
+    num_nodes: int | None = None,
+) -> Edges:
+    if edge_weight is None:  # ones now, so that removed loops get weight zero and not one
+        edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
+    return _stock_get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
+
+
+def static_gcn_norm(
+    context: BatchContext,
+    edge_index: Any,
+    edge_weight: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    rows = context.find_rows(edge_index.size(1)) if _is_plain(edge_index) else None
+    if edge_weight is not None and rows is not None:
+        # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.
+        edge_weight = torch.where(rows.mask, edge_weight, 1)
+    return _stock_gcn_norm(edge_index, edge_weight, *args, **kwargs)
+
+
+def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """PyG's functions on self-loops and their equals of fixed shape."""
+    return {
+        gcn_norm: static_gcn_norm,
+        remove_self_loops: static_remove_self_loops,
+        add_self_loops: static_add_self_loops,
+        add_remaining_self_loops: static_add_remaining_self_loops,
+        get_laplacian: static_get_laplacian,
+    }
+
+
+def _is_plain(edge_index: Any) -> bool:
+    return (
+        isinstance(edge_index, Tensor)
+        and not isinstance(edge_index, EdgeIndex)
+        and edge_index.layout == torch.strided
+    )
+
+
+def without_self_loops(
+    context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None
+) -> Edges:
+    """``[2, e]`` -> ``[2, e']`` with ``e' > e``: loops and the rows added are edges of the last
+    node, with zero for an attribute."""
+    edges = edge_index.size(1)
+    last = context.num_nodes_for(edge_index) - 1
+    rows = context.find_rows(edges)
+    loops = edge_index[0] == edge_index[1]
+    size = _size_of(context, WITHOUT, edges + 1)
+    more = size - edges
+    out_index = torch.cat(
+        [torch.where(loops, last, edge_index), edge_index.new_full((2, more), last)], dim=1
+    )
+    if rows is not None:
+        mask = torch.cat([rows.mask & ~loops, loops.new_zeros(more)])
+        context.register(size, Rows(WITHOUT, mask, last + 1))
+    if edge_attr is None:
+        return out_index, None
+    kept = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)
+    return out_index, torch.cat([kept, kept.new_zeros(more, *kept.shape[1:])])
+
+
+def with_remaining_self_loops(
+    context: BatchContext,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    fill_value: Any,
+    num_nodes: int,
+) -> Edges:
+    """One loop a node, which keeps the attribute of a loop that was there, as PyG's does."""
+    edges = edge_index.size(1)
+    nodes = torch.arange(num_nodes, device=edge_index.device)
+    loops = edge_index[0] == edge_index[1]
+    moved = torch.where(loops, num_nodes - 1, edge_index)
+    out_index = torch.cat([moved, nodes.expand(2, -1)], dim=1)
+    rows = context.find_rows(edges)
+    between, own = ~loops, loops
+    if rows is not None:
+        between, own = rows.mask & between, rows.mask & own
+        _register_loops(context, rows._replace(mask=between), out_index, num_nodes)
+    if edge_attr is None:
+        return out_index, None
+    loop_attr = compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
+    owner = torch.where(own, edge_index[0], num_nodes)  # other edges write a row that is dropped
+    spare = torch.cat([loop_attr, loop_attr.new_zeros(1, *loop_attr.shape[1:])])
+    kept = spare.index_copy(0, owner, edge_attr)[:num_nodes]
+    return out_index, torch.cat([_only(edge_attr, between), kept])
+
+
+def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
+    """Zeros where an edge is not real, so that a weighted degree is never negative there."""
+    return torch.where(mask.view(-1, *(1,) * (edge_attr.dim() - 1)), edge_attr, 0)
+
+
+def _register_loops(
+    context: BatchContext, rows: Rows | None, out_index: Tensor, num_nodes: int
+) -> None:
+    nodes = context.find_rows(num_nodes)
+    known = context.find_rows(out_index.size(1))
+    if rows is None or nodes is None or (known is not None and known.counted is not None):
+        return
+    mask = torch.cat([rows.mask, nodes.mask])
+    context.register(out_index.size(1), Rows(WITH, mask, num_nodes))
+
+
+def _size_of(context: BatchContext, what: str, at_least: int) -> int:
+    """The row count that ``what`` has in this batch, so that every layer uses the same."""
+    for size in range(at_least, at_least + int(math.sqrt(at_least)) + 8):
+        rows = context.find_rows(size)
+        if rows is None or rows.what == what:
+            return size
+    raise AssertionError("no free row count")

@@ -1,0 +1,1 @@
+"""The partitions that are resident now, and what they hold."""

@@ -1,0 +1,1 @@
+"""A large graph on disk: its partitions, their files, and the embeddings beside them."""

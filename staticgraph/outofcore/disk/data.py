@@ -1,0 +1,187 @@
+"""Large graphs by name or path, as the commands take them.
+
+A file is ``.npz``. Triples have ``train``, ``valid`` and ``test`` as ``[3, T]`` head, relation,
+tail with ``num_entities``; a graph has ``edges [2, E]`` (each undirected edge once) and
+``num_nodes``, and for node classification ``label``, ``train``, ``val``, ``test`` and binary
+features as rows of indices (``x_indptr``, ``x_indices``, ``x_shape``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import UnknownDataset
+from staticgraph.outofcore.disk.array_files import read_arrays
+
+NAMES = {
+    "fb15k-237": "FB15k-237.npz",
+    "cora": "cora.npz",
+    "citeseer": "citeseer.npz",
+    "cornell5": "fb100-Cornell5.npz",
+}
+PLACES = (Path("examples/data"), Path(__file__).parents[2] / "examples" / "data")
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkData:
+    """Triples in the form that :func:`partition` takes: source, destination, relation."""
+
+    name: str
+    num_nodes: int
+    train: IntArray
+    valid: IntArray
+    test: IntArray
+
+    @property
+    def known(self) -> IntArray:
+        """``[3, K]`` all true edges."""
+        return np.concatenate([self.train, self.valid, self.test], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeData:
+    """A graph with labelled nodes; edges in both directions."""
+
+    name: str
+    edges: IntArray
+    features: NDArray[np.float32]
+    labels: IntArray
+    train: IntArray
+    valid: IntArray
+    test: IntArray
+
+
+def find(spec: str) -> Path:
+    """The file of a name or a path.
+
+    Raises:
+        UnknownDataset: neither a name that this library knows nor a file.
+    """
+    if (path := Path(spec)).is_file():
+        return path
+    name = NAMES.get(spec.lower())
+    for place in PLACES:
+        if name is not None and (place / name).is_file():
+            return place / name
+    raise UnknownDataset(
+        f"{spec!r} is no file"
+        + (f", and {name} is not in examples/data" if name else "")
+        + f"; give the path of an .npz, or one of {', '.join(NAMES)}"
+    )
+
+
+def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
+    """Triples; of a graph without splits a share of the edges is held out, twice.
+
+    Raises:
+        UnknownDataset: the file is of another form.
+    """
+    path = find(spec)
+    file = read_arrays(path)
+    if "num_entities" in file:
+        _require(path, file, "train", "valid", "test")
+        n = _count(path, file, "num_entities")
+        parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
+        return LinkData(path.stem, n, *parts)
+    _require(path, file, "edges", "num_nodes")
+    n = _count(path, file, "num_nodes")
+    edges = _ends(path, file, "edges", n, 2)
+    order = np.random.default_rng(seed).permutation(edges.shape[1])
+    cut = round(held_out * edges.shape[1])
+    parts = [edges[:, order[span]] for span in
+             (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
+    return LinkData(path.stem, n, *parts)
+
+
+def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
+    """Labelled nodes. Where a graph has neither labels nor features, both are generated: labels are
+    the signs of random values that were averaged over neighbours, features noisy hints of them.
+
+    Raises:
+        UnknownDataset: the file is of another form.
+    """
+    path = find(spec)
+    file = read_arrays(path)
+    _require(path, file, "edges", "num_nodes")
+    n = _count(path, file, "num_nodes")
+    once = _ends(path, file, "edges", n, 2)
+    edges = np.concatenate([once, once[::-1]], axis=1)
+    if "label" in file:
+        _require(path, file, "train", "val", "test", "x_indptr", "x_indices", "x_shape")
+        splits = [file[k].astype(np.int64) for k in ("train", "val", "test")]
+        features = _dense(file["x_indptr"], file["x_indices"], int(file["x_shape"][1]))
+        return NodeData(path.stem, edges, features, file["label"].astype(np.int64), *splits)
+    return _generated(path.stem, edges, n, classes, width, seed)
+
+
+def _generated(name: str, edges: IntArray, n: int, classes: int, width: int, seed: int) -> NodeData:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n, classes))
+    degree = np.maximum(1, np.bincount(edges[1], minlength=n))[:, None]
+    for _ in range(2):
+        mean = np.zeros_like(values)
+        np.add.at(mean, edges[1], values[edges[0]])
+        values = 0.5 * values + mean / degree
+        values = (values - values.mean(axis=0)) / values.std(axis=0)
+    labels = values.argmax(axis=1)
+    hints = rng.normal(size=(classes, width))[labels]
+    features = (hints + 3.0 * rng.normal(size=(n, width))).astype(np.float32)
+    order = rng.permutation(n)
+    train, valid, test = np.split(order, [n // 10, n // 5])
+    return NodeData(name, edges, features, labels, train, valid, test)
+
+
+def _dense(indptr: NDArray[Any], indices: NDArray[Any], width: int) -> NDArray[np.float32]:
+    """Binary rows, each divided by its sum, as is usual for these citation graphs."""
+    features = np.zeros((len(indptr) - 1, width), np.float32)
+    counts = np.diff(indptr)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    features[rows, indices.astype(np.int64)] = 1.0 / np.maximum(1, counts)[rows]
+    return features
+
+
+def _count(path: Path, file: Mapping[str, NDArray[Any]], name: str) -> int:
+    """A whole number above 0."""
+    value = file[name]
+    if value.ndim or value.dtype.kind not in "iu" or value < 1:
+        raise UnknownDataset(f"{path}: {name} is {str(value)[:40]}; a number of nodes is needed")
+    return int(value)
+
+
+def _ends(
+    path: Path, file: Mapping[str, NDArray[Any]], name: str, nodes: int, rows: int
+) -> IntArray:
+    """``[rows, E]`` int64, whose first and last row (of three) or both rows are nodes."""
+    found = file[name]
+    if found.ndim != 2 or len(found) != rows or found.dtype.kind not in "iu":
+        raise UnknownDataset(
+            f"{path}: {name} has shape {found.shape} and dtype {found.dtype}; integers "
+            f"[{rows}, E] are needed"
+        )
+    edges = found.astype(np.int64)
+    ends = edges[[0, -1]]
+    outside = (ends < 0) | (ends >= nodes)
+    if outside.any():
+        edge = int(outside.any(axis=0).argmax())
+        raise UnknownDataset(
+            f"{path}: {name} {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
+            f"{nodes} nodes"
+        )
+    return edges
+
+
+def _require(path: Path, file: Mapping[str, Any], *names: str) -> None:
+    missing = [name for name in names if name not in file]
+    if missing:
+        raise UnknownDataset(
+            f"{path} has no {', '.join(missing)}; it holds {', '.join(file) or 'nothing'}. See "
+            "examples/data/README.md for the forms"
+        )

@@ -1,0 +1,236 @@
+"""Embeddings and optimizer state on disk that a kill at any moment cannot spoil.
+
+The problem: training rewrites the partitions again and again, and a process may die between any two
+writes, or within one. The idea: every partition has two places in the file. What the last committed
+epoch wrote is never touched; the first write of an epoch goes to the other place and later ones
+there too. A commit makes the data durable and then replaces one small file, which says per
+partition which place counts. The invariant: after a kill, opening finds exactly the last committed
+epoch. It costs twice the disk, and no second write as a redo log would.
+
+A record is ``partition_size`` rows of values behind as many rows of Adagrad sums, float32, so that
+one ``preadv`` fills both arrays of a slot.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.files import atomic
+from staticgraph.outofcore.disk.reading import BlockFile
+
+DATA = "embeddings.bin"
+COMMIT = "commit.bin"
+# Stands from before the first byte until epoch 0 is committed: what a kill left of a creation is
+# thus told from embeddings that lost a file.
+CREATING = ".creating"
+MAGIC = b"SGEMB001"
+
+FloatArray = NDArray[np.float32]
+
+
+class EmbeddingFile:
+    """Values and sums of all partitions, with commits.
+
+    Args:
+        folder: the folder that :meth:`create` made.
+        cached: leave what is read and written in the page cache.
+
+    Attributes:
+        epoch: committed epochs.
+        extras: the other arrays of the commit (relation parameters, a configuration).
+        not_finite: partitions in which, as last written, some value or sum is NaN or infinite.
+
+    Raises:
+        FileNotFoundError: nothing was ever committed there.
+        StoreCorrupt: the commit or the data is missing, or not what was written.
+    """
+
+    def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
+        self.folder = Path(folder)
+        _require_both(self.folder)
+        commit = _read_commit(self.folder / COMMIT)
+        self.epoch = int(commit.pop("epoch"))
+        self.num_partitions, self.partition_size, self.dimension = (
+            int(value) for value in commit.pop("shape")
+        )
+        self._committed: NDArray[np.uint8] = commit.pop("place")
+        self._crc: NDArray[np.uint32] = commit.pop("crc32")
+        self.extras: dict[str, NDArray[Any]] = commit
+        self._place = self._committed.copy()
+        self._committed_crc = self._crc.copy()
+        self.not_finite: set[int] = set()
+        self._file = BlockFile(self.folder / DATA, writable=True, cached=cached)
+        expected = 2 * self.num_partitions * self.record_bytes
+        if (found := (self.folder / DATA).stat().st_size) != expected:
+            raise StoreCorrupt(
+                f"{self.folder / DATA} has {found} bytes instead of {expected}: it was cut or "
+                "belongs to other embeddings; start training anew in an empty folder"
+            )
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        num_partitions: int,
+        partition_size: int,
+        dimension: int,
+        initial: Callable[[int], FloatArray],
+        extras: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        cached: bool = True,
+    ) -> EmbeddingFile:
+        """Writes the first values, commits them as epoch 0 and opens.
+
+        Args:
+            folder: made where it is missing; embeddings that stand there are replaced.
+            num_partitions: p.
+            partition_size: rows of a record.
+            dimension: D.
+            initial: gives a partition's values ``[partition_size, D]``.
+            extras: kept with every commit.
+            cached: leave what is read and written in the page cache.
+        """
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / CREATING).touch()
+        (root / COMMIT).unlink(missing_ok=True)
+        sums = np.zeros((partition_size, dimension), np.float32)
+        crc = np.zeros(num_partitions, np.uint32)
+        with (root / DATA).open("wb") as file:
+            for partition in range(num_partitions):
+                values = np.ascontiguousarray(initial(partition), np.float32)
+                assert values.shape == sums.shape
+                crc[partition] = _checksum(values, sums)
+                values.tofile(file)
+                sums.tofile(file)
+            file.truncate(2 * num_partitions * 2 * sums.nbytes)
+            os.fsync(file.fileno())
+        shape = np.array([num_partitions, partition_size, dimension])
+        place = np.zeros(num_partitions, np.uint8)
+        _write_commit(root, 0, shape, place, crc, extras or {})
+        (root / CREATING).unlink()
+        return cls(root, cached=cached)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a partition: values and sums."""
+        return 2 * self.partition_size * self.dimension * 4
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far."""
+        return self._file.bytes_read
+
+    def read(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
+        """Fills two arrays ``[partition_size, D]`` with what was written last.
+
+        Raises:
+            StoreCorrupt: the record's checksum differs; the message names file and offset.
+        """
+        offset = self._offset(partition)
+        self._file.read(offset, [values, sums])
+        found = _checksum(values, sums)
+        if found != self._crc[partition]:
+            raise StoreCorrupt(
+                f"{self.folder / DATA}: partition {partition} at byte {offset} has CRC-32 "
+                f"{found:08x}, but {int(self._crc[partition]):08x} was written: the file was "
+                "changed; start training anew or put back a copy"
+            )
+
+    def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
+        """Writes a partition beside what is committed of it."""
+        self._place[partition] = 1 - self._committed[partition]
+        offset = self._offset(partition)
+        self._file.write(offset, [values, sums])
+        self._crc[partition] = _checksum(values, sums)
+        # In float64 no sum of float32 overflows, so it is finite exactly where all of them are.
+        with np.errstate(invalid="ignore"):
+            total = values.sum(dtype=np.float64) + sums.sum(dtype=np.float64)
+        if np.isfinite(total):
+            self.not_finite.discard(partition)
+        else:
+            self.not_finite.add(partition)
+
+    def sync(self) -> None:
+        """Waits until everything written so far is on the disk."""
+        os.fsync(self._file.descriptor)
+
+    def commit(self, extras: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Makes everything written so far the state that a restart finds."""
+        self.sync()
+        kept = self.extras if extras is None else dict(extras)
+        shape = np.array([self.num_partitions, self.partition_size, self.dimension])
+        _write_commit(self.folder, self.epoch + 1, shape, self._place, self._crc, kept)
+        self.epoch += 1
+        self.extras = kept
+        self._committed, self._committed_crc = self._place.copy(), self._crc.copy()
+
+    def rollback(self) -> None:
+        """Forgets everything written since the last commit."""
+        self._place, self._crc = self._committed.copy(), self._committed_crc.copy()
+        self.not_finite.clear()
+
+    def close(self) -> None:
+        """Closes the file; what was not committed is forgotten."""
+        self._file.close()
+
+    def _offset(self, partition: int) -> int:
+        place = int(self._place[partition])
+        return (place * self.num_partitions + partition) * self.record_bytes
+
+
+def _require_both(folder: Path) -> None:
+    """Raises where one file of the two is gone, or where nothing was ever committed."""
+    data, commit = (folder / DATA).exists(), (folder / COMMIT).exists()
+    if not commit and (not data or (folder / CREATING).exists()):
+        raise FileNotFoundError(
+            f"{folder} holds no committed embeddings: make them with EmbeddingFile.create(...)"
+        )
+    (folder / CREATING).unlink(missing_ok=True)
+    if data != commit:
+        there, gone = (DATA, COMMIT) if data else (COMMIT, DATA)
+        raise StoreCorrupt(
+            f"{folder} has {there} but no {gone}: what was trained there cannot be read without "
+            f"it. Put {gone} back, or remove the folder to start training anew"
+        )
+
+
+def _checksum(values: FloatArray, sums: FloatArray) -> int:
+    return zlib.crc32(sums.data, zlib.crc32(values.data))
+
+
+def _write_commit(
+    folder: Path,
+    epoch: int,
+    shape: NDArray[Any],
+    place: NDArray[np.uint8],
+    crc: NDArray[np.uint32],
+    extras: Mapping[str, NDArray[Any]],
+) -> None:
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {f"extra.{name}": value for name, value in extras.items()}
+    np.savez(content, epoch=np.array(epoch), shape=shape, place=place, crc32=crc, **arrays)
+    body = content.getvalue()
+    contents = MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
+    atomic.write_bytes(folder / COMMIT, contents)
+
+
+def _read_commit(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    head, body = content[: len(MAGIC) + 4], content[len(MAGIC) + 4 :]
+    if not head.startswith(MAGIC) or zlib.crc32(body).to_bytes(4, "little") != head[len(MAGIC) :]:
+        raise StoreCorrupt(
+            f"{path} is not a commit of this version, or was changed (checksum of the bytes from "
+            f"{len(MAGIC) + 4} on): put back a copy, or start training anew"
+        )
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return {name.removeprefix("extra."): arrays[name] for name in arrays}

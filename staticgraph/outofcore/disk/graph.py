@@ -1,0 +1,224 @@
+"""A partitioned graph, opened: sizes in memory, edges and features read by block.
+
+The numbers here are the new ones, given when the graph was partitioned: node v is in partition
+v // partition_size. ``node_ids`` leads back to the caller's. Read-only; what training changes lives
+in :mod:`staticgraph.outofcore.disk.embeddings`.
+
+A bucket of edges and a partition of features are compared with their checksums, and their nodes
+with their partitions, when they are first read: everything behind trusts them without looking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.files.checksum import crc32_of_array
+from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
+from staticgraph.outofcore.disk.neighbours import Direction
+from staticgraph.outofcore.disk.reading import BlockFile
+from staticgraph.outofcore.policies.schedule import Bucket
+
+
+class PartitionedGraph:
+    """A folder that :func:`staticgraph.outofcore.partition` wrote.
+
+    Args:
+        folder: the folder.
+        verify: read everything once and compare checksums now, not when a block is first read.
+        cached: leave what is read in the page cache; so for the embeddings of its trainers.
+
+    Raises:
+        FileNotFoundError: no partitioned graph is there.
+        StoreCorrupt: a file is missing, cut or changed; the message names file and offset.
+    """
+
+    def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
+        self.folder, self.cached = Path(folder), cached
+        self.manifest = Manifest.load(self.folder, verify)
+        m = self.manifest
+        self.num_nodes = m.num_nodes
+        self.num_edges = m.num_edges
+        self.num_partitions = m.num_partitions
+        self.partition_size = m.partition_size
+        self.num_relations = m.num_relations
+        self.columns = m.columns
+        self.dtype = np.dtype(m.index_dtype)
+        p = m.num_partitions
+        self.offsets: NDArray[np.int64] = self._array(OFFSETS, np.dtype(np.int64), p * p + 1)
+        ends = (int(self.offsets[0]), int(self.offsets[-1]))
+        if ends != (0, m.num_edges) or np.diff(self.offsets).min() < 0:
+            raise StoreCorrupt(
+                f"{self.folder / OFFSETS} goes from {ends[0]} to {ends[1]}, in "
+                f"order or not; offsets ascend from 0 to {m.num_edges}: partition the graph again"
+            )
+        self._bucket_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
+        self._read_buckets = np.zeros(p * p, bool)
+        self._read_features = np.zeros(p, bool)
+        self.edge_file = BlockFile(self.folder / EDGES, cached=cached)
+        self.feature_file = None
+        if m.features is not None:
+            self.feature_file = BlockFile(self.folder / FEATURES, cached=cached)
+        self._degrees: dict[Direction, NDArray[np.int32]] = {}
+
+    @cached_property
+    def node_ids(self) -> NDArray[np.int64]:
+        """``[N]`` the caller's number of each node, memory-mapped.
+
+        Raises:
+            StoreCorrupt: they are not what was written, or not every number once.
+        """
+        self.manifest.files[NODE_IDS].check(self.folder / NODE_IDS, contents=True)
+        ids = self._array(NODE_IDS, np.dtype(np.int64), self.num_nodes, mmap_mode="r")
+        seen = np.zeros(self.num_nodes, bool)
+        if ids.min() >= 0 and ids.max() < self.num_nodes:
+            seen[ids] = True
+        if not seen.all():
+            raise StoreCorrupt(
+                f"{self.folder / NODE_IDS} does not have every number below {self.num_nodes} once: "
+                "partition the graph again"
+            )
+        return ids
+
+    @property
+    def bucket_sizes(self) -> NDArray[np.int64]:
+        """``[p, p]`` edges of each bucket."""
+        return np.diff(self.offsets).reshape(self.num_partitions, self.num_partitions)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with the numbering of the nodes, with the cut into
+        partitions and with any edge (SHA-256 of the files' checksums)."""
+        files = self.manifest.files
+        said = [self.num_nodes, self.num_partitions, self.partition_size]
+        for name in ("node_ids.npy", "offsets.npy", "edges.bin"):
+            said += [files[name].bytes, *files[name].blocks, *files[name].crc32]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+    def nodes_of(self, partition: int) -> int:
+        """Real nodes of a partition; the last may have fewer."""
+        return min(self.partition_size, self.num_nodes - partition * self.partition_size)
+
+    def read_buckets(self, buckets: Sequence[Bucket]) -> NDArray[Any]:
+        """``[n, 2 or 3]``: source, (relation,) destination of the edges of these buckets, in the
+        order of the file. Buckets that stand together are read at once."""
+        wanted = sorted(i * self.num_partitions + j for i, j in buckets)
+        total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in wanted)
+        rows = np.empty((total, self.columns), dtype=self.dtype)
+        row_bytes, done, at = self.columns * self.dtype.itemsize, 0, 0
+        while at < len(wanted):
+            last = at
+            while last + 1 < len(wanted) and wanted[last + 1] == wanted[last] + 1:
+                last += 1
+            low, high = int(self.offsets[wanted[at]]), int(self.offsets[wanted[last] + 1])
+            self.edge_file.read(low * row_bytes, [rows[done : done + high - low]])
+            for bucket in wanted[at : last + 1]:
+                self._check_bucket(bucket, rows, done - low)
+            done, at = done + high - low, last + 1
+        return rows
+
+    def _check_bucket(self, bucket: int, rows: NDArray[Any], shift: int) -> None:
+        """Compares a bucket that is read for the first time; edge e stands in row e + shift."""
+        if self._read_buckets[bucket]:
+            return
+        low, high = self.offsets[bucket : bucket + 2].tolist()
+        edges, path = rows[low + shift : high + shift], self.edge_file.path
+        begins = low * self.columns * self.dtype.itemsize
+        i, j = divmod(bucket, self.num_partitions)
+        where = f"{path}: bucket ({i}, {j}) at byte {begins}"
+        if (now := crc32_of_array(edges)) != (then := int(self._bucket_sums[bucket])):
+            raise StoreCorrupt(
+                f"{where} is not what was written (CRC-32 {now:08x}, was {then:08x}): partition "
+                "the graph again"
+            )
+        limits = [(i, self.nodes_of(i)), (j, self.nodes_of(j))]
+        for end, (partition, nodes) in zip((0, -1), limits, strict=True):
+            first = partition * self.partition_size
+            wrong = (edges[:, end] < first) | (edges[:, end] >= first + nodes)
+            if wrong.any():
+                raise StoreCorrupt(
+                    f"{where}: node {edges[wrong.argmax(), end]} is not of partition {partition}, "
+                    f"{first} to {first + nodes - 1}: partition the graph again"
+                )
+        if self.columns == 3 and len(edges):
+            least, most = int(edges[:, 1].min()), int(edges[:, 1].max())
+            if least < 0 or most >= self.num_relations:
+                raise StoreCorrupt(
+                    f"{where}: relations go from {least} to {most}, but there are "
+                    f"{self.num_relations}: partition the graph again"
+                )
+        self._read_buckets[bucket] = True
+
+    def read_features(self, partition: int, into: NDArray[Any]) -> None:
+        """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``)."""
+        if self.feature_file is None or self.manifest.features is None:
+            raise ValueError(f"{self.folder} was partitioned without features; give features=")
+        dtype, width = self.manifest.features
+        row_bytes = np.dtype(dtype).itemsize * width
+        begins, rows = partition * self.partition_size * row_bytes, into[: self.nodes_of(partition)]
+        self.feature_file.read(begins, [rows])
+        if self._read_features[partition]:
+            return
+        then = self.manifest.files[FEATURES].crc32[partition]
+        if (now := crc32_of_array(rows)) != then:
+            raise StoreCorrupt(
+                f"{self.feature_file.path}: partition {partition} at byte {begins} is not what was "
+                f"written (CRC-32 {now:08x}, was {then:08x}): partition the graph again"
+            )
+        self._read_features[partition] = True
+
+    def degrees(self, direction: Direction = "in") -> NDArray[np.int32]:
+        """``[N]`` neighbours of each node in the whole graph, resident or not.
+
+        Counted in one pass over the edges, a partition's at a time, and kept.
+        """
+        if direction not in self._degrees:
+            total = np.zeros(self.num_nodes, np.int32)
+            ends = {"in": (-1,), "out": (0,), "both": (0, -1)}[direction]
+            for source in range(self.num_partitions):
+                rows = self.read_buckets([(source, j) for j in range(self.num_partitions)])
+                for end in ends:
+                    _count(rows[:, end], total)
+            self._degrees[direction] = total
+        return self._degrees[direction]
+
+    def _array(self, name: str, dtype: np.dtype[Any], length: int, **options: Any) -> NDArray[Any]:
+        """A vector of a file whose bytes were compared, of the form that it must have."""
+        path = self.folder / name
+        try:
+            array = np.load(path, allow_pickle=False, **options)
+        except Exception as error:  # NumPy raises whatever a header happens to lead to
+            raise StoreCorrupt(f"{path} is no array ({error}); partition again") from None
+        if not isinstance(array, np.ndarray) or (array.dtype, array.shape) != (dtype, (length,)):
+            raise StoreCorrupt(
+                f"{path} is not {dtype} of shape ({length},), as the manifest says: partition the "
+                "graph again"
+            )
+        return array
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.edge_file.close()
+        if self.feature_file is not None:
+            self.feature_file.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"PartitionedGraph({str(self.folder)!r}, nodes={self.num_nodes}, "
+            f"edges={self.num_edges}, partitions={self.num_partitions})"
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(nodes, total):
+    for e in range(len(nodes)):
+        total[nodes[e]] += 1

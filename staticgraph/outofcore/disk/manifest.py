@@ -1,0 +1,198 @@
+"""What a partitioned graph's folder holds, said once and checked whenever it is opened.
+
+The manifest carries the format's version, the sizes, and per file its bytes and the CRC-32 of each
+block (a partition of features, a source partition of edges), and a digest of all of that, so that
+damage is reported with the file and the offset where it begins. It is written last: a folder
+without one is not a graph. What it says is not trusted for having the right digest: sizes that do
+not fit each other are refused here, the values of files where they are first read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.files import document
+from staticgraph.files.checksum import crc32_of_stretch
+from staticgraph.files.folder import Kind, repair
+from staticgraph.files.reading import NOT_THERE
+
+FORMAT = "staticgraph.outofcore"
+# 2: a checksum of each bucket of edges, a digest of the manifest.
+VERSION = 2
+NAME = "manifest.json"
+KIND = Kind("partitioned graph", FORMAT, NAME, lambda manifest: manifest["files"])
+
+NODE_IDS, OFFSETS, SUMS = "node_ids.npy", "offsets.npy", "checksums.npy"
+EDGES, FEATURES = "edges.bin", "features.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file: its bytes, where its blocks begin, and each block's CRC-32."""
+
+    bytes: int
+    blocks: tuple[int, ...]
+    crc32: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: Path, blocks: Sequence[int] = (0,)) -> FileRecord:
+        """Reads a file once; ``blocks`` are ascending offsets, the first of them 0."""
+        ends = (*blocks[1:], path.stat().st_size)
+        with path.open("rb") as file:
+            sums = tuple(
+                crc32_of_stretch(file, end - at) for at, end in zip(blocks, ends, strict=True)
+            )
+        return cls(path.stat().st_size, tuple(blocks), sums)
+
+    def check(self, path: Path, contents: bool) -> None:
+        """Raises StoreCorrupt where the file is missing, of another length or other contents."""
+        found = path.stat().st_size if path.exists() else None
+        if found != self.bytes:
+            raise StoreCorrupt(
+                f"{path} has {'no' if found is None else found} bytes, the manifest says "
+                f"{self.bytes}: the graph is incomplete; partition it again"
+            )
+        if not contents:
+            return
+        now = FileRecord.of(path, self.blocks)
+        for at, then, found in zip(self.blocks, self.crc32, now.crc32, strict=True):
+            if then != found:
+                raise StoreCorrupt(
+                    f"{path} is not what was written in the block from byte {at} on "
+                    f"(CRC-32 {found:08x}, was {then:08x}): partition the graph again"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Sizes and files of one partitioned graph."""
+
+    num_nodes: int
+    num_edges: int
+    num_partitions: int
+    partition_size: int
+    num_relations: int
+    columns: int
+    index_dtype: str
+    features: tuple[str, int] | None
+    training_partitions: tuple[int, ...]
+    seed: int
+    files: dict[str, FileRecord]
+
+    def save(self, folder: Path) -> None:
+        """Writes the manifest in one move."""
+        document.save(
+            folder / NAME, {"format": FORMAT, "version": VERSION, **asdict(self)}, indent=None
+        )
+
+    @classmethod
+    def load(cls, folder: Path, verify: bool = False) -> Manifest:
+        """Reads and checks.
+
+        Raises:
+            FileNotFoundError: there is no manifest.
+            StoreCorrupt: another format or version, or a file that is not as it was written.
+        """
+        repair(folder)
+        path = folder / NAME
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{folder} is not a partitioned graph: it has no {NAME}; make one with "
+                "outofcore.partition(...)"
+            )
+        try:
+            values: dict[str, Any] = document.read(path)
+            named = values["format"], values["version"]
+        except NOT_THERE as error:
+            raise StoreCorrupt(f"{path} is not readable ({error}); partition again") from None
+        if named != (FORMAT, VERSION):
+            raise StoreCorrupt(
+                f"{path} says {named[0]} version {named[1]}; this library reads {FORMAT} version "
+                f"{VERSION}: partition the graph again"
+            )
+        try:
+            if document.KEY not in values:
+                raise ValueError(f"it lacks its {document.KEY!r}")
+            values = document.check(values)
+            manifest = cls._of(values)
+        except NOT_THERE as error:
+            raise StoreCorrupt(
+                f"{path} lacks or has too much: {type(error).__name__}: {error}; partition again"
+            ) from None
+        for name, record in manifest.files.items():
+            # Small files are always compared; the others where they are read, or here if asked.
+            record.check(folder / name, verify or name in (OFFSETS, SUMS))
+        return manifest
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> Manifest:
+        rest = {k: v for k, v in values.items() if k not in ("format", "version")}
+        files = {
+            name: FileRecord(item["bytes"], tuple(item["blocks"]), tuple(item["crc32"]))
+            for name, item in rest.pop("files").items()
+        }
+        features, training = rest.pop("features"), tuple(rest.pop("training_partitions"))
+        manifest = cls(
+            **rest,
+            files=files,
+            features=None if features is None else (features[0], features[1]),
+            training_partitions=training,
+        )
+        manifest._require_consistent()
+        return manifest
+
+    def _require_consistent(self) -> None:
+        """Raises ValueError where sizes contradict each other."""
+        n, p, size = self.num_nodes, self.num_partitions, self.partition_size
+        counts = (n, self.num_edges, p, size, self.num_relations, self.columns)
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError("a size is not a whole number")
+        if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
+            raise ValueError(f"{n} nodes are not {p} partitions of {size}")
+        if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
+            2,
+            3,
+        ):
+            raise ValueError(f"{self.columns} columns of edges with {self.num_relations} relations")
+        if self.index_dtype not in ("int32", "int64"):
+            raise ValueError(f"node numbers are {self.index_dtype}")
+        if self.index_dtype == "int32" and n >= 2**31:
+            raise ValueError(f"{n} nodes in int32")
+        sizes = {EDGES: self.num_edges * self.columns * np.dtype(self.index_dtype).itemsize}
+        blocks = {EDGES: p}
+        if self.features is not None:
+            dtype, width = np.dtype(self.features[0]), self.features[1]
+            if dtype.kind not in "biuf" or type(width) is not int or width < 0:
+                raise ValueError(f"features are {self.features}")
+            sizes[FEATURES], blocks[FEATURES] = n * width * dtype.itemsize, p
+        if set(self.files) != {NODE_IDS, OFFSETS, SUMS, *sizes}:
+            raise ValueError(f"the files are {', '.join(self.files)}")
+        for name, record in self.files.items():
+            begins = (*record.blocks, record.bytes)
+            if (
+                record.bytes != sizes.get(name, record.bytes)
+                or len(record.blocks) != blocks.get(name, 1)
+                or len(record.crc32) != len(record.blocks)
+                or begins[0] != 0
+                or any(a > b for a, b in pairwise(begins))
+            ):
+                raise ValueError(f"{name} has {record.bytes} bytes in blocks {record.blocks[:4]}")
+        if not all(type(k) is int and 0 <= k < p for k in self.training_partitions):
+            raise ValueError(f"training partitions are {self.training_partitions[:4]}")
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is a partitioned graph, of whatever version, by its own word."""
+    try:
+        return json.loads((folder / NAME).read_text())["format"] == FORMAT
+    except (OSError, ValueError, LookupError, TypeError):
+        return False

@@ -1,0 +1,170 @@
+"""Cutting a graph into partitions on disk, in bounded memory.
+
+Nodes get new numbers at random (training nodes first, where they are named), so that partitions are
+alike whatever order the caller's numbers have; a node's partition is its new number divided by
+ceil(N / p). What is written: the edges by bucket, the features in the new order, the way back to
+the caller's numbers, and a manifest. The only arrays as long as the graph is wide are two of one
+integer a node. Source: MariusGNN, EuroSys 2023, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from staticgraph.errors import BadGraph
+from staticgraph.files.folder import replacing
+from staticgraph.outofcore.disk.edge_source import Edges, EdgeSource
+from staticgraph.outofcore.disk.external_sort import Progress, sort_edges
+from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.manifest import (
+    EDGES,
+    FEATURES,
+    KIND,
+    NODE_IDS,
+    OFFSETS,
+    SUMS,
+    FileRecord,
+    Manifest,
+)
+from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
+
+# Edges in memory at once: 4 Mi rows of three int64, four times over, are 400 MiB.
+CHUNK = 1 << 22
+
+
+def partition(
+    edges: Edges,
+    num_nodes: int,
+    num_partitions: int | Literal["auto"] = "auto",
+    folder: str | Path = "graph",
+    *,
+    features: NDArray[Any] | None = None,
+    relations: NDArray[Any] | None = None,
+    training_nodes: ArrayLike | None = None,
+    seed: int = 0,
+    chunk: int = CHUNK,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+) -> PartitionedGraph:
+    """Writes a graph as partitions and opens it.
+
+    Args:
+        edges: ``[2, E]`` or ``[3, E]`` integers (source, destination, relation), the path of such
+            an ``.npy``, or a function that returns an iterator over such arrays.
+        num_nodes: N.
+        num_partitions: p; ``auto`` makes partitions of features of about one efficient read.
+        folder: where to; made where it is missing.
+        features: ``[N, F]``, also memory-mapped.
+        relations: ``[E]`` integers, where the edges are ``[2, E]``.
+        training_nodes: nodes to number first, so that they fill the first partitions.
+        seed: of the new numbers.
+        chunk: edges in memory at once.
+        progress: called with a stage and how many edges it has done.
+        overwrite: replace a partitioned graph that stands there.
+
+    Raises:
+        BadGraph: an edge outside the graph, features of another length, partitions that would be
+            empty; the message names the item and the remedy.
+        FileExistsError: the folder holds a partitioned graph and was not to be replaced, or
+            anything else; the message names it, and nothing is touched.
+    """
+    if num_nodes < 1:
+        raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
+    if features is not None and (features.ndim != 2 or len(features) != num_nodes):
+        raise BadGraph(f"features has shape {features.shape}; give [{num_nodes}, F], a row a node")
+    source = EdgeSource(edges, num_nodes, chunk, relations)
+    row_bytes = 200 if features is None else features.shape[1] * features.itemsize
+    p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
+    size = _partition_size(num_nodes, p)
+    first = _training(training_nodes, num_nodes)
+    with replacing(folder, KIND, overwrite) as scratch:
+        node_ids = _order(num_nodes, first, seed)
+        small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
+        new_ids = np.empty(num_nodes, small)
+        new_ids[node_ids] = np.arange(num_nodes, dtype=small)
+        offsets, columns, num_relations = sort_edges(
+            source, new_ids, p, size, scratch, chunk=chunk, dtype=small,
+            progress=progress or (lambda stage, done: None),
+        )  # fmt: skip
+        row = columns * small.itemsize
+        np.save(scratch / NODE_IDS, node_ids)
+        np.save(scratch / OFFSETS, offsets)
+        buckets = FileRecord.of(scratch / EDGES, (offsets[:-1] * row).tolist())
+        np.save(scratch / SUMS, np.array(buckets.crc32, np.uint32))
+        files = {
+            EDGES: FileRecord.of(scratch / EDGES, (offsets[:-1:p] * row).tolist()),
+            NODE_IDS: FileRecord.of(scratch / NODE_IDS),
+            OFFSETS: FileRecord.of(scratch / OFFSETS),
+            SUMS: FileRecord.of(scratch / SUMS),
+        }
+        described = None
+        if features is not None:
+            _write_features(features, node_ids, size, scratch / FEATURES)
+            block = size * row_bytes
+            files[FEATURES] = FileRecord.of(scratch / FEATURES, [k * block for k in range(p)])
+            described = (features.dtype.name, features.shape[1])
+        Manifest(
+            num_nodes=num_nodes,
+            num_edges=int(offsets[-1]),
+            num_partitions=p,
+            partition_size=size,
+            num_relations=num_relations,
+            columns=columns,
+            index_dtype=small.name,
+            features=described,
+            training_partitions=tuple(range(math.ceil(len(first) / size))),
+            seed=seed,
+            files=files,
+        ).save(scratch)
+    return PartitionedGraph(folder)
+
+
+def _partition_size(num_nodes: int, p: int) -> int:
+    """ceil(N / p), refused where partitions at the end would be empty."""
+    if p < 1:
+        raise BadGraph(f"num_partitions={p}; give at least 1")
+    size = math.ceil(num_nodes / p)
+    filled = math.ceil(num_nodes / size)
+    if filled != p:
+        raise BadGraph(
+            f"num_partitions={p} does not divide {num_nodes} nodes: partitions of {size} nodes "
+            f"fill only {filled} of them; choose num_partitions={filled}, or fewer"
+        )
+    return size
+
+
+def _auto(num_nodes: int, row_bytes: int) -> int:
+    """Partitions of one efficient read, as many as a power of two, at most 1,024, none empty."""
+    wanted = max(1, min(1024, num_nodes * row_bytes // EFFICIENT_READ_BYTES))
+    p = 1 << (wanted.bit_length() - 1)
+    while math.ceil(num_nodes / math.ceil(num_nodes / p)) != p:
+        p //= 2
+    return p
+
+
+def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
+    ids = np.unique(np.asarray([] if nodes is None else nodes, dtype=np.int64))
+    if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
+        raise BadGraph(f"training_nodes names {ids[[0, -1]].tolist()}; there are {num_nodes} nodes")
+    return ids
+
+
+def _order(num_nodes: int, first: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """The caller's number of each new number."""
+    rng = np.random.default_rng(seed)
+    if not len(first):
+        return rng.permutation(num_nodes)
+    rest = np.ones(num_nodes, dtype=bool)
+    rest[first] = False
+    return np.concatenate([rng.permutation(first), rng.permutation(np.flatnonzero(rest))])
+
+
+def _write_features(features: NDArray[Any], ids: NDArray[np.int64], size: int, path: Path) -> None:
+    with path.open("wb") as file:
+        for low in range(0, len(ids), size):
+            np.ascontiguousarray(features[ids[low : low + size]]).tofile(file)

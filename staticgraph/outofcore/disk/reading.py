@@ -1,0 +1,93 @@
+"""Whole blocks of a file into arrays that are there already, by ``preadv``, and back.
+
+Few large reads instead of many small ones, into memory that never moves, without a shared file
+position: several threads may read one file. A short read is an error with file and offset, because
+the manifest said that the bytes are there.
+
+The system keeps what was read in its page cache. That is a second copy of whatever memory is left,
+and it hides from a measurement whether the disk was read at all; ``cached=False`` gives the pages
+back as soon as a block is in its array, or on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from staticgraph.errors import StoreCorrupt
+from staticgraph.outofcore.disk.external_sort import write_all
+
+
+class BlockFile:
+    """A file that is read in blocks; counts what it read.
+
+    Args:
+        path: the file.
+        writable: whether it is written too.
+        cached: leave blocks in the page cache; otherwise a write waits for the disk.
+    """
+
+    def __init__(self, path: Path, writable: bool = False, cached: bool = True) -> None:
+        self.path, self.cached = path, cached
+        self.descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.bytes_read = 0
+        self.reads = 0
+
+    def read(self, offset: int, into: Sequence[NDArray[Any]]) -> None:
+        """Fills the arrays, contiguous each, one behind the other, from ``offset`` on.
+
+        Raises:
+            StoreCorrupt: the file ends before they are full.
+        """
+        views = [array.data.cast("B") for array in into if array.size]
+        at = offset
+        while views:
+            got = os.preadv(self.descriptor, views, at)
+            self.reads += 1
+            if not got:
+                missing = sum(view.nbytes for view in views)
+                raise StoreCorrupt(
+                    f"{self.path} ends at byte {at}, {missing} bytes short of the block that "
+                    f"begins at {offset}: the file was cut; partition the graph again"
+                )
+            at += got
+            views = _after(views, got)
+        self.bytes_read += at - offset
+        self._forget(offset, at)
+
+    def write(self, offset: int, arrays: Sequence[NDArray[Any]]) -> None:
+        """Writes the arrays, contiguous each, one behind the other, from ``offset`` on."""
+        at = offset
+        for array in arrays:
+            write_all(self.descriptor, array, at)
+            at += array.nbytes
+        if not self.cached:
+            # Only clean pages can be given back.
+            os.fdatasync(self.descriptor)
+        self._forget(offset, at)
+
+    def _forget(self, start: int, end: int) -> None:
+        if not self.cached and end > start:
+            os.posix_fadvise(self.descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Closes the file; nothing where it is closed already."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "descriptor", -1) >= 0:
+            self.close()
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of the views once ``count`` bytes are filled."""
+    while views and count >= views[0].nbytes:
+        count -= views[0].nbytes
+        views = views[1:]
+    return [views[0][count:], *views[1:]] if views and count else views

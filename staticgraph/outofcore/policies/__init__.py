@@ -1,0 +1,1 @@
+"""Which partitions are resident together, and in what order."""

@@ -1,0 +1,50 @@
+"""How far a schedule is from training on the edges in random order, as one number.
+
+After each state, each partition has met some share of the edges that touch it. In random order all
+shares would be equal; the bias is the largest difference between any two, over all states: 0 is
+random, 1 means that one partition had finished before another began. MariusGNN takes the shares per
+node; on graphs with nodes of one edge that form is 1 for every policy, because such a node goes
+from nothing to everything at once, so shares are taken per partition, which weighs nodes by their
+edges.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from staticgraph.outofcore.policies.schedule import Schedule
+
+
+def edge_permutation_bias(schedule: Schedule, bucket_sizes: ArrayLike | None = None) -> float:
+    """The largest difference of progress between two partitions, 0 to 1.
+
+    Args:
+        schedule: of one epoch.
+        bucket_sizes: ``[p, p]`` edges per bucket; all alike where None.
+
+    Partitions that no edge touches are left out.
+    """
+    progress = progress_by_partition(schedule, bucket_sizes)
+    if not progress.shape[1]:
+        return 0.0
+    return float((progress.max(axis=1) - progress.min(axis=1)).max())
+
+
+def progress_by_partition(
+    schedule: Schedule, bucket_sizes: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """``[states, touched partitions]``: the share of a partition's edges met after each state."""
+    p = schedule.num_partitions
+    sizes = np.ones((p, p)) if bucket_sizes is None else np.asarray(bucket_sizes, np.float64)
+    if sizes.shape != (p, p):
+        raise ValueError(f"bucket_sizes has shape {sizes.shape}; the schedule has p={p}")
+    met = np.zeros((len(schedule.states), p))
+    for number, state in enumerate(schedule.states):
+        for i, j in state.buckets:
+            met[number, i] += sizes[i, j]
+            if i != j:
+                met[number, j] += sizes[i, j]
+    total = met.sum(axis=0)
+    touched = total > 0
+    return np.cumsum(met[:, touched], axis=0) / total[touched]

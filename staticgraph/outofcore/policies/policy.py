@@ -1,0 +1,225 @@
+"""Which partitions are in the buffer when: BETA, COMET and everything at once.
+
+The problem: training on an edge needs the embeddings of both its ends, so each of the p*p edge
+buckets must meet a buffer of c partitions that holds both of its partitions, at as few reads as
+possible, and without training on the edges in an order that hurts the model. BETA (Marius) keeps
+c-1 partitions and lets all others pass through the last place, which is close to the fewest reads;
+but it uses each bucket as soon as it can, so that consecutive batches are much alike. COMET
+(MariusGNN) runs BETA over a few logical partitions, random groups of physical ones drawn anew each
+epoch, and gives each bucket to a random state of those that hold it.
+
+The invariant: every bucket exactly once, both ends resident, one group moved between states. Pure:
+numbers in, numbers out; no disk, no clock, no global randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from staticgraph.outofcore.policies.schedule import Bucket, Schedule, State
+
+Assignment = Literal["greedy", "random"]
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """All partitions resident in one state: the limit c = p of every policy."""
+
+    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
+        """One state with every bucket; nothing is drawn."""
+        everything = tuple(range(num_partitions))
+        buckets = tuple((i, j) for i in everything for j in everything)
+        return Schedule(num_partitions, (State(everything, buckets),))
+
+    def slots(self, num_partitions: int) -> int:
+        """Partitions that are resident at once."""
+        return num_partitions
+
+    def group(self, num_partitions: int) -> int:
+        """Partitions that move together."""
+        return num_partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Beta:
+    """BETA: one partition moves at a time. Source: Marius, OSDI 2021, section 4.
+
+    Args:
+        buffer: partitions that fit, at least 2.
+        assignment: ``greedy`` trains on a bucket in the first state that holds it, as published;
+            ``random`` draws one of all that hold it.
+
+    Raises:
+        ValueError: a buffer of less than two partitions, which can hold no edge between partitions.
+    """
+
+    buffer: int
+    assignment: Assignment = "greedy"
+
+    def __post_init__(self) -> None:
+        _check_buffer(self.buffer)
+        _check_assignment(self.assignment)
+
+    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
+        """The states of one epoch; the order of the partitions is drawn anew."""
+        if self.buffer >= num_partitions:
+            return InMemory().epoch(num_partitions, rng)
+        states = beta_states(num_partitions, self.buffer, rng)
+        return Schedule(
+            num_partitions, _assign(states, num_partitions, self.assignment, rng), group=1
+        )
+
+    def slots(self, num_partitions: int) -> int:
+        """Partitions that are resident at once."""
+        return min(self.buffer, num_partitions)
+
+    def group(self, num_partitions: int) -> int:
+        """Partitions that move together."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comet:
+    """COMET: BETA over random groups of partitions. Source: MariusGNN, EuroSys 2023, section 5.
+
+    Args:
+        buffer: physical partitions that fit, c.
+        logical: logical partitions, l; 2p/c where None, so that two groups fit the buffer, which
+            moves the fewest and largest groups.
+        assignment: as in :class:`Beta`; random as published.
+
+    Raises:
+        ValueError: a buffer of less than two partitions; when asked for an epoch, groups that do
+            not divide the partitions or of which fewer than two fit the buffer.
+    """
+
+    buffer: int
+    logical: int | None = None
+    assignment: Assignment = "random"
+
+    def __post_init__(self) -> None:
+        _check_buffer(self.buffer)
+        _check_assignment(self.assignment)
+
+    def group(self, num_partitions: int) -> int:
+        """Physical partitions in one logical one.
+
+        Raises:
+            ValueError: the groups do not divide the partitions, or not two of them fit.
+        """
+        if self.buffer >= num_partitions:
+            return num_partitions
+        logical = self.logical
+        if logical is None:
+            if 2 * num_partitions % self.buffer:
+                raise ValueError(
+                    f"2 * {num_partitions} partitions are not a multiple of the buffer of "
+                    f"{self.buffer}: choose a buffer that divides {2 * num_partitions}, or give "
+                    "logical="
+                )
+            logical = 2 * num_partitions // self.buffer
+        if logical < 1 or num_partitions % logical:
+            raise ValueError(
+                f"{logical} logical partitions do not divide {num_partitions} physical ones: "
+                f"choose one of {_divisors(num_partitions)}"
+            )
+        size = num_partitions // logical
+        if self.buffer % size or self.buffer // size < 2:
+            raise ValueError(
+                f"a buffer of {self.buffer} holds {self.buffer / size:g} groups of {size} "
+                f"partitions ({logical} logical of {num_partitions}); it must hold a whole number, "
+                "at least 2: raise logical= or the buffer"
+            )
+        return size
+
+    def slots(self, num_partitions: int) -> int:
+        """Partitions that are resident at once."""
+        return min(self.buffer, num_partitions)
+
+    def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
+        """The states of one epoch; groups, their order and the buckets' states are drawn anew."""
+        if self.buffer >= num_partitions:
+            return InMemory().epoch(num_partitions, rng)
+        size = self.group(num_partitions)
+        members = rng.permutation(num_partitions).reshape(-1, size)
+        logical = beta_states(len(members), self.buffer // size, rng)
+        states = [tuple(sorted(members[list(state)].ravel().tolist())) for state in logical]
+        assigned = _assign(states, num_partitions, self.assignment, rng)
+        return Schedule(num_partitions, assigned, group=size)
+
+
+EdgePolicy = InMemory | Beta | Comet
+
+
+def beta_swaps(num_partitions: int, buffer: int) -> int:
+    """Swaps of BETA after the first fill; the closed form of Marius, section 4.2."""
+    d = num_partitions - buffer
+    if d <= 0:
+        return 0
+    x = d // (buffer - 1)
+    return d + (x + 1) * d - (buffer - 1) * x * (x + 1) // 2
+
+
+def beta_states(
+    num_partitions: int, buffer: int, rng: np.random.Generator
+) -> list[tuple[int, ...]]:
+    """The buffers of BETA in order, each an ascending tuple, one partition apart.
+
+    A round keeps all but one place and passes every partition outside through that place; then
+    the kept ones have met everything and leave for good, one by one, for what is outside.
+    """
+    order = rng.permutation(num_partitions).tolist()
+    inside, outside = order[:buffer], order[buffer:]
+    states = [tuple(sorted(inside))]
+    while outside:
+        rng.shuffle(inside)
+        rng.shuffle(outside)
+        for place in range(len(outside)):
+            outside[place], inside[-1] = inside[-1], outside[place]
+            states.append(tuple(sorted(inside)))
+        rng.shuffle(outside)
+        for place in range(min(buffer - 1, len(outside))):
+            inside[place] = outside.pop()
+            states.append(tuple(sorted(inside)))
+    return states
+
+
+def _assign(
+    states: Sequence[tuple[int, ...]],
+    num_partitions: int,
+    assignment: Assignment,
+    rng: np.random.Generator,
+) -> tuple[State, ...]:
+    """Gives each bucket one of the states that hold both of its partitions."""
+    resident = np.zeros((len(states), num_partitions), dtype=bool)
+    for number, state in enumerate(states):
+        resident[number, list(state)] = True
+    buckets: list[list[Bucket]] = [[] for _ in states]
+    for i in range(num_partitions):
+        for j in range(num_partitions):
+            holding = np.flatnonzero(resident[:, i] & resident[:, j])
+            chosen = holding[0] if assignment == "greedy" else rng.choice(holding)
+            buckets[chosen].append((i, j))
+    return tuple(
+        State(partitions, tuple(mine)) for partitions, mine in zip(states, buckets, strict=True)
+    )
+
+
+def _check_buffer(buffer: int) -> None:
+    if buffer < 2:
+        raise ValueError(
+            f"buffer={buffer}: an edge between two partitions needs both resident; give at least 2"
+        )
+
+
+def _check_assignment(assignment: str) -> None:
+    if assignment not in ("greedy", "random"):
+        raise ValueError(f"assignment={assignment!r}; choose 'greedy' or 'random'")
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

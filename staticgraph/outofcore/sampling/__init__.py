@@ -1,0 +1,1 @@
+"""Neighbours sampled hop by hop into static shapes."""

@@ -1,0 +1,174 @@
+"""DENSE: neighbourhoods of several hops, each node's neighbours sampled once.
+
+The problem: sampling every layer anew repeats work, since a node reached at two hops is sampled
+twice. The idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn where the
+node is first reached and used by every layer that needs it. So a sample is the nodes by the hop at
+which they were first reached, and one table of sampled neighbours a hop. The invariant: nodes are
+distinct, the seeds come first, and every entry of hop h's table is a node of hop h + 1 or before.
+
+Sampling is without replacement (Floyd), uniform, and keyed by (seed, row, direction) instead of a
+running state: a row's sample does not depend on which batch asks first or on how many threads there
+are, only on the seed of the batch. The same numbers in plain Python: ``dense_oracle.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.disk.neighbours import Neighbours
+
+IntArray = NDArray[np.int64]
+
+# splitmix64 (Steele et al., OOPSLA 2014).
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSample:
+    """One sampled neighbourhood, unpadded.
+
+    Attributes:
+        nodes: ``[n]`` rows, by hop.
+        hops: ``[k + 2]``; hop h's nodes are ``nodes[hops[h]:hops[h + 1]]``, the seeds are hop 0.
+        tables: per hop 0 to k - 1, ``[n_h, width_h]`` int32 positions in ``nodes``, -1 where a
+            node has fewer neighbours.
+    """
+
+    nodes: IntArray
+    hops: tuple[int, ...]
+    tables: tuple[NDArray[np.int32], ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Nodes first reached at each hop."""
+        return tuple(int(b - a) for a, b in zip(self.hops, self.hops[1:], strict=False))
+
+    @property
+    def num_edges(self) -> int:
+        """Sampled edges."""
+        return sum(int((table >= 0).sum()) for table in self.tables)
+
+
+class DenseSampler:
+    """Samples from resident neighbours; one thread at a time.
+
+    Args:
+        neighbours: of the buffer's rows.
+        fanouts: neighbours a node and direction, hop by hop from the seeds.
+
+    Raises:
+        ValueError: no hop, or a fan-out below 1.
+    """
+
+    def __init__(self, neighbours: Neighbours, fanouts: Sequence[int]) -> None:
+        if not fanouts or min(fanouts) < 1:
+            raise ValueError(f"fanouts={list(fanouts)}: give at least one hop, each at least 1")
+        self.neighbours = neighbours
+        self.fanouts = tuple(fanouts)
+        self.widths = tuple(f * len(neighbours.pointers) for f in fanouts)
+        self._position = np.full(neighbours.rows, -1, np.int32)
+
+    def sample(self, seeds: IntArray, seed: int) -> DenseSample:
+        """The neighbourhood of distinct rows.
+
+        Args:
+            seeds: ``[n]`` distinct rows.
+            seed: of the draws.
+
+        Raises:
+            ValueError: a seed that is there twice, or outside the buffer.
+        """
+        place = self._position
+        nodes = [np.ascontiguousarray(seeds, np.int64)]
+        if len(seeds) and not (nodes[0].min() >= 0 and nodes[0].max() < len(place)):
+            raise ValueError(
+                f"seeds lie in {nodes[0].min()}..{nodes[0].max()}, the buffer has {len(place)} rows"
+            )
+        tables, hops = [], [0, len(seeds)]
+        if _mark(nodes[0], place, 0) >= 0:
+            _unmark(nodes[0], place)
+            raise ValueError("seeds must be distinct: pass np.unique(seeds)")
+        for fanout, width in zip(self.fanouts, self.widths, strict=True):
+            table = np.full((len(nodes[-1]), width), -1, np.int32)
+            new = np.empty(table.size, np.int64)
+            count = 0
+            for way, (pointers, indices) in enumerate(
+                zip(self.neighbours.pointers, self.neighbours.indices, strict=True)
+            ):
+                count = _sample_hop(
+                    nodes[-1], pointers, indices, fanout, way, np.uint64(seed), place, hops[-1],
+                    table[:, way * fanout : (way + 1) * fanout], new, count,
+                )  # fmt: skip
+            tables.append(table)
+            nodes.append(new[:count].copy())
+            hops.append(hops[-1] + count)
+        for part in nodes:
+            _unmark(part, place)
+        return DenseSample(np.concatenate(nodes), tuple(hops), tuple(tables))
+
+
+@numba.njit(inline="always")
+def _mix(value):
+    value = (value ^ (value >> np.uint64(30))) * MIX_1
+    value = (value ^ (value >> np.uint64(27))) * MIX_2
+    return value ^ (value >> np.uint64(31))
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark(nodes, place, base):
+    """Gives nodes their positions; the first that has one already, or -1."""
+    repeated = -1
+    for i in range(len(nodes)):
+        if place[nodes[i]] >= 0:
+            repeated = i
+        place[nodes[i]] = base + i
+    return repeated
+
+
+@numba.njit(cache=True, nogil=True)
+def _unmark(nodes, place):
+    for i in range(len(nodes)):
+        place[nodes[i]] = -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, table, new, count):
+    """Samples each node's neighbours into ``table``; nodes met first go behind ``new[:count]``.
+
+    Draw r of a row is ``mix(key + (r + 1) * GOLDEN) % m``; with 64 bits the modulo's bias is below
+    m / 2^64.
+    """
+    picked = np.empty(fanout, np.int64)
+    for i in range(len(nodes)):
+        row = nodes[i]
+        low = pointers[row]
+        degree = pointers[row + 1] - low
+        taken = min(degree, fanout)
+        if degree <= fanout:
+            for r in range(taken):
+                picked[r] = r
+        else:
+            key = _mix(_mix(seed + GOLDEN) ^ (np.uint64(row) * GOLDEN + np.uint64(way)))
+            for r in range(fanout):
+                most = degree - fanout + r
+                drawn = np.int64(_mix(key + np.uint64(r + 1) * GOLDEN) % np.uint64(most + 1))
+                for earlier in range(r):
+                    if picked[earlier] == drawn:
+                        drawn = most
+                        break
+                picked[r] = drawn
+        for r in range(taken):
+            neighbour = indices[low + picked[r]]
+            if place[neighbour] < 0:
+                place[neighbour] = base + count
+                new[count] = neighbour
+                count += 1
+            table[i, r] = place[neighbour]
+    return count

@@ -1,0 +1,239 @@
+"""Sampled neighbourhoods in fixed shapes: capacities per hop, and a ladder of a few of them.
+
+The problem: a sample's sizes differ from batch to batch, and the bound that always holds (batch
+size times all fan-outs) is several times what occurs. The idea: the number of nodes first reached
+at a hop varies by about one part in a hundred, so a capacity a few per cent over the mean holds
+nearly every batch; the rest climbs to the next rung, and what fits none is sampled again in two
+halves of its seeds. The invariant: no node and no edge of a sample is ever dropped.
+
+Hop h has ``N_h`` rows, hops stand one behind the other, and position 0 is a dump row of zeros, so a
+table entry without a neighbour points there and aggregation is gather, view, sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
+
+
+@dataclass(frozen=True, slots=True)
+class HopCapacity:
+    """One static shape.
+
+    Attributes:
+        nodes: ``N_0 .. N_k``; rows of each hop, the seeds first.
+        widths: ``f_0 .. f_{k-1}``; columns of each hop's table.
+    """
+
+    nodes: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.nodes) != len(self.widths) + 1 or min(self.nodes[:1] + self.widths) < 1:
+            raise ValueError(
+                f"nodes={self.nodes}, widths={self.widths}: give one more capacity than tables, "
+                "and at least one seed and one column"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of all hops, without the dump row."""
+        return sum(self.nodes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each hop, and the end."""
+        return (0, *accumulate(self.nodes))
+
+    def holds(self, counts: Sequence[int]) -> bool:
+        """Whether a sample with so many nodes a hop fits."""
+        return all(n <= capacity for n, capacity in zip(counts, self.nodes, strict=True))
+
+
+@dataclass(slots=True)
+class HopStatistics:
+    """What a ladder did."""
+
+    batches: list[int]
+    splits: int = 0
+    eager: int = 0
+    real_rows: int = 0
+    padded_rows: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """Real rows over physical ones."""
+        return self.real_rows / self.padded_rows if self.padded_rows else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HopLadder:
+    """Capacities, smallest first; each holds what those before it hold."""
+
+    rungs: tuple[HopCapacity, ...]
+    statistics: HopStatistics = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.rungs:
+            raise ValueError("a ladder needs at least one rung")
+        for below, above in zip(self.rungs, self.rungs[1:], strict=False):
+            if not above.holds(below.nodes) or above.widths != below.widths:
+                raise ValueError(f"{above} does not hold {below}: put the rungs in order")
+        object.__setattr__(self, "statistics", HopStatistics([0] * len(self.rungs)))
+
+    def rung_for(self, counts: Sequence[int]) -> int | None:
+        """The first rung that holds a sample, or None."""
+        return next((r for r, rung in enumerate(self.rungs) if rung.holds(counts)), None)
+
+    def fit(
+        self, sampler: DenseSampler, seeds: NDArray[np.int64], seed: int
+    ) -> list[tuple[NDArray[np.int64], DenseSample, int | None]]:
+        """Samples seeds so that each sample fits a rung.
+
+        Returns:
+            Parts of the seeds in order, each with its sample and its rung: usually one; halves
+            where the whole fits no rung; rung None where a single seed fits none, which the caller
+            runs in its own shape, in eager.
+        """
+        sample = sampler.sample(seeds, seed)
+        rung = self.rung_for(sample.counts)
+        if rung is None and len(seeds) > 1:
+            self.statistics.splits += 1
+            middle = len(seeds) // 2
+            return [
+                *self.fit(sampler, seeds[:middle], seed),
+                *self.fit(sampler, seeds[middle:], seed),
+            ]
+        self.count(sample, rung)
+        return [(seeds, sample, rung)]
+
+    def count(self, sample: DenseSample, rung: int | None) -> None:
+        """Notes what became of a sample."""
+        if rung is None:
+            self.statistics.eager += 1
+        else:
+            self.statistics.batches[rung] += 1
+            self.statistics.real_rows += len(sample.nodes)
+            self.statistics.padded_rows += self.rungs[rung].rows
+
+    def union(self, other: HopLadder) -> HopLadder:
+        """Rung by rung the larger of both."""
+        pairs = zip(self.rungs, other.rungs, strict=True)
+        return HopLadder(
+            tuple(HopCapacity(tuple(map(max, a.nodes, b.nodes)), a.widths) for a, b in pairs)
+        )
+
+
+class HopBatch:
+    """A sample padded to a capacity.
+
+    Attributes:
+        capacity: its shapes.
+        rung: of the ladder; None where it has a shape of its own.
+        rows: ``[R]`` int64 rows of the buffer; 0 in the padding.
+        tables: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
+        degree: ``[R]`` float32 resident neighbours, of which the tables hold a sample.
+        whole: ``[R]`` float32 neighbours in the whole graph.
+        mask: ``[R]`` bool; real rows.
+        x: ``[R, F]`` features, zeros in the padding; None until filled.
+        y: ``[N_0]`` labels of the seeds, None where there are none.
+        copied: recorded when a device has its copy; the slot is not filled again before.
+    """
+
+    __slots__ = (
+        "capacity", "copied", "degree", "mask", "rows", "rung", "tables", "whole", "x", "y",
+    )  # fmt: skip
+
+    def __init__(self, capacity: HopCapacity, rung: int | None, pinned: bool = False) -> None:
+        rows, sizes = capacity.rows, zip(capacity.nodes, capacity.widths, strict=False)
+        self.capacity, self.rung = capacity, rung
+        self.rows = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
+        self.degree, self.whole = torch.zeros(2, rows, pin_memory=pinned)
+        self.mask = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
+        self.tables = tuple(
+            torch.zeros(n, width, dtype=torch.int64, pin_memory=pinned) for n, width in sizes
+        )
+        self.x: Tensor | None = None
+        self.y: Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+
+    @property
+    def hops(self) -> int:
+        """k."""
+        return len(self.tables)
+
+    def fill(
+        self,
+        sample: DenseSample,
+        degrees: NDArray[np.int64],
+        whole: NDArray[np.int64] | None = None,
+    ) -> HopBatch:
+        """Writes a sample, rewriting everything that stood here before.
+
+        Args:
+            sample: what was drawn.
+            degrees: ``[rows]`` neighbours that could be drawn.
+            whole: ``[rows]`` neighbours in the whole graph; ``degrees`` where everything is there.
+
+        Raises:
+            ValueError: the sample does not fit.
+        """
+        if not self.capacity.holds(sample.counts):
+            raise ValueError(
+                f"a sample of {sample.counts} nodes a hop does not fit {self.capacity.nodes}: "
+                "climb to the next rung, or split the seeds"
+            )
+        starts = np.array(self.capacity.starts, np.int64)
+        hops = np.array(sample.hops, np.int64)
+        _place(sample.nodes, hops, starts, degrees, degrees if whole is None else whole,
+               self.rows.numpy(), self.degree.numpy(), self.whole.numpy(), self.mask.numpy(),
+               )  # fmt: skip
+        for table, padded in zip(sample.tables, self.tables, strict=True):
+            _shift(table, hops, starts, padded.numpy())
+        return self
+
+
+def exact_capacity(sample: DenseSample) -> HopCapacity:
+    """The capacity that holds one sample without padding, but for a hop that is empty."""
+    return HopCapacity(
+        (max(1, sample.counts[0]), *sample.counts[1:]),
+        tuple(table.shape[1] for table in sample.tables),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask):
+    rows[:] = 0
+    degree[:] = 0
+    whole[:] = 0
+    mask[:] = False
+    for hop in range(len(hops) - 1):
+        for i in range(hops[hop], hops[hop + 1]):
+            at = starts[hop] + i - hops[hop]
+            rows[at] = nodes[i]
+            degree[at] = degrees[nodes[i]]
+            whole[at] = all_degrees[nodes[i]]
+            mask[at] = True
+
+
+@numba.njit(cache=True, nogil=True)
+def _shift(table, hops, starts, padded):
+    """Positions in a sample, made 1 + positions in the padded rows."""
+    padded[:] = 0
+    for i in range(table.shape[0]):
+        for r in range(table.shape[1]):
+            position = table[i, r]
+            if position >= 0:
+                hop = 0
+                while position >= hops[hop + 1]:
+                    hop += 1
+                padded[i, r] = 1 + starts[hop] + position - hops[hop]

@@ -1,0 +1,114 @@
+"""Neighbourhoods of batches of edges: the ends and the shared negatives are the seeds.
+
+An edge that is to be predicted stands in the graph that is sampled, too, and an encoder that sees
+it learns to look for it instead of predicting it. So every sampled entry that joins the ends of an
+edge of the batch is taken out, both ways. Both ends are seeds, and a node's neighbours are sampled
+once, where it is first reached; so the only place to look at is the table of hop 0.
+
+The invariant: every edge is in one batch, where its seeds fit no rung in one of its halves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.buffer.resident import ResidentGraph
+from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.sampling.hop_profile import profile_of
+from staticgraph.outofcore.sampling.hops import HopLadder
+from staticgraph.outofcore.sampling.sampled_batch import LinkEnds
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSampler:
+    """Samples around the edges of one state.
+
+    Args:
+        resident: the state.
+        sampler: over its neighbours.
+        batch_size: B; ends are padded to it.
+        negatives: resident nodes drawn beside each batch.
+        degree_fraction: share of them drawn as ends of the state's edges.
+        exclude: take the batch's own edges out of the samples.
+    """
+
+    resident: ResidentGraph
+    sampler: DenseSampler
+    batch_size: int
+    negatives: int
+    degree_fraction: float = 0.0
+    exclude: bool = False
+
+    def seeds(
+        self, edges: NDArray[Any], rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Distinct rows, and where among them sources, destinations and negatives stand."""
+        drawn = rng.choice(np.flatnonzero(self.resident.node_of >= 0), self.negatives)
+        by_degree = round(self.degree_fraction * self.negatives)
+        if by_degree:
+            pool = self.resident.edges
+            picked = rng.integers(len(pool), size=by_degree)
+            ends = np.where(rng.integers(2, size=by_degree), 0, pool.shape[1] - 1)
+            drawn[rng.permutation(self.negatives)[:by_degree]] = pool[picked, ends]
+        nodes = np.concatenate([edges[:, 0], edges[:, -1], drawn]).astype(np.int64)
+        seeds, local = np.unique(nodes, return_inverse=True)
+        return seeds, local.ravel()
+
+    def fit(
+        self, edges: NDArray[Any], rng: np.random.Generator, draw: int, ladder: HopLadder
+    ) -> list[tuple[DenseSample, int | None, LinkEnds]]:
+        """Samples with their rungs: usually one, halves where the seeds fit none."""
+        seeds, local = self.seeds(edges, rng)
+        sample = self.sampler.sample(seeds, draw)
+        rung = ladder.rung_for(sample.counts)
+        if rung is None and len(edges) > 1:
+            ladder.statistics.splits += 1
+            middle = len(edges) // 2
+            return [
+                *self.fit(edges[:middle], rng, draw, ladder),
+                *self.fit(edges[middle:], rng, draw, ladder),
+            ]
+        ladder.count(sample, rung)
+        if self.exclude:
+            n = len(edges)
+            take_out(sample, local[:n], local[n : 2 * n])
+        return [(sample, rung, LinkEnds(edges, local, self.batch_size))]
+
+    def profile(self, seed: int) -> HopLadder | None:
+        """A ladder for batches of the state's edges; None where it has none."""
+        edges = self.resident.edges
+        if not len(edges):
+            return None
+        size = min(self.batch_size, len(edges))
+        most = min(2 * self.batch_size + self.negatives, int((self.resident.node_of >= 0).sum()))
+
+        def draw(rng: np.random.Generator) -> NDArray[np.int64]:
+            return self.seeds(edges[rng.choice(len(edges), size, replace=False)], rng)[0]
+
+        return profile_of(self.sampler, draw, most, seed)
+
+
+def take_out(
+    sample: DenseSample, source: NDArray[np.int64], destination: NDArray[np.int64]
+) -> None:
+    """Empties the entries that join the ends of these edges (``[n]`` positions among the seeds)."""
+    seeds = sample.counts[0]
+    both = np.concatenate([source * seeds + destination, destination * seeds + source])
+    _empty(sample.tables[0], np.unique(both), seeds)
+
+
+@numba.njit(cache=True, nogil=True)
+def _empty(table, pairs, seeds):
+    for i in range(table.shape[0]):
+        for r in range(table.shape[1]):
+            position = table[i, r]
+            if 0 <= position < seeds:
+                pair = i * seeds + position
+                at = np.searchsorted(pairs, pair)
+                if at < len(pairs) and pairs[at] == pair:
+                    table[i, r] = -1

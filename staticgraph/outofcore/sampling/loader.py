@@ -1,0 +1,295 @@
+"""Sampled mini-batches of a partitioned graph, in a few static shapes.
+
+Three stages with bounded queues between them: a thread reads the next state's partitions, a thread
+samples and fills slots, and the caller trains. A slot is lent with its batch until the next batch
+is asked for; on a machine with CUDA the slots are pinned, so that a copy may run beside a step.
+
+Every seed of a task comes exactly once an epoch: nodes of the training set, or edges. Randomness
+depends on (seed, epoch, state, batch) alone, not on threads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from staticgraph.outofcore.buffer.resident import ResidentGraph, ResidentGraphs
+from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
+from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.neighbours import Direction
+from staticgraph.outofcore.policies.node_policy import NodePolicy
+from staticgraph.outofcore.policies.policy import EdgePolicy, InMemory
+from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule
+from staticgraph.outofcore.sampling.dense import DenseSample, DenseSampler
+from staticgraph.outofcore.sampling.hop_profile import profile
+from staticgraph.outofcore.sampling.hops import HopBatch, HopLadder, exact_capacity
+from staticgraph.outofcore.sampling.link_sampling import LinkSampler
+from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+
+# Batches ready at once; two more slots are in hands.
+QUEUE = 4
+# States of the first epoch that a profile looks at.
+PROFILE_STATES = 4
+
+
+class SampledLoader:
+    """Iterates over one epoch a time.
+
+    Args:
+        graph: partitioned, with features where the model needs them.
+        policy: of nodes (``NodeCache``, ``Dispersed``) or edges (``Beta``, ``Comet``); ``InMemory``
+            for both.
+        fanouts: neighbours a node and direction, hop by hop.
+        batch_size: seeds of a batch (nodes), or edges.
+        task: ``node`` or ``link``.
+        seeds: the caller's numbers of the nodes to train on; all where None. Nodes only.
+        labels: ``[N]`` integers in the caller's order; nodes only.
+        negatives: resident nodes drawn beside each batch of edges; links only.
+        degree_fraction: share of the negatives drawn as ends of the state's edges, so by degree.
+        exclude: leave a batch's own edges out of its samples, so that they are not to be seen where
+            they are to be predicted; links only.
+        direction: of sampling.
+        ladder: static shapes; profiled in the first epoch where None.
+        shuffle: seeds in random order; otherwise in the graph's.
+        seed: of everything random.
+        states: what passes through the buffer; the graph's features where None.
+
+    Raises:
+        ValueError: a policy for the other task, or labels of another length.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionedGraph,
+        policy: NodePolicy | EdgePolicy,
+        fanouts: list[int],
+        batch_size: int,
+        task: Literal["node", "link"] = "node",
+        *,
+        seeds: ArrayLike | None = None,
+        labels: NDArray[Any] | None = None,
+        negatives: int = 0,
+        degree_fraction: float = 0.0,
+        exclude: bool = False,
+        direction: Direction = "in",
+        ladder: HopLadder | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        states: ResidentGraphs | ResidentEmbeddings | None = None,
+    ) -> None:
+        if task not in ("node", "link"):
+            raise ValueError(f"task={task!r}; choose 'node' or 'link'")
+        if labels is not None and len(labels) != graph.num_nodes:
+            raise ValueError(f"labels has {len(labels)} entries, the graph {graph.num_nodes} nodes")
+        of_nodes = isinstance(policy, NodePolicy)
+        if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
+            raise ValueError(
+                f"task={task!r} with {policy}: nodes are trained with NodeCache, Dispersed or "
+                "InMemory, links with Beta, Comet or InMemory"
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}; give at least 1")
+        self.graph, self.policy, self.task = graph, policy, task
+        self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
+        self.degree_fraction, self.exclude = degree_fraction, exclude
+        self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
+        self.sampled_s = self.waited_s = 0.0
+        self._direction: Direction = direction
+        self._new = np.empty(graph.num_nodes, np.int64)
+        self._new[graph.node_ids] = np.arange(graph.num_nodes)
+        self._seeds = np.sort(
+            np.arange(graph.num_nodes)
+            if seeds is None
+            else self._new[np.unique(np.asarray(seeds, np.int64))]
+        )
+        self._labels = None if labels is None else np.asarray(labels, np.int64)[graph.node_ids]
+        self.states = states or ResidentGraphs(graph, direction)
+        self._pinned = torch.cuda.is_available()
+        self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
+
+    def schedule(self, epoch: int) -> Schedule | NodeSchedule:
+        """What the buffer does in an epoch."""
+        rng, p = np.random.default_rng([self.seed, epoch, 1]), self.graph.num_partitions
+        if not isinstance(self.policy, NodePolicy):
+            if self.task == "link":
+                return self.policy.epoch(p, rng)
+            everything = tuple(range(p))
+            return NodeSchedule(p, (NodeState(everything, everything),))
+        holding = np.unique(self._seeds // self.graph.partition_size).tolist()
+        return self.policy.epoch(p, tuple(holding), rng)
+
+    def __iter__(self) -> Iterator[SampledBatch]:
+        """One epoch; a batch is valid until the next one is asked for."""
+        schedule = self.schedule(self.epoch)
+        if self.ladder is None:
+            self.ladder = self._profile(schedule)
+        ready: queue.Queue[SampledBatch | BaseException | None] = queue.Queue(QUEUE)
+        stop, used = threading.Event(), threading.Semaphore(0)
+        thread = threading.Thread(
+            target=self._produce, args=(schedule, ready, stop, used), daemon=True,
+            name="staticgraph-sampler",
+        )  # fmt: skip
+        thread.start()
+        try:
+            while True:
+                started = time.perf_counter()
+                batch = ready.get()
+                self.waited_s += time.perf_counter() - started
+                if batch is None:
+                    break
+                if isinstance(batch, BaseException):
+                    raise batch
+                yield batch
+                self._give_back(batch.hops)
+                used.release()
+        finally:
+            stop.set()
+            while thread.is_alive():
+                try:
+                    ready.get(timeout=0.01)
+                except queue.Empty:
+                    continue
+            thread.join()
+        self.epoch += 1
+
+    def close(self) -> None:
+        """Ends the reading thread."""
+        self.states.close()
+
+    # ------------------------------------------------------------------ the sampling thread
+
+    def _produce(
+        self,
+        schedule: Schedule | NodeSchedule,
+        ready: queue.Queue[SampledBatch | BaseException | None],
+        stop: threading.Event,
+        used: threading.Semaphore,
+    ) -> None:
+        def put(item: SampledBatch | BaseException | None) -> None:
+            while not stop.is_set():
+                try:
+                    return ready.put(item, timeout=0.05)
+                except queue.Full:
+                    continue
+
+        try:
+            for resident in self.states.run(schedule):
+                unused = 0
+                for batch in self._batches(resident):
+                    put(batch)
+                    unused += 1
+                    if stop.is_set():
+                        return
+                # What training changes must be trained to the end before it leaves the buffer.
+                while self.states.mutable and unused:
+                    unused -= used.acquire(timeout=0.05)
+                    if stop.is_set():
+                        return
+        except BaseException as error:
+            put(error)
+            return
+        put(None)
+
+    def _batches(self, resident: ResidentGraph) -> Iterator[SampledBatch]:
+        assert self.ladder is not None
+        sampler = DenseSampler(resident.neighbours, self.fanouts)
+        links = self._link_sampler(resident, sampler)
+        rng = np.random.default_rng([self.seed, self.epoch, 2, resident.number])
+        items = resident.edges if self.task == "link" else self._seed_rows(resident)
+        if self.shuffle:
+            items = items[rng.permutation(len(items))]
+        for low in range(0, len(items), self.batch_size):
+            draw = int(rng.integers(2**62))
+            batch = items[low : low + self.batch_size]
+            started = time.perf_counter()
+            if self.task == "link":
+                found = links.fit(batch, rng, draw, self.ladder)
+            else:
+                parts = self.ladder.fit(sampler, batch, draw)
+                found = [(sample, rung, None) for _, sample, rung in parts]
+            made = [
+                SampledBatch(
+                    self._slot(resident, sample, rung),
+                    resident.node_of[sample.nodes[: sample.counts[0]]],
+                    resident.number,
+                    ends,
+                )
+                for sample, rung, ends in found
+            ]
+            self.sampled_s += time.perf_counter() - started
+            yield from made
+
+    def _link_sampler(self, resident: ResidentGraph, sampler: DenseSampler) -> LinkSampler:
+        return LinkSampler(
+            resident, sampler, self.batch_size, self.negatives, self.degree_fraction, self.exclude
+        )
+
+    def _slot(self, resident: ResidentGraph, sample: DenseSample, rung: int | None) -> HopBatch:
+        """A filled batch in a slot that nobody holds."""
+        assert self.ladder is not None
+        hops = None
+        if rung is not None:
+            try:
+                hops = self._free.setdefault(rung, queue.SimpleQueue()).get_nowait()
+            except queue.Empty:
+                hops = HopBatch(self.ladder.rungs[rung], rung, self._pinned)
+        if hops is None:
+            hops = HopBatch(exact_capacity(sample), None)
+        if hops.copied is not None:
+            hops.copied.synchronize()
+        hops.fill(sample, resident.degrees, resident.whole_degrees)
+        width = resident.features.shape[1]
+        if width:
+            if hops.x is None:
+                dtype = torch.from_numpy(resident.features[:0]).dtype
+                hops.x = torch.zeros(
+                    hops.capacity.rows, width, dtype=dtype, pin_memory=self._pinned
+                )
+            # Every row is in range, and NumPy copies twice where it has to check.
+            np.take(resident.features, hops.rows.numpy(), axis=0, out=hops.x.numpy(), mode="clip")
+            hops.x[~hops.mask] = 0
+        if self._labels is not None:
+            hops.y = torch.full((hops.capacity.nodes[0],), -1)
+            seeds = resident.node_of[sample.nodes[: sample.counts[0]]]
+            hops.y[: len(seeds)] = torch.from_numpy(self._labels[seeds])
+        return hops
+
+    def _give_back(self, hops: HopBatch) -> None:
+        if hops.rung is not None:
+            self._free[hops.rung].put(hops)
+
+    # ------------------------------------------------------------------ static shapes
+
+    def _seed_rows(self, resident: ResidentGraph) -> NDArray[np.int64]:
+        inside = np.isin(self._seeds // self.graph.partition_size, resident.train)
+        return resident.rows(self._seeds[inside])
+
+    def _profile(self, schedule: Schedule | NodeSchedule) -> HopLadder:
+        """The largest need of a few states, whose edges alone are read for it."""
+        ladder: HopLadder | None = None
+        looked_at = 0
+        states = ResidentGraphs(self.graph, self._direction, features=False)
+        for resident in states.run(schedule):
+            sampler = DenseSampler(resident.neighbours, self.fanouts)
+            if self.task == "link":
+                found = self._link_sampler(resident, sampler).profile(self.seed)
+            else:
+                seeds = self._seed_rows(resident)
+                found = profile(sampler, seeds, self.batch_size, self.seed) if len(seeds) else None
+            if found is None:
+                continue
+            ladder = found if ladder is None else ladder.union(found)
+            looked_at += 1
+            if looked_at == PROFILE_STATES:
+                break
+        states.close()
+        if ladder is None:
+            raise ValueError("there is nothing to train on: no seeds in any state")
+        return ladder

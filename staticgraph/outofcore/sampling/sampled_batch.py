@@ -1,0 +1,53 @@
+"""What the loader gives: padded hops, and what they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.sampling.hops import HopBatch
+
+
+class LinkEnds:
+    """Where the ends of a batch of edges stand among its seeds.
+
+    Attributes:
+        source, destination: ``[B]`` positions among the seeds, 0 in the padding.
+        relation: ``[B]``.
+        negatives: ``[K]`` positions of drawn resident nodes.
+        mask: ``[B]`` bool; real edges.
+    """
+
+    __slots__ = ("destination", "mask", "negatives", "relation", "source")
+
+    def __init__(self, edges: NDArray[Any], local: NDArray[np.int64], size: int) -> None:
+        n = len(edges)
+        self.mask = torch.zeros(size, dtype=torch.bool)
+        self.source, self.destination, self.relation = torch.zeros(3, size, dtype=torch.int64)
+        self.mask[:n] = True
+        ends = torch.from_numpy(local)
+        self.source[:n], self.destination[:n] = ends[:n], ends[n : 2 * n]
+        if edges.shape[1] == 3:
+            self.relation[:n] = torch.from_numpy(edges[:, 1].astype(np.int64))
+        self.negatives = ends[2 * n :]
+
+
+class SampledBatch:
+    """What the loader gives: padded hops and what they are for.
+
+    Attributes:
+        hops: tables, features ``x`` and labels ``y``.
+        seeds: ``[n]`` the graph's numbers of the seeds.
+        state: the state of the buffer it was sampled in.
+        ends: for links, where the edges' ends stand; None for nodes.
+    """
+
+    __slots__ = ("ends", "hops", "seeds", "state")
+
+    def __init__(
+        self, hops: HopBatch, seeds: NDArray[np.int64], state: int, ends: LinkEnds | None
+    ) -> None:
+        self.hops, self.seeds, self.state, self.ends = hops, seeds, state, ends

@@ -1,0 +1,1 @@
+"""Trainers of one large graph: for links, for links below an encoder, for nodes."""

@@ -1,0 +1,227 @@
+"""Link prediction with a graph network: embeddings pass through the buffer, a sampled
+neighbourhood of each end is encoded, and a decoder scores what comes out.
+
+An epoch follows a policy's schedule, as in :mod:`staticgraph.outofcore.training.link`. A thread
+samples the neighbourhoods of a state's batches ahead, since those do not depend on values; the
+values are gathered when a batch's turn comes, after every update before it, so staleness is 0.
+Sampled nodes all get a gradient and Adagrad's update on their rows; encoder and relations are
+updated by dense Adagrad and committed with the embeddings, so a killed run goes on where its last
+epoch ended.
+
+It knows no relations in the encoder: GraphSAGE, GCN and GAT see who neighbours whom, the decoder
+sees relations. Source: MariusGNN, EuroSys 2023, sections 4 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
+from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
+from staticgraph.outofcore.disk.graph import PartitionedGraph
+from staticgraph.outofcore.disk.neighbours import Direction
+from staticgraph.outofcore.policies.policy import EdgePolicy
+from staticgraph.outofcore.sampling.loader import SampledLoader
+from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.training.adagrad import EPSILON, adagrad_rows
+from staticgraph.outofcore.training.committed_epochs import CommittedEpochs, Pass
+from staticgraph.outofcore.training.decoders import DECODERS, Decoder
+from staticgraph.outofcore.training.first_embeddings import open_for
+from staticgraph.outofcore.training.hop_runner import HopRunner
+from staticgraph.outofcore.training.layers import Hops, SampledGNN
+from staticgraph.outofcore.training.link_step import LinkConfig, LinkStep
+
+
+class EncodedLinkLoss(nn.Module):
+    """The loss of a batch of edges over its padded neighbourhood.
+
+    Args:
+        encoder: of the seeds.
+        step: the loss over what the encoder gives.
+        relations: ``[2, R, D']`` first parameters.
+    """
+
+    def __init__(self, encoder: SampledGNN, step: LinkStep, relations: Tensor) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.relations = nn.Parameter(relations)
+        self._step = step
+
+    def forward(self, x: Tensor, hops: Hops, *ends: Tensor) -> Tensor:
+        """``x [R, D]``; ``ends`` are those of :meth:`LinkStep.loss` after the relations."""
+        return self._step.loss(self.encoder(x, hops), self.relations, *ends)
+
+
+class EncodedLinkTrainer(CommittedEpochs):
+    """Trains embeddings and a graph network over them.
+
+    Args:
+        graph: with or without relations.
+        policy: what is resident when.
+        config: how to train; ``negatives`` are seeds of a sample, so fewer chunks are cheaper.
+        encoder: from ``config.dimension`` to the width that the decoder works in.
+        fanouts: neighbours a node and direction, hop by hop; as many as the encoder has layers.
+        folder: where the embeddings live; training goes on from what is committed there.
+        direction: of sampling.
+        encoder_rate: of Adagrad on the encoder; the relations have ``config.rate``.
+        exclude: leave a batch's own edges out of its samples.
+        mode: as of :class:`HopRunner`.
+
+    Raises:
+        ValueError: fan-outs for another encoder, or a folder that was trained otherwise.
+    """
+
+    def __init__(
+        self,
+        graph: PartitionedGraph,
+        policy: EdgePolicy,
+        config: LinkConfig,
+        encoder: SampledGNN,
+        fanouts: Sequence[int],
+        folder: str | Path,
+        *,
+        direction: Direction = "both",
+        encoder_rate: float = 0.01,
+        exclude: bool = True,
+        mode: str = "auto",
+    ) -> None:
+        if len(fanouts) != len(encoder.layers):
+            raise ValueError(
+                f"fanouts={list(fanouts)} for an encoder of {len(encoder.layers)} layers: give one "
+                "a layer"
+            )
+        if encoder.in_channels != config.dimension:
+            raise ValueError(
+                f"the encoder takes rows of {encoder.in_channels}, the embeddings have "
+                f"{config.dimension}: give both the same"
+            )
+        self.graph, self.policy, self.config, self.encoder = graph, policy, config, encoder
+        self.decoder: Decoder = DECODERS[config.decoder]()
+        relations = self.decoder.initial(max(1, graph.num_relations), encoder.out_channels)
+        device = next(encoder.parameters()).device
+        self.model = EncodedLinkLoss(encoder, LinkStep(config, self.decoder), relations.to(device))
+        self.optimizer = torch.optim.Adagrad(
+            [
+                {"params": [self.model.relations], "lr": config.rate},
+                {"params": list(encoder.parameters())},
+            ],
+            lr=encoder_rate,
+            eps=float(EPSILON),
+        )
+        self.runner = HopRunner(self.model, mode)
+        identity = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
+        self.file = open_for(Path(folder), graph, config, identity, self._parameters())
+        self._restore()
+        p = graph.num_partitions
+        self.buffer = EmbeddingBuffer(graph, self.file, policy.slots(p), policy.group(p), direction)
+        self._direction: Direction = direction
+        self._encoded: tuple[int, Tensor] | None = None
+        self.loader = SampledLoader(
+            graph,
+            policy,
+            list(fanouts),
+            config.batch_size,
+            "link",
+            negatives=2 * config.chunks * config.negatives,
+            degree_fraction=config.degree_fraction,
+            exclude=exclude,
+            direction=direction,
+            seed=config.seed,
+            states=ResidentEmbeddings(self.buffer),
+        )
+
+    @property
+    def relations(self) -> Tensor:
+        """``[2, R, D']``."""
+        return self.model.relations.detach().cpu()
+
+    def close(self) -> None:
+        """Ends the threads and closes the file."""
+        self.loader.close()
+        self.runner.close()
+        self.file.close()
+
+    def rows(self, partition: int) -> Tensor:
+        """``[nodes of the partition, D']`` encodings on full neighbourhoods.
+
+        They are made once an epoch, with the whole graph and all embeddings in memory.
+        """
+        if self._encoded is None or self._encoded[0] != self.epoch:
+            self._encoded = self.epoch, self._encode()
+        low = partition * self.graph.partition_size
+        return self._encoded[1][low : low + self.graph.nodes_of(partition)]
+
+    def _pass(self, on_state: Callable[[int, int], None] | None) -> Pass:
+        self.loader.epoch = self.epoch
+        schedule = self.policy.epoch(
+            self.graph.num_partitions, np.random.default_rng([self.config.seed, self.epoch, 1])
+        )
+        self.model.train()
+        loss = torch.zeros((), dtype=torch.float64, device=self.runner.device)
+        edges = batches = 0
+        state = -1
+        for batch in self.loader:
+            if batch.state != state:
+                self._refuse_divergence(loss)
+                state = batch.state
+                if on_state is not None:
+                    on_state(state, len(schedule.states))
+            loss += self._train_batch(batch)
+            assert batch.ends is not None
+            edges, batches = edges + int(batch.ends.mask.sum()), batches + 1
+        return Pass(loss, edges, batches, schedule)
+
+    def _train_batch(self, batch: SampledBatch) -> Tensor:
+        hops, ends, config = batch.hops, batch.ends, self.config
+        assert ends is not None
+        x = torch.from_numpy(self.buffer.values).index_select(0, hops.rows)
+        negatives = ends.negatives.view(2, config.chunks, config.negatives)
+        more = [ends.source, ends.destination, ends.relation, negatives, ends.mask.float()]
+        inputs = self.runner.on_device(hops, x, more)
+        loss, _, by_x = self.runner.step(hops, inputs, lambda loss: loss, wants_x=True)
+        self.optimizer.step()
+        # Real rows are distinct; those of the padding have a gradient of zero and are left alone.
+        gradient = by_x.cpu()[hops.mask].numpy()
+        rows = hops.rows[hops.mask].numpy()
+        rate = np.float32(config.rate)
+        adagrad_rows(self.buffer.values, self.buffer.sums, rows, gradient, rate)
+        return loss
+
+    # ------------------------------------------------------------------ what is committed
+
+    def _parameters(self) -> dict[str, NDArray[Any]]:
+        """Parameters and their Adagrad sums, by name."""
+        found: dict[str, NDArray[Any]] = {}
+        for name, parameter in self.model.named_parameters():
+            found[f"parameter.{name}"] = parameter.detach().cpu().numpy().copy()
+            found[f"sum.{name}"] = self.optimizer.state[parameter]["sum"].cpu().numpy().copy()
+        return found
+
+    def _restore(self) -> None:
+        """Parameters and sums as they were committed."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(torch.from_numpy(self.file.extras[f"parameter.{name}"]))
+                total = self.optimizer.state[parameter]["sum"]
+                total.copy_(torch.from_numpy(self.file.extras[f"sum.{name}"]))
+
+    def _encode(self) -> Tensor:
+        graph, p, size = self.graph, self.graph.num_partitions, self.graph.partition_size
+        values, sums = np.empty((2, p * size, self.config.dimension), np.float32)
+        for k in range(p):
+            self.file.read(k, values[k * size : (k + 1) * size], sums[k * size : (k + 1) * size])
+        every = graph.read_buckets([(i, j) for i in range(p) for j in range(p)])
+        ends = torch.from_numpy(np.stack([every[:, 0], every[:, -1]]).astype(np.int64))
+        ways = {"in": [ends], "out": [ends.flip(0)], "both": [ends, ends.flip(0)]}
+        edges = torch.cat(ways[self._direction], 1).to(self.runner.device)
+        self.model.eval()
+        with torch.no_grad():
+            x = torch.from_numpy(values[: graph.num_nodes]).to(self.runner.device)
+            return self.encoder.whole(x, edges).cpu()

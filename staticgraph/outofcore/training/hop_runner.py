@@ -1,0 +1,158 @@
+"""A model over padded hops, compiled once a rung and phase.
+
+The runner of sampled batches: what :class:`staticgraph.StaticGraphRunner` is for batches of whole
+graphs. A rung of the ladder is a shape, so a rung has one compiled function for training and one
+for evaluation, and in ``cuda-graph`` mode one recorded training step; a batch that fits no rung
+runs in eager, and the ladder counts it. On CUDA a batch
+is copied on a stream of its own, beside the step before, and its slot is not filled again before
+the copy is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from staticgraph.outofcore.sampling.hops import HopBatch
+from staticgraph.outofcore.training.hop_recording import RecordedHops
+from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
+from staticgraph.steps.compiled import CompiledFunction
+from staticgraph.steps.modes import resolve
+
+Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
+
+
+class HopRunner:
+    """Runs a model over padded hops, compiled once a rung and phase.
+
+    Args:
+        model: takes ``x [R, F]``, the hops, and whatever else a step brings.
+        mode: as of :class:`staticgraph.StaticGraphRunner`; ``cuda-graph`` records training steps,
+            and compiles evaluation without recording it.
+        compiler: makes a compiled function of a function and a name, instead of the mode's own.
+        recorder: how ``cuda-graph`` records; CUDA graphs where None.
+
+    Attributes:
+        compiled: what was compiled, by (rung, training).
+        recorded: the recorded steps, by rung; None in another mode.
+
+    Raises:
+        ValueError: a mode that does not exist, or not on this device.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: str = "auto",
+        compiler: Compiler | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.mode = resolve(mode, self.device.type, allow_cpu=recorder is not None)
+        if self.mode.own and recorder is None:
+            recorder = CudaGraphRecorder(self.device)
+        self.recorded = RecordedHops(model, recorder) if self.mode.own and recorder else None
+        compiles = self.mode.compiled if recorder is None else recorder.compiles
+        self._compiler = compiler or (
+            (lambda function, name: CompiledFunction(function, self.mode, self.device, name))
+            if compiles
+            else None
+        )
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.compiled: dict[tuple[int, bool], Callable[..., Tensor]] = {}
+
+    def __call__(self, hops: HopBatch) -> Tensor:
+        """The model's output over a batch with features: ``[N_0, out]``."""
+        if hops.x is None:
+            raise ValueError("the batch has no features: pass features= to outofcore.partition")
+        return self.run(hops, self.on_device(hops, hops.x.float()))
+
+    def step(
+        self,
+        hops: HopBatch,
+        inputs: Sequence[Tensor],
+        finish: Callable[..., Tensor],
+        targets: Sequence[Tensor] = (),
+        *,
+        wants_x: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Forward, loss and backward; the gradients replace those of the step before.
+
+        Args:
+            hops: the batch.
+            inputs: of :meth:`on_device`.
+            finish: the loss of the model's output and ``targets``.
+            targets: tensors on the device.
+            wants_x: also give the gradient by ``x``.
+
+        Returns:
+            Loss, output, and the gradient by ``x`` where asked for; valid until the next step.
+        """
+        count = len(inputs)
+
+        def body(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+            for parameter in self.model.parameters():
+                parameter.grad = None  # backward then writes each gradient, adding nothing
+            x = tensors[0]
+            if wants_x:
+                x.grad = None
+                x.requires_grad_()
+            out = self.run(hops, tensors[:count])
+            loss = finish(out, *tensors[count:])
+            loss.backward()
+            by_x = (x.grad,) if wants_x and x.grad is not None else ()
+            return loss.detach(), out.detach(), *by_x
+
+        tensors = [*inputs, *targets]
+        if self.recorded is None or hops.rung is None:
+            return body(tensors)
+        return self.recorded(hops.rung, tensors, body)
+
+    def close(self) -> None:
+        """Tears the recordings down."""
+        if self.recorded is not None:
+            self.recorded.close()
+
+    def on_device(self, hops: HopBatch, x: Tensor, more: Sequence[Tensor] = ()) -> list[Tensor]:
+        """The inputs of :meth:`run`: ``x``, degrees, ``more`` and the tables, copied."""
+        tensors = [x, hops.degree, hops.whole, *more, *hops.tables]
+        if self._stream is None:
+            return [tensor.to(self.device) for tensor in tensors]
+        present = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._stream):
+            copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+            hops.copied = hops.copied or torch.cuda.Event()
+            hops.copied.record()
+        present.wait_stream(self._stream)
+        for copy in copies:
+            copy.record_stream(present)
+        return copies
+
+    def run(self, hops: HopBatch, inputs: Sequence[Tensor]) -> Tensor:
+        """The model's output over what :meth:`on_device` gave."""
+        first = len(inputs) - hops.hops
+
+        def forward(x: Tensor, degree: Tensor, whole: Tensor, *others: Tensor) -> Tensor:
+            more, tables = others[: first - 3], others[first - 3 :]
+            return self.model(x, _Tables(degree, whole, tables), *more)
+
+        if self._compiler is None or hops.rung is None:
+            return forward(*inputs)
+        key = (hops.rung, self.model.training)
+        if key not in self.compiled:
+            phase = "train" if self.model.training else "eval"
+            self.compiled[key] = self._compiler(forward, f"rung {hops.rung} {phase}")
+        return self.compiled[key](*inputs)
+
+
+@dataclass(slots=True)
+class _Tables:
+    """What layers read of a batch, around tensors of a compiled function."""
+
+    degree: Tensor
+    whole: Tensor
+    tables: tuple[Tensor, ...]

@@ -1,0 +1,218 @@
+"""GraphSAGE, GCN and GAT over sampled neighbourhoods of fixed shape.
+
+A layer takes the rows of hops 0 to ``depth`` and gives those of hops 0 to ``depth - 1``, each from
+itself and its sampled neighbours. With tables of fixed width an aggregation is a gather, a view and
+a sum; nothing is scattered on the way forward. Parameters have PyG's names, so that a state
+dictionary passes either way, and :meth:`whole` runs the same parameters over an edge list with
+PyG's own layer, for evaluation on full neighbourhoods. Self-loops among the edges are neighbours
+like any other here; GCN and GAT add one of their own to every node, as PyG does.
+
+Sources: Hamilton et al., NeurIPS 2017; Kipf and Welling, ICLR 2017; Velickovic et al., ICLR 2018.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+
+class Hops(Protocol):
+    """What a layer reads of a padded sample; see
+    :class:`staticgraph.outofcore.sampling.hops.HopBatch`."""
+
+    degree: Tensor
+    whole: Tensor
+    tables: tuple[Tensor, ...]
+
+
+def gathered(x: Tensor, hops: Hops, depth: int) -> list[Tensor]:
+    """Per hop below ``depth`` the neighbours' rows, ``[N_h, f_h, ...]``, zeros where there is none.
+
+    Args:
+        x: ``[rows, ...]`` of hops 0 to ``depth``.
+        hops: the tables.
+        depth: how many hops are computed.
+    """
+    padded = torch.cat([x.new_zeros(1, *x.shape[1:]), x])
+    return [
+        padded.index_select(0, table.flatten()).view(*table.shape, *x.shape[1:])
+        for table in hops.tables[:depth]
+    ]
+
+
+def counts(hops: Hops, depth: int) -> Tensor:
+    """``[rows of hops 0 to depth - 1]`` sampled neighbours of each row."""
+    return torch.cat([(table > 0).sum(1) for table in hops.tables[:depth]])
+
+
+class SampledSAGE(nn.Module):
+    """The mean of the neighbours and the node itself, each through a linear map."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin_l = nn.Linear(in_channels, out_channels)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
+
+    def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
+        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        total = torch.cat([rows.sum(1) for rows in gathered(x, hops, depth)])
+        mean = total / counts(hops, depth).clamp(min=1).unsqueeze(-1)
+        return self.lin_l(mean) + self.lin_r(x[: total.size(0)])
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        conv = SAGEConv(self.lin_l.in_features, self.lin_l.out_features)
+        return _call(conv, self, x, edge_index)
+
+
+class SampledGCN(nn.Module):
+    """The symmetrically normalised sum of the neighbours and the node itself.
+
+    GCN is the mean over a node's closed neighbourhood of ``sqrt((1 + d_i) / (1 + d_j)) x_j``, with
+    the degrees d of the whole graph. Here it is the mean over the part that is resident, estimated
+    from the neighbours that were drawn of it, with the same d: what is resident is random, so no
+    more is known, and with everything resident and drawn it is GCN. With degrees counted in the
+    resident part instead, weights in training were not those of evaluation on full neighbourhoods.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels))
+        nn.init.xavier_uniform_(self.lin.weight)
+
+    def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
+        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
+        x = self.lin(x)
+        root = (hops.whole[: x.size(0)].to(x.dtype) + 1.0).sqrt().unsqueeze(-1)
+        x = x / root
+        total = torch.cat([rows.sum(1) for rows in gathered(x, hops, depth)])
+        n = total.size(0)
+        degree = hops.degree[:n].to(x.dtype)
+        not_drawn = (degree / counts(hops, depth).clamp(min=1)).unsqueeze(-1)
+        mean = (not_drawn * total + x[:n]) / (degree + 1.0).unsqueeze(-1)
+        return root[:n] * mean + self.bias
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The same over all edges, ``[N, F]`` to ``[N, F']``."""
+        return _call(GCNConv(self.lin.in_features, self.lin.out_features), self, x, edge_index)
+
+
+class SampledGAT(nn.Module):
+    """Attention over the neighbours and the node itself; heads stand beside each other.
+
+    Args:
+        in_channels: F.
+        out_channels: of a head; the output has ``heads * out_channels``.
+        heads: how many.
+    """
+
+    SLOPE = 0.2
+
+    def __init__(self, in_channels: int, out_channels: int, heads: int = 1) -> None:
+        super().__init__()
+        self.heads, self.out_channels = heads, out_channels
+        self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        for parameter in (self.lin.weight, self.att_src, self.att_dst):
+            nn.init.xavier_uniform_(parameter)
+
+    def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
+        """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, heads * F']``."""
+        x = self.lin(x).view(-1, self.heads, self.out_channels)
+        source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
+        out, start = [], 0
+        neighbours = zip(gathered(x, hops, depth), gathered(source, hops, depth), strict=True)
+        for table, (rows, sources) in zip(hops.tables, neighbours, strict=False):
+            own = slice(start, start + table.size(0))
+            start = own.stop
+            logits = torch.cat([source[own].unsqueeze(1), sources], 1) + target[own].unsqueeze(1)
+            logits = nn.functional.leaky_relu(logits, self.SLOPE)
+            # The node itself is always there, so no row is masked whole.
+            absent = nn.functional.pad(table == 0, (1, 0)).unsqueeze(-1)
+            weights = logits.masked_fill(absent, -torch.inf).softmax(1).unsqueeze(-1)
+            out.append(weights[:, 0] * x[own] + (weights[:, 1:] * rows).sum(1))
+        return torch.cat(out).flatten(1) + self.bias
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """The same over all edges, ``[N, F]`` to ``[N, heads * F']``."""
+        conv = GATConv(self.lin.in_features, self.out_channels, heads=self.heads)
+        return _call(conv, self, x, edge_index)
+
+
+LAYERS = {"sage": SampledSAGE, "gcn": SampledGCN, "gat": SampledGAT}
+
+
+class SampledGNN(nn.Module):
+    """Layers with relu and dropout between them, one a hop.
+
+    Args:
+        kind: ``sage``, ``gcn`` or ``gat``.
+        in_channels: F.
+        hidden: channels between layers.
+        out_channels: of the result.
+        layers: k; the samples must have as many hops.
+        dropout: before every layer, in training.
+        heads: of ``gat``, but for its last layer, which has one.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        in_channels: int,
+        hidden: int,
+        out_channels: int,
+        layers: int,
+        dropout: float = 0.0,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        if kind not in LAYERS:
+            raise ValueError(f"kind={kind!r}; choose one of {', '.join(LAYERS)}")
+        widths = [in_channels, *[hidden] * (layers - 1), out_channels]
+        made: list[Any] = []
+        for number, (before, after) in enumerate(pairwise(widths)):
+            if kind == "gat" and number + 1 < layers:
+                if hidden % heads:
+                    raise ValueError(f"hidden={hidden} is not a multiple of heads={heads}")
+                made.append(SampledGAT(before, after // heads, heads))
+            else:
+                made.append(LAYERS[kind](before, after))
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.layers = nn.ModuleList(made)
+        self.dropout = dropout
+
+    def extra_repr(self) -> str:
+        """What the layers' own descriptions leave out."""
+        heads = [layer.heads for layer in self.layers if isinstance(layer, SampledGAT)]
+        return f"dropout={self.dropout}, heads={heads}"
+
+    def forward(self, x: Tensor, hops: Hops) -> Tensor:
+        """``[R, F]`` of all hops to ``[N_0, out]`` of the seeds."""
+        for number, layer in enumerate(self.layers):
+            x = self._before(x, number)
+            x = layer(x, hops, len(self.layers) - number)
+        return x
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """``[N, F]`` to ``[N, out]`` on full neighbourhoods."""
+        for number, layer in enumerate(self.layers):
+            x = self._before(x, number)
+            x = cast(SampledSAGE, layer).whole(x, edge_index)
+        return x
+
+    def _before(self, x: Tensor, number: int) -> Tensor:
+        x = x.relu() if number else x
+        return nn.functional.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def _call(conv: nn.Module, layer: nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
+    """PyG's layer with the parameters of ours."""
+    parameters: dict[str, Tensor] = dict(layer.named_parameters())
+    return torch.func.functional_call(conv, parameters, (x, edge_index))

@@ -1,0 +1,181 @@
+"""One step of link prediction in static shapes: loss and gradients of a batch of edges.
+
+A batch is B edges, cut into C chunks; the edges of a chunk share their K negatives a side, drawn
+from the nodes that are resident. Both directions are trained: the destination among negatives given
+source and relation, and the source given destination and the way back. The loss is the sum of
+softmax cross-entropies. The rows that a batch touches, at most 2B + 2CK of them, are gathered into
+one array, which alone (with the relations) needs a gradient. The last batch of a state is padded
+and masked, so that every batch has the same shapes. Source: Marius, OSDI 2021, sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from staticgraph.outofcore.buffer.buffer import Resident
+from staticgraph.outofcore.training.adagrad import distinct
+from staticgraph.outofcore.training.decoders import DECODERS, Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """How to train.
+
+    Attributes:
+        decoder: ``distmult``, ``complex`` or ``transe``.
+        dimension: D.
+        batch_size: B, edges in a step.
+        chunks: C; they divide the batch.
+        negatives: K, nodes that the edges of a chunk share, on each side.
+        degree_fraction: share of the negatives drawn as ends of the state's edges (so by degree);
+            the others are drawn uniformly from the resident nodes.
+        rate: Adagrad's.
+        spread: standard deviation of the first embeddings.
+        seed: of everything random.
+    """
+
+    decoder: str = "distmult"
+    dimension: int = 50
+    batch_size: int = 1000
+    chunks: int = 10
+    negatives: int = 500
+    degree_fraction: float = 0.0
+    rate: float = 0.1
+    spread: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.decoder not in DECODERS:
+            raise ValueError(f"decoder={self.decoder!r}; choose one of {', '.join(DECODERS)}")
+        if min(self.dimension, self.batch_size, self.chunks, self.negatives) < 1:
+            raise ValueError(
+                f"dimension, batch_size, chunks and negatives must be positive: {self}"
+            )
+        if self.batch_size % self.chunks:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of chunks={self.chunks}"
+            )
+        if not 0.0 <= self.degree_fraction <= 1.0:
+            raise ValueError(f"degree_fraction={self.degree_fraction} is a share, 0 to 1")
+
+
+@dataclass(slots=True)
+class LinkBatch:
+    """One padded batch: positions are among the touched rows.
+
+    Attributes:
+        gather: ``[2B + 2CK]`` rows of the buffer, touched ones first, then row 0 as padding.
+        rows: the touched ones alone.
+        source, destination: ``[B]``.
+        relation: ``[B]``.
+        negatives: ``[2, C, K]``: of the destination side, of the source side.
+        mask: ``[B]`` float, 0 for padding.
+    """
+
+    gather: Tensor
+    rows: NDArray[np.int64]
+    source: Tensor
+    destination: Tensor
+    relation: Tensor
+    negatives: Tensor
+    mask: Tensor
+
+
+class LinkStep:
+    """Loss and gradients of a batch, in static shapes.
+
+    Args:
+        config: shapes.
+        decoder: scores.
+        compile: given to ``torch.compile``; None runs in eager, which is as fast on a CPU.
+    """
+
+    def __init__(
+        self, config: LinkConfig, decoder: Decoder, compile: dict[str, Any] | None = None
+    ) -> None:
+        self.config, self.decoder = config, decoder
+        self._loss: Callable[..., Tensor] = self.loss
+        if compile is not None:
+            self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False, **compile)
+
+    def fill(
+        self,
+        edges: NDArray[Any],
+        resident: Resident,
+        rng: np.random.Generator,
+        place: NDArray[np.int32],
+    ) -> LinkBatch:
+        """Draws the negatives and numbers the touched rows; ``edges`` is ``[n <= B, 2 or 3]``."""
+        b, c, k = self.config.batch_size, self.config.chunks, self.config.negatives
+        n = len(edges)
+        negatives = resident.draw(rng, (2, c, k))
+        by_degree = round(self.config.degree_fraction * k)
+        if by_degree:
+            pool = resident.edges
+            picked = rng.integers(len(pool), size=(2, c, by_degree))
+            ends = np.where(rng.integers(2, size=picked.shape), 0, pool.shape[1] - 1)
+            negatives[..., :by_degree] = pool[picked, ends]
+        nodes = np.full(2 * b + 2 * c * k, edges[0, 0], np.int64)
+        nodes[:n], nodes[b : b + n] = edges[:, 0], edges[:, -1]
+        nodes[2 * b :] = negatives.ravel()
+        rows = resident.rows(nodes)
+        gather, local = np.zeros(len(rows), np.int64), np.empty(len(rows), np.int64)
+        count = distinct(rows, place, gather, local)
+        relation = np.zeros(b, np.int64)
+        if edges.shape[1] == 3:
+            relation[:n] = edges[:, 1]
+        mask = np.zeros(b, np.float32)
+        mask[:n] = 1.0
+        positions = torch.from_numpy(local)
+        return LinkBatch(
+            gather=torch.from_numpy(gather),
+            rows=gather[:count],
+            source=positions[:b],
+            destination=positions[b : 2 * b],
+            relation=torch.from_numpy(relation),
+            negatives=positions[2 * b :].view(2, c, k),
+            mask=torch.from_numpy(mask),
+        )
+
+    def loss(
+        self,
+        touched: Tensor,
+        relations: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        relation: Tensor,
+        negatives: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
+        """The sum over real edges and both directions of the softmax cross-entropy."""
+        c = self.config.chunks
+        ends = touched[source], touched[destination]
+        total = touched.new_zeros(())
+        for way in (0, 1):
+            query = self.decoder.query(ends[way], relations[way, relation])
+            positive = self.decoder.score(query, ends[1 - way])
+            others = self.decoder.scores(
+                query.view(c, -1, query.size(-1)), touched[negatives[way]]
+            ).flatten(0, 1)
+            against = torch.logaddexp(others.logsumexp(-1), positive)
+            total = total + ((against - positive) * mask).sum()
+        return total
+
+    def __call__(
+        self, touched: Tensor, relations: Tensor, batch: LinkBatch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, and its gradients by the touched rows ``[2B + 2CK, D]`` and the relations."""
+        touched, relations = touched.requires_grad_(), relations.detach().requires_grad_()
+        loss = self._loss(
+            touched, relations, batch.source, batch.destination, batch.relation,
+            batch.negatives, batch.mask,
+        )  # fmt: skip
+        gradient, relation_gradient = torch.autograd.grad(loss, [touched, relations])
+        return loss.detach(), gradient, relation_gradient

@@ -1,0 +1,161 @@
+"""Filtered ranks: where the true end of an edge stands among all nodes.
+
+For each test edge every node is a candidate for its destination and for its source; candidates that
+make an edge known to be true are left out. All nodes are scored, partition by partition, so that
+the table of embeddings need not fit; the rank is 1 plus the better ones plus half of the equal
+ones, so that a model which scores everything alike gains nothing. A score that is not finite is
+worse than every finite one, and a true end that has one stands last, so that a model which diverged
+gains nothing either. Source: Bordes et al., NeurIPS 2013.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
+from staticgraph.outofcore.training.link import LinkTrainer
+
+Trainer = LinkTrainer | EncodedLinkTrainer
+
+# Queries scored at once: with partitions of 16,384 nodes a block of scores is 32 MiB.
+QUERIES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LinkScore:
+    """Filtered metrics over both directions of ``edges`` edges.
+
+    ``not_finite`` of the ``2 * edges`` true ends have a score that is not finite, and rank last: of
+    a model that has not diverged there are none.
+    """
+
+    edges: int
+    mrr: float
+    hits: dict[int, float]
+    not_finite: int = 0
+
+
+def evaluate_links(
+    trainer: Trainer,
+    edges: NDArray[Any],
+    known: NDArray[Any],
+    hits: tuple[int, ...] = (1, 3, 10),
+) -> LinkScore:
+    """Ranks edges among all nodes.
+
+    Args:
+        trainer: whose committed embeddings are used, encoded where it has an encoder.
+        edges: ``[3, T]`` (or ``[2, T]``) source, destination, relation in the caller's numbers.
+        known: ``[3, K]`` all true edges, the tested ones among them.
+        hits: the k of Hits@k.
+    """
+    ranks, not_finite = _ranks(trainer, edges, known)
+    return LinkScore(
+        edges=edges.shape[1],
+        mrr=float((1.0 / ranks).mean()),
+        hits={k: float((ranks <= k).mean()) for k in hits},
+        not_finite=not_finite,
+    )
+
+
+def filtered_ranks(
+    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
+) -> NDArray[np.float64]:
+    """``[2, T]`` ranks of the destinations and of the sources."""
+    return _ranks(trainer, edges, known)[0]
+
+
+def _ranks(
+    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
+) -> tuple[NDArray[np.float64], int]:
+    """The ranks, and how many true ends have a score that is not finite."""
+    graph = trainer.graph
+    new = np.empty(graph.num_nodes, np.int64)
+    new[graph.node_ids] = np.arange(graph.num_nodes)
+    tested = _renumber(edges, new)
+    # An edge may be known twice; it is left out once.
+    true = np.unique(_renumber(known, new), axis=1)
+    values = _rows_of(trainer, tested[:2])
+    ranks, not_finite = np.empty((2, tested.shape[1])), 0
+    for way in (0, 1):
+        first, keys, ends = way, tested[way], tested[1 - way]
+        relation = torch.from_numpy(tested[2])
+        query = trainer.decoder.query(values[first], trainer.relations[way, relation])
+        positive = trainer.decoder.score(query, values[1 - first])
+        not_finite += int((~torch.isfinite(positive)).sum())
+        pointers, others = _true_ends(keys, tested[2], true, way)
+        counts = np.zeros((len(ends), 2), np.int64)
+        for partition in range(graph.num_partitions):
+            block = trainer.rows(partition)
+            low = partition * graph.partition_size
+            for at in range(0, len(ends), QUERIES):
+                span = slice(at, at + QUERIES)
+                scores = trainer.decoder.scores(query[span], block).numpy()
+                _count(
+                    scores, positive[span].numpy(), low, pointers[at : at + QUERIES + 1], others,
+                    counts[span],
+                )  # fmt: skip
+        ranks[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
+    return ranks, not_finite
+
+
+def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:
+    relation = edges[2] if len(edges) == 3 else np.zeros(edges.shape[1], np.int64)
+    return np.stack([new[edges[0]], new[edges[1]], relation.astype(np.int64)])
+
+
+def _rows_of(trainer: Trainer, nodes: NDArray[np.int64]) -> torch.Tensor:
+    """``[*nodes.shape, D]`` embeddings, gathered partition by partition."""
+    out = torch.empty(*nodes.shape, trainer.rows(0).size(-1))
+    partitions, inside = np.divmod(nodes, trainer.graph.partition_size)
+    for partition in np.unique(partitions).tolist():
+        here = torch.from_numpy(partitions == partition)
+        block = trainer.rows(partition)
+        out[here] = block[torch.from_numpy(inside)[here]]
+    return out
+
+
+def _true_ends(
+    keys: NDArray[np.int64], relation: NDArray[np.int64], true: NDArray[np.int64], way: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each query the ends that are known to be true: pointers ``[T + 1]`` and ends."""
+    relations = int(max(relation.max(initial=0), true[2].max(initial=0))) + 1
+    code = true[way] * relations + true[2]
+    order = np.argsort(code, kind="stable")
+    code, ends = code[order], true[1 - way][order]
+    asked = keys * relations + relation
+    low, high = np.searchsorted(code, asked), np.searchsorted(code, asked, side="right")
+    pointers = np.concatenate([[0], np.cumsum(high - low)])
+    taken = np.arange(pointers[-1]) - np.repeat(pointers[:-1] - low, high - low)
+    return pointers, ends[taken]
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(scores, positive, low, pointers, others, counts):
+    """Adds the candidates of a block that are better than, and equal to, the true end.
+
+    Against a true end whose score is not finite every candidate is better.
+    """
+    for q in range(scores.shape[0]):
+        last = not np.isfinite(positive[q])
+        better, equal = 0, 0
+        for v in range(scores.shape[1]):
+            if last or positive[q] < scores[q, v] < np.inf:
+                better += 1
+            elif scores[q, v] == positive[q]:
+                equal += 1
+        for k in range(pointers[q], pointers[q + 1]):
+            v = others[k] - low
+            if 0 <= v < scores.shape[1]:
+                if last or positive[q] < scores[q, v] < np.inf:
+                    better -= 1
+                elif scores[q, v] == positive[q]:
+                    equal -= 1
+        counts[q, 0] += better
+        counts[q, 1] += equal

@@ -1,1 +1,0 @@
-"""What the plan command shows: tables, figures, and the published results beside ours."""

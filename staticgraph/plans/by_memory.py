@@ -1,0 +1,175 @@
+"""The largest batch that fits a memory budget, and workers enough to feed it.
+
+The problem: nobody knows which batch size fills a card, and filling it is not the aim (a card was
+seen with 93% of its memory and 16% of its units in use). The idea: search the batch size whose plan
+is predicted to fit, but keep at least so many steps an epoch, and say which of the two set the
+limit. The invariant: the plan that comes back fits, and one more graph a batch would not, or would
+leave too few steps.
+
+It decides on predictions alone. Pure numbers, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from staticgraph.memory.budget import MemoryBudget, largest
+from staticgraph.memory.model import MemoryModel
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.reserves import with_reserves
+from staticgraph.text.byte_sizes import human_bytes
+
+# Fewer updates an epoch than this rarely train well, however fast they are.
+MIN_STEPS = 32
+# For the search; the margin of the batch size that it finds is then found by trial.
+FIRST_MARGIN = 0.02
+# Rows in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
+# (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they win.
+TILE, SMALL_TILE = 64, 8
+
+Make = Callable[[int, float | None], BucketPlan]
+
+
+def sized_plan(
+    make: Make,
+    num_graphs: int,
+    memory: MemoryModel,
+    budget: MemoryBudget,
+    *,
+    min_steps_per_epoch: int = MIN_STEPS,
+    batch_size: int | None = None,
+    margin: float | None = None,
+) -> BucketPlan:
+    """The plan of the largest batch size that fits, its note saying what set the limit.
+
+    Args:
+        make: ``make(batch_size, margin)``; a margin of None is found by trial.
+        num_graphs: graphs that train, which bounds the steps of an epoch.
+        memory: predicts the bytes of a capacity.
+        budget: the cap.
+        min_steps_per_epoch: at least so many batches an epoch, at least 1.
+        batch_size: given, it is only checked against the budget.
+        margin: given, it is not tried for.
+
+    Raises:
+        BudgetExceeded: not even batches of one graph fit, or the given batch size does not.
+        ValueError: ``min_steps_per_epoch`` below 1.
+    """
+    if min_steps_per_epoch < 1:
+        raise ValueError(f"min_steps_per_epoch={min_steps_per_epoch} must be at least 1")
+    if batch_size is not None:
+        plan = make(batch_size, margin)
+        found = budget.check(memory, plan.capacities)
+        return replace(plan, note=_note(f"batch_size={batch_size} as asked", found, budget))
+
+    def planned(size: int, tried: float | None) -> BucketPlan:
+        return in_tiles(make(size, tried))
+
+    def largest_at(tried: float) -> int:
+        smallest = planned(1, tried)
+        budget.check(memory, smallest.capacities)
+        return largest(lambda b: budget.fits(memory, planned(b, tried).capacities), 1, most)
+
+    most = max(1, num_graphs // min_steps_per_epoch)
+    if margin is None:
+        margin = planned(largest_at(FIRST_MARGIN), None).margin
+    chosen = largest_at(margin or 0.0)
+    plan = planned(chosen, margin)
+    found = budget.check(memory, plan.capacities)
+    limit = (
+        f"batch_size={chosen} by min_steps_per_epoch={min_steps_per_epoch}, memory to spare"
+        if chosen == most
+        else f"batch_size={chosen} by memory, most of it {found.binding}"
+    )
+    return replace(plan, note=_note(limit, found, budget))
+
+
+def _note(limit: str, found: object, budget: MemoryBudget) -> str:
+    total = getattr(found, "total_bytes", 0)
+    return (
+        f"{limit}; predicted {human_bytes(total)} of at most {human_bytes(budget.max_bytes)} "
+        f"({budget.device})"
+    )
+
+
+def in_tiles(plan: BucketPlan) -> BucketPlan:
+    """The plan with rows rounded up to whole tiles, where that adds little."""
+    rounded = tuple(sorted({_rounded(capacity, plan.schema) for capacity in plan.capacities}))
+    first = plan.capacities[0]
+    filled = [
+        share * before / max(1, after)
+        for share, before, after in zip(
+            plan.efficiency,
+            (first.nodes, first.edges, first.graphs),
+            (rounded[0].nodes, rounded[0].edges, rounded[0].graphs),
+            strict=False,
+        )
+    ]
+    return replace(plan, capacities=rounded, efficiency=tuple(filled))
+
+
+def _rounded(capacity: Capacity, schema: Schema | None) -> Capacity:
+    def up(rows: int) -> int:
+        tile = TILE if rows >= 32 * TILE else SMALL_TILE
+        return -(-rows // tile) * tile if rows >= 32 * SMALL_TILE else rows
+
+    rounded = Capacity.distinct(
+        up(capacity.nodes),
+        up(capacity.edges),
+        up(capacity.graphs),
+        capacity.max_graph_nodes,
+        [(name, up(rows)) for name, rows in capacity.extra],
+        capacity.edge_reserve,
+        capacity.node_reserve,
+    )
+    # Rows of all types together are no type's own; other reserves were kept by the rounding.
+    return with_reserves(rounded, schema) if schema is not None and schema.hetero else rounded
+
+
+class Workers(NamedTuple):
+    """How many threads fill batches, how many batches may be alive, and why."""
+
+    num_workers: int
+    slots: int
+    reason: str
+
+
+def autosize_workers(
+    read_s: float, collate_s: float, step_s: float, cores: int | None = None
+) -> Workers:
+    """Enough workers that a step never waits for its batch, if the cores allow.
+
+    Args:
+        read_s: seconds to read one batch from where it is stored.
+        collate_s: seconds to fill one batch.
+        step_s: seconds of one step.
+        cores: of the machine; those this process may use where None.
+
+    Returns:
+        ``ceil((read + collate) / step)`` workers, one core kept for the step itself, and slots for
+        what they fill ahead.
+
+    Raises:
+        ValueError: a negative time, or a step of no time.
+    """
+    if min(read_s, collate_s) < 0 or step_s <= 0:
+        raise ValueError(
+            f"read_s={read_s}, collate_s={collate_s} must not be negative and step_s={step_s} "
+            "must be positive: measure a few warm batches and steps"
+        )
+    available = cores or len(os.sched_getaffinity(0))
+    most = max(1, available - 1)
+    wanted = math.ceil((read_s + collate_s) / step_s)
+    count = min(wanted, most)
+    reason = (
+        f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step"
+        + (f"; {wanted} wanted, {available} cores" if wanted > most else "")
+    )
+    # One in use, one handed over, and one for each worker to fill.
+    return Workers(count, 2 + count, reason)

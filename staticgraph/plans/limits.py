@@ -1,0 +1,272 @@
+"""Choosing the limits of a pack from the sizes and a target, instead of trying a grid by hand.
+
+The paper (section 2.5) packs at every pair of limits of a grid and looks for the best harmonic mean
+of the efficiencies; choosing the limits automatically is its future work. Two observations do it.
+Both components fill together only if the limits have the ratio of the totals. And efficiency is
+totals over (packs times limits), so one should choose the *number of packs* and let the limits
+follow: the smallest limits that P packs can have are the totals over P, and one asks how little
+above them the packer succeeds. That search is one-dimensional and has no grid.
+
+Limits are usable limits; a capacity has one node and one graph more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.packing.coarse import coarsened
+from staticgraph.packing.fill import QUICK, THOROUGH, Effort, pack_histogram
+from staticgraph.packing.pack import Packing, harmonic_mean
+from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
+
+# How far above totals / packs the limits are tried, smallest first.
+EXCESS = (0.0, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
+# The share of graphs by which the number of packs may differ from the one asked for.
+NEAR = 0.1
+# Packs hold at most so many times the graphs asked for, since a pack of the smallest graphs alone
+# would otherwise decide how many graph slots every batch carries.
+GRAPHS_OVER_MEAN = 2.0
+# For filling a map, where the place of the ridge matters and not the last pack.
+SKETCH = (Effort(2, 1, 32, 1, 4.0),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LimitsChoice:
+    """Limits found for a target.
+
+    Attributes:
+        packing: the packing at these limits.
+        reached: whether the target efficiency was reached.
+        reason: why not, or how the limits were found.
+    """
+
+    packing: Packing
+    reached: bool
+    reason: str
+
+    @property
+    def limits(self) -> IntArray:
+        """``[C]`` usable limits."""
+        return self.packing.limits
+
+    @property
+    def capacity(self) -> Capacity:
+        """The physical rows for them: one node and one graph more, all three distinct."""
+        largest = max(1, int(self.packing.histogram.maxima[0]))
+        nodes = max(int(self.limits[0]), largest) + 1
+        graphs = int(self.packing.graphs.max(initial=1)) + 1
+        return Capacity.distinct(nodes, int(self.limits[1]), graphs, largest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EfficiencyMap:
+    """The harmonic mean of the efficiencies over a grid of limits (paper, figure 5).
+
+    Attributes:
+        nodes: ``[A]`` limits on nodes.
+        edges: ``[B]`` limits on edges.
+        harmonic: ``[A, B]`` float64; NaN where a graph does not fit.
+    """
+
+    nodes: IntArray
+    edges: IntArray
+    harmonic: NDArray[np.float64]
+
+    @property
+    def best(self) -> tuple[int, int, float]:
+        """Node limit, edge limit and harmonic mean at the best point."""
+        a, b = np.unravel_index(np.nanargmax(self.harmonic), self.harmonic.shape)
+        return int(self.nodes[a]), int(self.edges[b]), float(self.harmonic[a, b])
+
+
+def efficiency_map(
+    histogram: SizeHistogram,
+    nodes: Iterable[int],
+    edges: Iterable[int],
+    *,
+    max_graphs: int | None = None,
+    efforts: tuple[Effort, ...] = SKETCH,
+) -> EfficiencyMap:
+    """Packs at every pair of limits."""
+    rows, columns = np.array(list(nodes), np.int64), np.array(list(edges), np.int64)
+    harmonic = np.full((len(rows), len(columns)), np.nan)
+    least, coarse = histogram.maxima, coarsened(histogram)
+    for a, node_limit in enumerate(rows):
+        for b, edge_limit in enumerate(columns):
+            if node_limit >= least[0] and edge_limit >= least[1]:
+                packing = pack_histogram(
+                    coarse.histogram,
+                    [node_limit, edge_limit],
+                    max_graphs=max_graphs,
+                    efforts=efforts,
+                )
+                harmonic[a, b] = coarse.filled(packing)
+    return EfficiencyMap(rows, columns, harmonic)
+
+
+def limits_for_graphs(
+    histogram: SizeHistogram,
+    graphs: int,
+    *,
+    efficiency: float = 0.99,
+    max_graphs: int | None = None,
+    efforts: tuple[Effort, ...] = THOROUGH,
+) -> LimitsChoice:
+    """The smallest limits for packs of about so many graphs.
+
+    Args:
+        histogram: the sizes.
+        graphs: how many graphs a pack should hold on average, within :data:`NEAR`.
+        efficiency: the harmonic mean to reach.
+        max_graphs: at most so many graphs a pack; :data:`GRAPHS_OVER_MEAN` times the mean if None.
+        efforts: settings of the packer.
+
+    Raises:
+        ValueError: no graphs, or ``graphs`` below 1.
+    """
+    if graphs < 1 or not histogram.num_graphs:
+        raise ValueError(
+            f"graphs={graphs} of {histogram.num_graphs}: at least one of each is needed"
+        )
+    most = max_graphs or int(np.ceil(GRAPHS_OVER_MEAN * graphs))
+    wanted = max(1, round(histogram.num_graphs / graphs))
+    coarse = coarsened(histogram)
+    rounded = coarse.histogram
+    totals, maxima = rounded.totals, histogram.maxima
+    best: Packing | None = None
+    filled = 0.0
+    swaps = partial(pack_by_swaps, rounded, packs=wanted, max_graphs=most)
+    fills = partial(pack_histogram, rounded, max_graphs=most, efforts=efforts)
+    for method in (swaps, fills) if graphs >= MIN_GRAPHS else (fills,):
+        for excess in EXCESS:
+            limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
+            found = method(limits=limits)
+            if found is None:
+                continue
+            if best is None or coarse.filled(found) > filled:
+                best, filled = found, coarse.filled(found)
+            if filled >= efficiency:
+                how = f"limits {excess:.1%} over the mean of {wanted} packs"
+                return LimitsChoice(coarse.expanded(best), True, how)
+            if method is swaps:
+                break
+    if best is None:
+        raise AssertionError("the packer always finds a packing")
+    best = coarse.expanded(best)
+    return LimitsChoice(best, False, _why_not(histogram, best, wanted, efficiency))
+
+
+def limits_for_efficiency(
+    histogram: SizeHistogram,
+    efficiency: float = 0.99,
+    *,
+    max_graphs: int | None = None,
+    efforts: tuple[Effort, ...] = QUICK,
+    steps: int = 400,
+) -> LimitsChoice:
+    """The smallest limits that reach an efficiency, however few graphs a pack then holds.
+
+    Node limits are tried from the largest graph upwards, each with the edge limits around the ratio
+    of the totals.
+
+    Raises:
+        ValueError: no graphs, or an efficiency that is not between 0 and 1.
+    """
+    if not 0 < efficiency < 1 or not histogram.num_graphs:
+        raise ValueError(f"efficiency={efficiency} must lie between 0 and 1, over some graphs")
+    coarse = coarsened(histogram)
+    ratio = histogram.totals[1] / max(1, histogram.totals[0])
+    grain = max(1, int(np.gcd.reduce(histogram.sizes[:, 1])))
+    best: Packing | None = None
+    node_limit = int(max(1, histogram.maxima[0]))
+    for _ in range(steps):
+        for around in (0.98, 1.0, 1.02, 1.05):
+            edges = int(np.ceil(node_limit * ratio * around / grain)) * grain
+            limits = np.array([node_limit, max(edges, histogram.maxima[1])])
+            if harmonic_mean(_at_best(histogram, limits)) < efficiency:
+                continue
+            found = pack_histogram(coarse.histogram, limits, max_graphs=max_graphs, efforts=efforts)
+            if best is None or coarse.filled(found) > coarse.filled(best):
+                best = found
+            if coarse.filled(found) >= efficiency:
+                found = coarse.expanded(found)
+                return LimitsChoice(found, True, "the smallest node limit that reaches it")
+        if node_limit > histogram.totals[0]:
+            break
+        node_limit = max(node_limit + 1, int(node_limit * 1.02))
+    if best is None:
+        best = pack_histogram(histogram, histogram.maxima, max_graphs=max_graphs, efforts=efforts)
+    else:
+        best = coarse.expanded(best)
+    return LimitsChoice(best, False, _why_not(histogram, best, best.num_packs, efficiency))
+
+
+def limits_for_budget(
+    histogram: SizeHistogram,
+    fits: Callable[[Capacity], bool],
+    *,
+    efficiency: float = 0.99,
+    most_graphs: int = 4096,
+    efforts: tuple[Effort, ...] = QUICK,
+) -> LimitsChoice:
+    """The limits with the most graphs a pack that the device still holds.
+
+    Args:
+        histogram: the sizes.
+        fits: whether a capacity fits the memory; larger ones must not fit where smaller do not.
+        efficiency: the harmonic mean to reach.
+        most_graphs: no more graphs a pack than this.
+        efforts: settings of the packer.
+
+    Raises:
+        ValueError: not even packs of one graph fit.
+    """
+    low, high = 0, min(most_graphs, max(1, histogram.num_graphs))
+    chosen: LimitsChoice | None = None
+    while low < high:
+        middle = (low + high + 1) // 2
+        choice = limits_for_graphs(histogram, middle, efficiency=efficiency, efforts=efforts)
+        if fits(choice.capacity):
+            low, chosen = middle, choice
+        else:
+            high = middle - 1
+    if chosen is None:
+        largest = ", ".join(map(str, histogram.maxima.tolist()))
+        raise ValueError(
+            f"the budget does not hold even the largest graph alone (sizes {largest}): give more "
+            "memory, a smaller model, or leave out the largest graphs with oversize='skip'"
+        )
+    return chosen
+
+
+def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:
+    """``[C]`` the efficiencies that no packing at these limits can exceed."""
+    totals = histogram.totals
+    packs = max(1, int(np.max(-(-totals // np.maximum(1, limits)))))
+    return totals / np.maximum(1, packs * limits.astype(np.float64))
+
+
+def _why_not(histogram: SizeHistogram, best: Packing, wanted: int, efficiency: float) -> str:
+    """What keeps the efficiency down, in words."""
+    names = histogram.components
+    mean = histogram.totals / max(1, wanted)
+    forced = [c for c in range(len(names)) if histogram.maxima[c] > 1.02 * mean[c]]
+    reached = f"{best.harmonic_mean:.2%} reached of {efficiency:.2%}"
+    if forced:
+        c = forced[0]
+        return (
+            f"{reached}: the largest graph alone has {histogram.maxima[c]} {names[c]}, the mean "
+            f"pack {mean[c]:.0f}, so every pack is as large as that graph: ask for more graphs a "
+            "pack, or for several buckets"
+        )
+    if wanted < 4:
+        return f"{reached}: only {wanted} packs, so one graph more or less is much: {best.method}"
+    return f"{reached}: the sizes do not add up better at {best.num_packs} packs"

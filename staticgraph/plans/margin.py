@@ -1,0 +1,248 @@
+"""How large one capacity must be so that exact batches of every epoch fit it.
+
+Exact batches are random ones repaired by swaps (:mod:`staticgraph.packing.exact`), so the capacity
+need hold no more than the mean batch and a margin in which the repair can work. The margin is found
+by trial on the data itself: the smallest of a ladder at which every batch of sixteen random epochs
+can be repaired. Where the graphs that will train are not named, the plan must also hold the mean of
+a part of the data: three standard errors of a random 80% are added. A split that is not random,
+such as a scaffold split, can lie further off; name it (``indices``) where it trains.
+
+Fixed, not fresh each epoch: shapes are recorded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.packing.exact import exact_bounds, repair
+from staticgraph.packing.pack import harmonic_mean
+from staticgraph.packing.random import shuffle, stream_of
+from staticgraph.packing.stream import pack_stream
+from staticgraph.plans.cost import StepCost
+from staticgraph.plans.limits import EXCESS
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Margins over the mean that are tried in turn.
+MARGINS = (0.003, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.5)
+# Epochs drawn for each margin; all of them must fit.
+TRIAL_EPOCHS = 16
+# Graphs that a trial draws at most: enough for a thousand batches of 512.
+TRIAL_GRAPHS = 1 << 19
+# The share of the data that trains where nobody says which, and the standard errors allowed for it.
+TRAINED_SHARE = 0.8
+STANDARD_ERRORS = 3.0
+# Rows of a further component over the margin, as a share of the mean batch's nodes: what few graphs
+# have (a rare type) varies by more than any margin over its mean, and its rows cost little.
+SPARE_ROWS = 0.02
+# A graph of more than this share of a mean batch is huge where it is among the largest graphs that
+# no more than this share of the batches would have.
+HUGE = 0.25
+RARE = 0.05
+# Beside the largest graph there is room for the others of a random batch, so far over their mean.
+DEVIATIONS = 4.0
+# A second bucket is one more compile and one more recording: it must save this share of the cost.
+WORTH_A_BUCKET = 0.1
+# Cuts considered, by the number of graphs above them.
+CUTS = 60
+# Graph slots of a stream's packs over their mean: with 1.1 a tenth of a percent is lost on
+# ogbg-molhiv at 32 graphs, with 1.0 three percent.
+SLOTS_OVER_MEAN = 1.25
+STREAM_TRIALS = 4
+# Graphs that each of them packs at most: a thousand packs of 128.
+STREAM_GRAPHS = 1 << 17
+# The smallest limits within this of the best efficiency are taken.
+STREAM_TOLERANCE = 0.003
+
+
+def exact_limits(sizes: IntArray, batch_size: int, margin: float) -> IntArray:
+    """``[C]`` usable limits of each component so far over the mean batch."""
+    graphs = min(batch_size, len(sizes))
+    mean = sizes.sum(axis=0) * (graphs / len(sizes))
+    limits = mean * (1.0 + margin)
+    if sizes.shape[1] > 2:
+        spread = STANDARD_ERRORS * np.sqrt(graphs) * sizes[:, 2:].std(axis=0)
+        limits[2:] += np.minimum(spread, SPARE_ROWS * mean[0])
+    return np.ceil(limits).astype(np.int64)
+
+
+def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: int = 0) -> float:
+    """The margin over the mean at which batches of exactly ``batch_size`` graphs fit.
+
+    Huge graphs that few batches have are left out of the trial: no margin holds them, and a
+    capacity of their own may (:func:`whole_limits`).
+
+    Args:
+        sizes: ``[n, C]`` the graphs that will train, or all where ``whole`` is false.
+        batch_size: graphs a batch.
+        whole: these are the graphs that will train; else allow for a random part of them.
+        seed: of the trial.
+    """
+    ordinary = sizes[~_huge(sizes, batch_size)]
+    if not len(ordinary):
+        return MARGINS[0] + (0.0 if whole else split_slack(sizes[:, :2]))
+    slack = 0.0 if whole else split_slack(ordinary[:, :2])
+    maxima = ordinary.max(axis=0)
+    for margin in MARGINS:
+        limits = np.maximum(exact_limits(ordinary, batch_size, margin), maxima)
+        if always_fits(ordinary, batch_size, limits, seed):
+            return margin + slack
+    return MARGINS[-1] + slack
+
+
+def whole_limits(
+    sizes: IntArray, batch_size: int, margin: float, maxima: IntArray, seed: int = 0
+) -> IntArray:
+    """``[C]`` usable limits that every exact batch fits, also beside the largest graph of all.
+
+    Args:
+        sizes: ``[n, C]`` the graphs that will train.
+        batch_size: graphs a batch.
+        margin: over the mean batch.
+        maxima: ``[C]`` the largest nodes and edges of any graph that the plan must hold.
+        seed: of the trial.
+    """
+    if _huge(sizes, batch_size).any():
+        for wider in (margin, *(m for m in MARGINS if m > margin)):
+            limits = np.maximum(exact_limits(sizes, batch_size, wider), maxima)
+            if always_fits(sizes, batch_size, limits, seed):
+                return limits
+    needed = exact_limits(sizes, batch_size, margin)
+    if not (needed < maxima).any():
+        return needed
+    others = sizes[~_huge(sizes, batch_size)]  # at least all but 5% of the graphs
+    spread = DEVIATIONS * np.sqrt(batch_size - 1) * others.std(axis=0)
+    beside = np.ceil((batch_size - 1) * others.mean(axis=0) + spread).astype(np.int64)
+    return np.maximum(needed, maxima + beside)
+
+
+def _huge(sizes: IntArray, batch_size: int) -> NDArray[np.bool_]:
+    """``[n]`` whether a graph is a good part of a mean batch, and few batches have such a one."""
+    first = sizes[:, :2]  # a few rows of a rare type make no graph huge
+    share = (first / np.maximum(1, exact_limits(first, batch_size, 0.0))).max(axis=1)
+    most = int(RARE * len(sizes) / batch_size)
+    if most < 1:
+        return np.zeros(len(sizes), dtype=bool)
+    rare = np.partition(share, len(share) - most)[len(share) - most]
+    return np.asarray((share >= rare) & (share > HUGE))
+
+
+def rare_cut(
+    sizes: IntArray,
+    batch_size: int,
+    typical: Callable[[IntArray], Capacity],
+    whole: Capacity,
+    cost: StepCost,
+) -> Capacity | None:
+    """A smaller capacity for the batches without any of the few largest graphs, if it pays.
+
+    The batches stay random: those that hold a graph over the cut go to ``whole``, so a cut pays
+    only where such graphs are rare enough for most batches to have none.
+
+    Args:
+        sizes: ``[n, C]`` the graphs that will train.
+        batch_size: graphs a batch.
+        typical: the capacity that the mean batch of some graphs ``[., C]`` needs, without regard
+            to the largest graph. It is asked of those below the cut: five giants among 5,000 graphs
+            may have more nodes than all the others.
+        whole: the capacity that every batch fits.
+        cost: of a step.
+
+    Returns:
+        the capacity to put before ``whole``, or None where no cut saves :data:`WORTH_A_BUCKET`.
+    """
+    nodes = np.sort(sizes[:, 0])
+    best, least = None, (1.0 - WORTH_A_BUCKET) * cost.of(whole)
+    above = np.unique(np.geomspace(1, len(nodes), CUTS).astype(np.int64))
+    for cut in np.unique(nodes[len(nodes) - above]):
+        below = sizes[sizes[:, 0] <= cut]
+        main = typical(below)
+        none = (len(below) / len(sizes)) ** batch_size
+        capacity = Capacity.distinct(
+            max(main.nodes, int(cut) + main.node_reserve),
+            max(main.edges, int(below[:, 1].max()) + main.edge_reserve),
+            main.graphs,
+            max(1, int(cut)),
+            tuple(
+                (name, max(rows, int(most) + 1))
+                for (name, rows), most in zip(main.extra, below[:, 2:].max(axis=0), strict=True)
+            ),
+            main.edge_reserve,
+            main.node_reserve,
+        )
+        expected = none * cost.of(capacity) + (1.0 - none) * cost.of(whole)
+        if expected < least and capacity < whole:
+            best, least = capacity, expected
+    return best
+
+
+def stream_limits(sizes: IntArray, graphs: int, seed: int = 0) -> tuple[IntArray, float]:
+    """Limits for packing a stream into packs of about so many graphs, found by trial.
+
+    Args:
+        sizes: ``[n, C]`` the graphs.
+        graphs: how many a pack should hold on average.
+        seed: of the random orders tried.
+
+    Returns:
+        ``[C]`` usable limits, and the harmonic mean of the efficiencies that the trials reached.
+    """
+    totals, maxima = sizes.sum(axis=0), sizes.max(axis=0)
+    wanted = max(1, round(len(sizes) / graphs))
+    slots = graph_slots(graphs)
+    orders, packed = [], np.zeros(len(totals))
+    for trial in range(STREAM_TRIALS):
+        order = np.arange(len(sizes), dtype=np.int64)
+        shuffle(order, stream_of(seed, trial))
+        orders.append(order[:STREAM_GRAPHS])
+        packed += sizes[orders[-1]].sum(axis=0) / STREAM_TRIALS
+    tried: list[tuple[IntArray, float]] = []
+    for excess in EXCESS:
+        limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
+        packs = [
+            int(pack_stream(sizes, limits, max_graphs=slots, order=order).max()) + 1
+            for order in orders
+        ]
+        reached = harmonic_mean(packed / np.maximum(1, np.mean(packs) * limits))
+        tried.append((limits, reached))
+    enough = max(reached for _, reached in tried) - STREAM_TOLERANCE
+    return next((limits, reached) for limits, reached in tried if reached >= enough)
+
+
+def graph_slots(graphs: int) -> int:
+    """How many graphs a pack of a stream may hold, where it holds so many on average."""
+    return math.ceil(SLOTS_OVER_MEAN * graphs)
+
+
+def split_slack(sizes: IntArray) -> float:
+    """Standard errors of the mean of a random part of the graphs, as a share of the mean."""
+    mean = np.maximum(sizes.mean(axis=0), 1e-9)
+    error = sizes.std(axis=0) * np.sqrt((1 - TRAINED_SHARE) / (TRAINED_SHARE * len(sizes)))
+    return float((STANDARD_ERRORS * error / mean).max())
+
+
+def always_fits(sizes: IntArray, batch_size: int, limits: IntArray, seed: int = 0) -> bool:
+    """Whether every batch of the trial epochs can be brought within the limits."""
+    return not any(
+        overflow_rate(sizes, batch_size, limits, 1, seed + trial) for trial in range(TRIAL_EPOCHS)
+    )
+
+
+def overflow_rate(
+    sizes: IntArray, batch_size: int, limits: IntArray, epochs: int, seed: int = 0
+) -> float:
+    """The share of exact batches that no swap brings within the limits, over so many epochs."""
+    over = batches = 0
+    for epoch in range(epochs):
+        key = stream_of(seed, epoch)
+        order = np.arange(len(sizes), dtype=np.int64)
+        shuffle(order, key)
+        order = order[:TRIAL_GRAPHS]
+        bounds = exact_bounds(len(order), batch_size)
+        batches += len(bounds) - 1
+        over += repair(order, sizes, bounds, limits.tolist(), key)[2]
+    return over / max(1, batches)

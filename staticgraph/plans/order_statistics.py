@@ -1,0 +1,130 @@
+"""How large the k-th largest graph of a batch is, and batches that keep to it.
+
+The problem: attention in blocks by size pays for the largest graph that a rank can have. From a
+bucket's limits alone that is ``N / k`` nodes at rank ``k``; in the data it is far less, since huge
+graphs are rare: on ogbg-molhiv's batches of 128 the blocks need 5% of the dense entries by what the
+data shows against 26% by the limits (the module's tests count both). The idea: draw batches, take
+for each rank a width that hardly any batch exceeds, and promise it (:attr:`Capacity.ranks`). The
+invariant: the promise is kept for every batch. One that breaks it goes to the first bucket that
+holds it, and where there is none it is halved until each part has one; a graph alone keeps every
+promise, since the first width is the largest graph's. Both are counted, nothing is lost.
+
+What it does not do: batches of a varying number of graphs; their bucket has the limits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, WORTH_IT, Block, charged
+from staticgraph.sizes.attention import blocks_of as blocks_by_limits
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Batches drawn to see their order statistics, and the share of them that may be wider at a rank;
+# each gives a graph to another batch, so a few in a thousand change hardly who is with whom.
+DRAWN = 2000
+WIDER = 0.001
+# Ranks at which a block may begin, in geometric progression; all of them below this many.
+FEW_RANKS = 160
+
+
+def likely_ranks(
+    nodes: IntArray, batch_size: int, capacity: Capacity, seed: int
+) -> tuple[tuple[int, int], ...]:
+    """Widths by rank that nearly every batch keeps to; empty where they save too little.
+
+    Args:
+        nodes: ``[n]`` int64, of the graphs that train.
+        batch_size: graphs in each batch.
+        capacity: the bucket, whose limits hold as well.
+        seed: of the draws.
+    """
+    random = np.random.default_rng(seed)
+    drawn = random.choice(nodes, (DRAWN, batch_size))  # with replacement: hardly wider at any rank
+    falling = -np.sort(-drawn, axis=1)
+    limits = capacity.node_limit // np.arange(1, capacity.graphs + 1)
+    widths = np.zeros(capacity.graphs, np.int64)
+    widths[:batch_size] = np.quantile(falling, 1 - WIDER, axis=0, method="higher")
+    widths = np.minimum(np.minimum(widths, limits), capacity.max_graph_nodes).clip(min=1)
+    widths[0] = capacity.max_graph_nodes
+    ranks = _cheapest_cuts(np.minimum.accumulate(widths))
+    limited, promised = (
+        charged(sum(b.places * b.width for b in blocks), len(blocks))
+        for blocks in (blocks_by_limits(capacity), _blocks(ranks, capacity.graphs))
+    )
+    return ranks if len(ranks) > 1 and 100 * promised < WORTH_IT * limited else ()
+
+
+def keep_ranks(
+    batches: Sequence[tuple[int, IntArray]], sizes: IntArray, capacities: Sequence[Capacity]
+) -> tuple[list[tuple[int, IntArray]], int, int]:
+    """The batches in buckets whose promises they keep.
+
+    Args:
+        batches: bucket and positions of the graphs, ``[g]`` int64, of each.
+        sizes: ``[n, C]`` int64.
+        capacities: of the buckets.
+
+    Returns:
+        The batches in their order, how many changed buckets, and how many were divided.
+    """
+    kept: list[tuple[int, IntArray]] = []
+    spilled = split = 0
+    for bucket, ids in batches:
+        if capacities[bucket].ranks_hold(sizes[ids, 0]):
+            kept.append((bucket, ids))
+            continue
+        parts = _parts(ids, sizes, capacities)
+        spilled += len(parts) == 1
+        split += len(parts) > 1
+        kept.extend(parts)
+    return kept, spilled, split
+
+
+def _parts(
+    ids: IntArray, sizes: IntArray, capacities: Sequence[Capacity]
+) -> list[tuple[int, IntArray]]:
+    """The graphs in the first bucket that holds them all, or each half so."""
+    totals, nodes = sizes[ids].sum(axis=0), sizes[ids, 0]
+    for bucket, capacity in enumerate(capacities):
+        fits = len(ids) <= capacity.graph_limit and nodes.max() <= capacity.max_graph_nodes
+        if fits and (totals <= capacity.size_limits).all() and capacity.ranks_hold(nodes):
+            return [(bucket, ids)]
+    assert len(ids) > 1, "a graph alone keeps every promise"
+    half = len(ids) // 2
+    return [*_parts(ids[:half], sizes, capacities), *_parts(ids[half:], sizes, capacities)]
+
+
+def _cheapest_cuts(widths: IntArray) -> tuple[tuple[int, int], ...]:
+    """Of all cuts of the ranks into at most :data:`MAX_BLOCKS` blocks, each as wide as its first
+    rank, the one with the fewest entries and blocks: the shortest way through the ranks."""
+    graphs = len(widths)
+    spread = np.geomspace(1, graphs, FEW_RANKS).astype(np.int64)
+    firsts = np.arange(graphs) if graphs <= FEW_RANKS else np.unique(np.append(0, spread[:-1]))
+    ends = np.append(firsts[1:], graphs)
+    # step[i, j]: one block of the ranks from firsts[i] up to ends[j].
+    step = (ends[None, :] - firsts[:, None]) * widths[firsts][:, None] ** 2.0 + ENTRIES_A_BLOCK
+    step[ends[None, :] <= firsts[:, None]] = np.inf
+    cost, before = [step[0]], []
+    for _ in range(MAX_BLOCKS - 1):
+        reached = np.append(np.inf, cost[-1][:-1])  # up to where block i begins
+        total = reached[:, None] + step
+        before.append(total.argmin(axis=0))
+        cost.append(total.min(axis=0))
+    blocks = int(np.argmin([each[-1] for each in cost]))
+    cuts, end = [], len(firsts) - 1
+    for taken in range(blocks, 0, -1):
+        begin = int(before[taken - 1][end])
+        cuts.append(begin)
+        end = begin - 1
+    chosen = firsts[[0, *reversed(cuts)]]
+    pairs = [(int(first), int(widths[first])) for first in chosen]
+    return tuple(p for i, p in enumerate(pairs) if i == 0 or p[1] < pairs[i - 1][1])
+
+
+def _blocks(ranks: tuple[tuple[int, int], ...], graphs: int) -> list[Block]:
+    ends = [first for first, _ in ranks[1:]] + [graphs]
+    return [Block(first, end - first, w) for (first, w), end in zip(ranks, ends, strict=True)]

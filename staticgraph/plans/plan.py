@@ -1,0 +1,305 @@
+"""The plan: the few capacities that carry a whole data set, kept as a file that a person can read.
+
+The problem: a recorded CUDA graph has one shape, so every shape that training will meet must be
+known before the first step, and the same for every run that continues it. The idea: choose the
+capacities once (:mod:`staticgraph.plans.choose`) and write them down with what they were chosen
+for. The
+invariant: a plan is never used silently with other data than it was made for; its digest says so,
+and the error says what changed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from staticgraph.errors import PlanMismatch
+from staticgraph.files import document
+from staticgraph.files.reading import read_document
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import NODES_EDGES, Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+
+FORMAT = "staticgraph.plans.plan"
+VERSION = 1
+# Of a histogram; the sizes of so many graphs, one by one, are 8 GiB.
+MOST_GRAPHS = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """A few capacities and what they were chosen for.
+
+    Attributes:
+        capacities: ascending; the index in this tuple is the bucket's number.
+        batch_size: graphs in every training batch but the last; None where batches are packed.
+        schema: the fields of the data set, so that a runner can warm up without data.
+        digest: :attr:`SizeHistogram.digest` of the data it was made for; None serves any data.
+        strategy: how the capacities were chosen.
+        num_graphs: graphs of that data; 0 where the digest is None.
+        maxima: nodes and edges of its largest graphs, each by itself.
+        margin: how far the main bucket's limits lie over the mean batch, as a share of it.
+        efficiency: expected real rows over physical rows of nodes, edges and graphs.
+        note: for people.
+        versions: name and version of what made it.
+    """
+
+    capacities: tuple[Capacity, ...]
+    batch_size: int | None = None
+    schema: Schema | None = None
+    digest: str | None = None
+    strategy: str = "given"
+    num_graphs: int = 0
+    maxima: tuple[int, ...] = ()
+    margin: float | None = None
+    efficiency: tuple[float, ...] = ()
+    note: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.capacities:
+            raise ValueError("a plan needs at least one capacity")
+        if list(self.capacities) != sorted(set(self.capacities)):
+            raise ValueError(
+                f"the capacities {', '.join(map(str, self.capacities))} are not ascending and "
+                "distinct: BucketPlan.of(capacities) puts them in order"
+            )
+        if self.batch_size is not None:
+            if self.batch_size < 1:
+                raise ValueError(f"batch_size={self.batch_size} must be at least 1")
+            most = max(capacity.graph_limit for capacity in self.capacities)
+            if most < self.batch_size:
+                raise ValueError(
+                    f"batch_size={self.batch_size}, but the largest bucket takes {most} graphs "
+                    f"(one graph is kept for padding): give a capacity of at least "
+                    f"{self.batch_size + 1} graphs, or a smaller batch_size"
+                )
+
+    @classmethod
+    def of(
+        cls, capacities: Iterable[Capacity | tuple[int, ...]], batch_size: int | None = None
+    ) -> BucketPlan:
+        """A plan of given capacities, for any data; tuples are ``(nodes, edges, graphs[, M])``."""
+        given = (c if isinstance(c, Capacity) else Capacity.of(c) for c in capacities)
+        return cls(tuple(sorted(set(given))), batch_size=batch_size)
+
+    def with_bucket_for(self, sizes: ArrayLike) -> BucketPlan:
+        """This plan with one more bucket, the last, that holds each of these graphs alone.
+
+        The new bucket is at least as large as the last one in every component, so the numbers of
+        the others stay what they were.
+        """
+        rows = np.asarray(sizes, dtype=np.int64)
+        nodes, edges, *more = rows.max(axis=0).tolist()
+        last = self.capacities[-1]
+        largest = max(nodes, last.max_graph_nodes)
+        extra = Capacity.distinct(
+            max(last.nodes, largest + last.node_reserve),
+            max(last.edges, edges + last.edge_reserve),
+            last.graphs,
+            largest,
+            [(name, max(n, m + 1)) for (name, n), m in zip(last.extra, more, strict=True)],
+            last.edge_reserve,
+            last.node_reserve,
+        )
+        return replace(self, capacities=(*self.capacities, extra))
+
+    def bucket_for(
+        self, nodes: int, edges: int, graphs: int = 1, max_graph_nodes: int = 0
+    ) -> int | None:
+        """The number of the first bucket that holds so much, or None.
+
+        Args:
+            nodes: real nodes of the batch.
+            edges: real edges of the batch.
+            graphs: real graphs of the batch.
+            max_graph_nodes: nodes of its largest graph; ``nodes`` itself for a single graph.
+        """
+        largest = max_graph_nodes or (nodes if graphs == 1 else 0)
+        for number, capacity in enumerate(self.capacities):
+            if (
+                nodes <= capacity.node_limit
+                and edges <= capacity.edge_limit
+                and graphs <= capacity.graph_limit
+                and largest <= capacity.max_graph_nodes
+            ):
+                return number
+        return None
+
+    def check(self, source: Any) -> None:
+        """Raises where this plan was made for other data.
+
+        Args:
+            source: a :class:`SizeHistogram`, a digest, or anything with ``.sizes`` ``[n, C]``.
+
+        Raises:
+            PlanMismatch: the digest differs; the message says what changed and what to do.
+        """
+        if self.digest is None:
+            return
+        if isinstance(source, str):
+            if source != self.digest:
+                raise PlanMismatch(
+                    f"the plan was made for data with digest {self.digest}, this data has "
+                    f"{source}: make a new plan with plan_buckets(store, ...)"
+                )
+            return
+        histogram = histogram_of(source)
+        if histogram.digest == self.digest:
+            return
+        changes = [f"digest {self.digest} then, {histogram.digest} now"]
+        if self.num_graphs != histogram.num_graphs:
+            changes.append(f"{self.num_graphs} graphs then, {histogram.num_graphs} now")
+        maxima = tuple(histogram.maxima.tolist())
+        for name, then, now in zip(histogram.components, self.maxima, maxima, strict=False):
+            if then != now:
+                changes.append(f"at most {then} {name} a graph then, {now} now")
+        if len(changes) == 1:
+            changes.append("as many graphs and the same maxima, but other sizes between")
+        raise PlanMismatch(
+            f"the plan was made for other data: {'; '.join(changes)}. Make a new plan with "
+            "plan_buckets(store, ...), or drop the check with "
+            "BucketPlan.of(plan.capacities, plan.batch_size)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values in the order in which a person reads them."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "strategy": self.strategy,
+            "note": self.note,
+            "batch_size": self.batch_size,
+            "capacities": [
+                {
+                    "nodes": c.nodes,
+                    "edges": c.edges,
+                    "graphs": c.graphs,
+                    "max_graph_nodes": c.max_graph_nodes,
+                    **({"extra": dict(c.extra)} if c.extra else {}),
+                    **({"edge_reserve": c.edge_reserve} if c.edge_reserve else {}),
+                    **({"node_reserve": c.node_reserve} if c.node_reserve != 1 else {}),
+                    **({"ranks": [list(pair) for pair in c.ranks]} if c.ranks else {}),
+                }
+                for c in self.capacities
+            ],
+            "margin": self.margin,
+            "efficiency": dict(zip(("nodes", "edges", "graphs"), self.efficiency, strict=False)),
+            "data": {
+                "digest": self.digest,
+                "num_graphs": self.num_graphs,
+                "maxima": list(self.maxima),
+            },
+            "versions": dict(self.versions),
+            "schema": None if self.schema is None else self.schema.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BucketPlan:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: not a plan, another version of the format, or a field is missing.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"not a plan: a {type(values).__name__} where an object should be")
+        if values.get("format") != FORMAT:
+            raise ValueError(f"not a plan: format is {values.get('format')!r}, expected {FORMAT!r}")
+        if values.get("version") != VERSION:
+            raise ValueError(
+                f"the plan has version {values.get('version')!r} of the format, this staticgraph "
+                f"reads version {VERSION}: make the plan again with `staticgraph plan --out`"
+            )
+        try:
+            data = values["data"]
+            schema = values.get("schema")
+            return cls(
+                capacities=tuple(Capacity(**c) for c in values["capacities"]),
+                batch_size=values["batch_size"],
+                schema=None if schema is None else Schema.from_dict(schema),
+                digest=data["digest"],
+                strategy=values.get("strategy", "given"),
+                num_graphs=data.get("num_graphs", 0),
+                maxima=tuple(data.get("maxima", ())),
+                margin=values.get("margin"),
+                efficiency=tuple(values.get("efficiency", {}).values()),
+                note=values.get("note", ""),
+                versions=tuple(values.get("versions", {}).items()),
+            )
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON that a person can read, whole or not at all, with a checksum."""
+        document.save(path, self.to_dict(), indent=2)
+
+    @classmethod
+    def load(cls, path: str | Path) -> BucketPlan:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not JSON, not a plan, another version, or changed since it was written; the
+                message names the file.
+        """
+        return read_document(path, "a plan", cls.from_dict)
+
+
+def sizes_of(source: Any) -> IntArray:
+    """``[n, C]`` int64 sizes of a store, a histogram (its graphs one by one) or an array."""
+    if isinstance(source, SizeHistogram):
+        if source.num_graphs > MOST_GRAPHS:
+            raise ValueError(
+                f"the histogram counts {source.num_graphs:,} graphs, and a plan draws them one by "
+                f"one, at most {MOST_GRAPHS:,}: scale the counts down"
+            )
+        return np.repeat(source.sizes, source.counts, axis=0)
+    if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):
+        raise TypeError(
+            f"a {type(source).__name__} of graphs has no table of sizes: make a store of it first, "
+            "sg.GraphStore.from_pyg(graphs)"
+        )
+    rows = np.asarray(getattr(source, "sizes", source))
+    if rows.ndim != 2 or rows.shape[1] < 2:
+        raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
+    return np.ascontiguousarray(whole_numbers(rows, "sizes of graphs"))
+
+
+def _first(source: Any) -> list[Any]:
+    """The first item of a sequence, where there is one."""
+    return [source[0]] if hasattr(source, "__getitem__") and len(source) else []
+
+
+def histogram_of(source: Any) -> SizeHistogram:
+    """The histogram of a store, an array, or a histogram itself."""
+    if isinstance(source, SizeHistogram):
+        return source
+    return SizeHistogram.from_sizes(sizes_of(source), components_of(source))
+
+
+def components_of(source: Any) -> tuple[str, ...]:
+    """The names of the columns of :func:`sizes_of`."""
+    if isinstance(source, SizeHistogram):
+        return source.components
+    schema = getattr(source, "schema", None)
+    return NODES_EDGES if schema is None else schema.components
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Name and version of what made a plan."""
+    names = ("staticgraph", "numpy", "numba")
+    found = []
+    for name in names:
+        try:
+            found.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            found.append((name, "unknown"))
+    return (("python", platform.python_version()), *found)

@@ -1,0 +1,235 @@
+"""What a preflight runs a model on: a real batch with padding of every kind, and the same poisoned.
+
+Graphs of the user's data where there are any; without, a few rings whose fields have the shapes and
+dtypes of the plan's schema.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.store.columns import IndexRule
+from staticgraph.store.graph_store import GraphStore
+
+# Large beside any feature, and its square is far from overflow in float32.
+GARBAGE = 1000.0
+
+
+def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> StaticBatch:
+    if isinstance(example, StaticBatch):
+        return example
+    if example is not None and not isinstance(example, GraphStore):
+        raise TypeError(
+            f"the example is a {type(example).__name__}; a preflight takes a GraphStore or a "
+            "StaticBatch: GraphStore.from_pyg(graphs)"
+        )
+    if example is None:
+        if plan.schema is None:
+            raise ValueError(
+                "the plan does not say what fields a graph has: pass preflight(model, plan, store)"
+            )
+        example = _made_up(plan.schema, plan.capacities[0])
+    bucket, capacity = next(
+        ((b, c) for b, c in enumerate(plan.capacities) if _fitting(example, c)),
+        (0, plan.capacities[0]),
+    )
+    return StaticBatch.of(example, _fitting(example, capacity), capacity, bucket)
+
+
+def example_of(
+    plan: BucketPlan,
+    schema: Schema | None,
+    example: GraphStore | StaticBatch | None,
+    pointers: bool = False,
+) -> StaticBatch | None:
+    """A batch with padding for a warm-up to look at; None where nothing is known of the data.
+
+    Args:
+        plan: the buckets.
+        schema: of the data, if known; graphs are made up of it where there is no example, their
+            numbers 0 and 1, which are categories everywhere and blow up nowhere.
+        example: graphs, or a batch.
+        pointers: whether the model reads row pointers.
+    """
+    if isinstance(example, StaticBatch):
+        return example if example.real is not None or not pointers else None
+    made_up = example is None
+    if example is None and schema is None:
+        return None
+    for bucket, capacity in enumerate(plan.capacities):
+        store = example if example is not None else _made_up(_known(schema), capacity)
+        ids = _fitting(store, capacity)
+        if ids:
+            batch = StaticBatch.of(store, ids, capacity, bucket, pointers)
+            return _zeros_and_ones(batch) if made_up else batch
+    return None
+
+
+def _known(schema: Schema | None) -> Schema:
+    assert schema is not None
+    return schema
+
+
+def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
+    """The batch with 1 for what is positive in its float fields, and 0 for the rest."""
+    return batch.replace(
+        **{
+            field.name: (batch[field.name] > 0).to(batch[field.name].dtype)
+            for field in batch.layout.schema
+            if not field.is_index and batch[field.name].is_floating_point()
+        }
+    )
+
+
+def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
+    """The first graphs of a store that together leave some padding of every kind: in a dense block
+    of nodes, too, so without those as large as the largest, if there are others."""
+    small = _graphs_below(store, capacity, capacity.max_graph_nodes)
+    return small or _graphs_below(store, capacity, capacity.max_graph_nodes + 1)
+
+
+def _graphs_below(store: GraphStore, capacity: Capacity, bound: int) -> list[int]:
+    """The first graphs of fewer nodes than a bound."""
+    limits = np.array(capacity.size_limits)
+    ids, total = [], np.zeros_like(limits)
+    taken: list[int] = []
+    for graph, size in enumerate(store.sizes[:4096]):
+        if len(ids) + 2 >= capacity.graphs:
+            break
+        after = total + size
+        fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()
+        nodes = int(size[0])
+        if fits and nodes < bound and capacity.ranks_hold([*taken, nodes]):
+            ids.append(graph)
+            taken.append(nodes)
+            total = after
+    return ids
+
+
+def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
+    """A few rings with normal numbers, one of a single node; of types and other rows a few each."""
+    if schema.axes:
+        return _made_up_rows(schema, capacity)
+    random = np.random.default_rng(0)
+    sizes = [1, *random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5)]
+    nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
+    edges = np.where(nodes > 1, nodes, 0)
+    source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
+    target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
+    counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}
+    fields = {}
+    for field in schema:
+        shape = (counts[field.level] * field.rows, *field.shape)
+        numbers = field.dtype.startswith("float")
+        made = random.standard_normal(shape) if numbers else np.zeros(shape)
+        fields[field.name] = (field.level, made.astype(field.dtype))
+    rows = {field.name: field.rows for field in schema if field.level == "graph"}
+    return GraphStore.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
+
+
+# Graphs that are made up where rows have types.
+FEW = 3
+
+
+def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphStore:
+    """Graphs with some rows of every axis that the capacity has room for, indices at random."""
+    random = np.random.default_rng(0)
+    of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
+    for axis in schema.axes:
+        of_graph[axis.name] = min(FEW, (capacity.rows(axis.name) - 1) // FEW)
+    for field in schema:
+        if any(level and not of_graph[level] for level in field.counts):
+            of_graph[field.level] = 0
+    counts = {level: np.full(FEW, rows, np.int64) for level, rows in of_graph.items()}
+    fields, rules = {}, {}
+    for field in schema:
+        shape = (of_graph[field.level] * FEW * field.rows, *field.shape)
+        made = random.standard_normal(shape)
+        if field.counts:
+            levels = field.counts * (field.width if len(field.counts) == 1 else 1)
+            most = np.array([of_graph[level] if level else 1 for level in levels])
+            made = random.integers(0, np.maximum(1, most).reshape(field.shape), shape)
+        elif not field.dtype.startswith("float"):
+            made = np.zeros(shape)
+        fields[field.name] = (field.level, made.astype(field.dtype))
+        rules[field.name] = IndexRule(field.cat_dim, field.counts)
+    nodes, edges = counts["node"], counts["edge"]
+    ends = np.zeros(int(edges.sum()), np.int64)
+    if schema.hetero:
+        nodes = sum((counts[axis.name] for axis in schema.node_axes), nodes)
+        edges = sum((counts[axis.name] for axis in schema.edge_axes), edges)
+    return GraphStore.from_arrays(
+        nodes,
+        edges,
+        ends,
+        ends,
+        fields,
+        rows={field.name: field.rows for field in schema if field.level == "graph"},
+        axes={axis: counts[axis.name] for axis in schema.axes},
+        rules=rules,
+        name="made up",
+    )
+
+
+def poisoned(batch: StaticBatch) -> StaticBatch:
+    """The batch with garbage in every padding row, for integers the values of real rows."""
+    random = torch.Generator().manual_seed(0)
+    tensors = {}
+    for field in batch.layout.schema:
+        if field.is_index:  # its padding points at padding, and must
+            continue
+        value = batch[field.name]
+        mask = batch[f"{field.level}_mask"]
+        if field.rows > 1:
+            mask = mask.repeat_interleave(field.rows)
+        if value.is_floating_point():
+            garbage = torch.randn(value.shape, generator=random) * GARBAGE
+        else:  # other rows' values: a table looked up with them has an entry for each
+            real = torch.where(mask)[0]
+            drawn = torch.randint(0, max(1, len(real)), (len(value),), generator=random)
+            garbage = value[real[drawn.to(real.device)]] if len(real) else value
+        wide = mask.view(-1, *(1,) * (value.dim() - 1))
+        tensors[field.name] = torch.where(wide, value, garbage.to(value))
+    return batch.replace(**tensors)
+
+
+def revalued(batch: StaticBatch, seed: int = 0) -> StaticBatch:
+    """The batch with other values in every padding row, none outside what real rows hold: a column
+    of a float field between its least and largest, mostly near those; categories, whether integers
+    or whole floats, those of other real rows. A model that looks up a table with them, or takes an
+    exponential, is then asked for nothing that real rows do not ask for."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for field in batch.layout.schema:
+        if field.is_index:  # its padding points at padding, and must
+            continue
+        value = batch[field.name]
+        mask = batch[f"{field.level}_mask"]
+        if field.rows > 1:
+            mask = mask.repeat_interleave(field.rows)
+        real = value[mask]
+        if not len(real) or not value.numel():
+            continue
+        drawn = torch.rand(value.shape, generator=random, dtype=torch.float64).to(value.device)
+        if value.is_floating_point() and not _whole(real):
+            least = torch.nan_to_num(real, nan=torch.inf, neginf=torch.inf).amin(0).double()
+            largest = torch.nan_to_num(real, nan=-torch.inf, posinf=-torch.inf).amax(0).double()
+            far = (2 * drawn - 1).sign() * (2 * drawn - 1).abs().sqrt() / 2 + 0.5
+            other = torch.nan_to_num(least + (largest - least) * far, 0.0, 0.0, 0.0)
+        else:
+            rows = drawn.view(len(value), -1)[:, 0] * len(real)
+            other = torch.nan_to_num(real)[rows.long().clamp(max=len(real) - 1)]
+        wide = mask.view(-1, *(1,) * (value.dim() - 1))
+        tensors[field.name] = torch.where(wide, value, other.to(value.dtype))
+    return batch.replace(**tensors)
+
+
+def _whole(value: Tensor) -> bool:
+    found = value[torch.isfinite(value)]
+    return bool((found == found.round()).all())

@@ -1,0 +1,417 @@
+"""Whether padding reaches real rows, asked of a model's first batch, before it trains on it.
+
+A mean, a softmax or a norm over all rows of a batch takes padding rows in. Nothing fails: the loss
+is a number like any other, and wrong. So one batch runs three times: as it is, with other values
+in its padding rows, and without padding through plain PyG. Output, loss, gradients and buffers
+(running statistics) must agree, the first two to rounding, since they are the same arithmetic; what
+differs is an error that names the layer.
+
+What a model does with random numbers depends on the shapes it draws for, so one that draws any is
+compared with plain PyG in evaluation mode. Where a comparison cannot be made (plain PyG raises, or
+its numbers are not finite) there is none; several ranks, whose layers may sum over all of them, run
+with two paddings alone. Invariant: the model, its optimizer and the
+random states are afterwards what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.pool.select import SelectTopK
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import PaddingLeaks
+from staticgraph.preflight.comparison import tensors_in
+from staticgraph.preflight.example_batch import revalued
+from staticgraph.preflight.padding_culprit import Culprit, Trail, real_part
+from staticgraph.preflight.plain_batch import measurable, plain_batch, plain_loss
+from staticgraph.steps.arguments import Forward, forward_of
+from staticgraph.steps.computation import Computation, Loss
+from staticgraph.steps.undisturbed import undisturbed
+
+# Of the largest value of a kind. Between two paddings: the same sums in the same order, so that
+# only what atomics reorder is left. Beside plain PyG: sums of other lengths; GINE 5x300 in float32
+# is off by 4e-5, gradients among it. Both are raised to what rounding does to this very model.
+PADDINGS = {torch.float64: 1e-10, torch.float32: 3e-5}
+PLAIN = {torch.float64: 1e-9, torch.float32: 1e-3}
+COARSE = {id(PADDINGS): 1e-2, id(PLAIN): 5e-2}  # bfloat16, float16
+# How much more than rounding a difference must be.
+CLEAR = 10.0
+
+
+class Outcome(NamedTuple):
+    """What a run of the model gave, each by the name that an error calls it.
+
+    Attributes:
+        values: outputs, loss, gradients and buffers.
+        scales: the largest value of each one's kind.
+        drew: whether it drew random numbers.
+    """
+
+    values: dict[str, Tensor]
+    scales: dict[str, float]
+    drew: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of it is."""
+        return all(bool(torch.isfinite(value).all()) for value in self.values.values())
+
+
+class PaddingCheck:
+    """The check of one runner's model, made once.
+
+    Args:
+        model: converted.
+        computation: runs it over padding.
+        forward: how it is called, by its parameter names where None.
+        loss: as the runner's.
+        optimizer: left as it is.
+        autocast: the dtype of forward and loss, or None.
+        compiled: run padded batches as a compiled step sees them, their counts unknown.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        computation: Computation,
+        forward: Forward | None,
+        loss: Loss | None,
+        optimizer: torch.optim.Optimizer | None,
+        autocast: torch.dtype | None,
+        compiled: bool = False,
+    ) -> None:
+        self._compiled = compiled
+        self._model = model
+        self._computation = computation
+        self._forward = forward or forward_of(model)
+        self._loss = loss
+        self._optimizer = optimizer
+        self._autocast = autocast
+        self._context = computation.context
+        self._done: set[str] = set()
+        self._turn = Lock()
+        dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+        dtypes += [] if autocast is None else [autocast]
+        self._dtype = max(dtypes, key=lambda d: torch.finfo(d).eps, default=torch.float32)
+
+    # ------------------------------------------------------------------ asking
+
+    def wanted(self, role: str) -> bool:
+        """Whether a role (``step``, or any other: without a loss) has no verdict yet."""
+        return not self._done & {"step", role}
+
+    def of(self, batch: StaticBatch, role: str, real: bool = True) -> None:
+        """Runs the check, if it is wanted and the batch has real rows and padding.
+
+        Args:
+            batch: on the model's device.
+            role: ``step`` for forward, loss and gradients in training mode; else the forward in
+                the model's present mode, without gradients.
+            real: False for made-up graphs: they are run with two paddings alone, since ties among
+                them may fall otherwise in plain PyG, and a batch of real ones is still wanted.
+
+        Raises:
+            PaddingLeaks: padding reaches real rows.
+        """
+        with self._turn:
+            self._of(batch, role, real)
+
+    def _of(self, batch: StaticBatch, role: str, real: bool) -> None:
+        if not self.wanted(role) or (not _graphs_in(batch) and not _several_ranks()):
+            return
+        if real:
+            self._done.add(role)
+        training = role == "step" or self._model.training
+        step = role == "step" and self._loss is not None
+        clean = self._attempt(lambda: self._padded(batch, training, step))
+        if clean is None:
+            return  # it does not run as it is: the step says why
+        differs = self._between_paddings(batch, clean, training, step)
+        if differs is None and real:
+            differs = self._beside_plain(batch, clean, training, step)
+        if differs is not None:
+            self._done.discard(role)
+            raise differs
+
+    # ------------------------------------------------------------------ comparing
+
+    def _between_paddings(
+        self, batch: StaticBatch, clean: Outcome, training: bool, step: bool
+    ) -> PaddingLeaks | None:
+        other = revalued(batch)
+        dirty = self._attempt(lambda: self._padded(other, training, step))
+        if dirty is None or not clean.finite:
+            return None
+        differences = _differences(clean, dirty, self._tolerance(PADDINGS))
+        if not differences:
+            return None
+        again = self._again(lambda: self._padded(batch, training, step, nudged=True))
+        found = _clear(differences, clean, again)
+        if found is None:
+            return None
+        culprit = self._culprit(
+            lambda: self._padded(batch, training, step),
+            lambda: self._padded(other, training, step),
+            PADDINGS,
+        )
+        return _leak(
+            found,
+            culprit,
+            self._model,
+            f"padding reaches real rows: {found.name} changes by {found.how} when nothing but "
+            "the values in padding rows do",
+        )
+
+    def _beside_plain(
+        self, batch: StaticBatch, clean: Outcome, training: bool, step: bool
+    ) -> PaddingLeaks | None:
+        if batch.real is None or _several_ranks() or self._leaves_ties_open(batch.device):
+            return None
+        step = step and measurable(batch)
+        data = self._attempt(lambda: plain_batch(batch))
+        if data is None:
+            return None
+
+        def unpadded(nudged: bool = False) -> Outcome:
+            return self._plain(batch, data, training, step, nudged)
+
+        plain = self._attempt(unpadded)
+        padded: Outcome | None = clean
+        if plain is not None and plain.drew and training:
+            training = False
+            plain = self._attempt(unpadded)
+            padded = self._attempt(lambda: self._padded(batch, training, step))
+        if plain is None or plain.drew or not plain.finite or padded is None:
+            return None
+        differences = _differences(plain, padded, self._tolerance(PLAIN))
+        if not differences:
+            return None
+        found = _clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
+        if found is None:
+            return None
+        culprit = self._culprit(
+            unpadded, lambda: self._padded(batch, training, step), PLAIN, operations=False
+        )
+        return _leak(
+            found,
+            culprit,
+            self._model,
+            f"the number of padding rows changes the result: {found.name} is off by {found.how} "
+            "from plain PyG on the same graphs without padding",
+        )
+
+    def _tolerance(self, table: dict[torch.dtype, float]) -> float:
+        return table.get(self._dtype, COARSE[id(table)])
+
+    def _attempt(self, run: Callable[[], Any]) -> Any:
+        """What a run gives, or None where the model raises."""
+        try:
+            return run()
+        except Exception:  # whatever the model raises; its own step raises it again, and says it
+            return None
+
+    def _again(self, run: Callable[[], Any]) -> Any:
+        """A run that only the rank that found a difference would make; None among several, where
+        the others do not wait for its sums."""
+        return None if _several_ranks() else self._attempt(run)
+
+    def _leaves_ties_open(self, device: torch.device) -> bool:
+        """Whether plain PyG may choose otherwise among equal nodes: its sort is stable on a CPU."""
+        chooses = any(isinstance(module, SelectTopK) for module in self._model.modules())
+        return chooses and device.type != "cpu"
+
+    def _culprit(
+        self,
+        first: Callable[[], Outcome],
+        second: Callable[[], Outcome],
+        table: dict[torch.dtype, float],
+        operations: bool = True,
+    ) -> Culprit | None:
+        """Where two runs part, if it can be told."""
+        trails = []
+        for run in (first, second):
+            trail = Trail(self._model, self._context, operations)
+            with trail.followed():
+                if self._again(run) is None:
+                    return None
+            trails.append(trail)
+        return trails[0].parting(trails[1], self._tolerance(table))
+
+    # ------------------------------------------------------------------ running
+
+    @contextmanager
+    def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
+        gradients = torch.enable_grad() if step else torch.no_grad()
+        with undisturbed(self._model, self._optimizer), gradients:
+            if training is not self._model.training:
+                self._model.train(training)
+            if nudged:
+                _nudge(self._model)
+            yield torch.get_rng_state()
+
+    def _padded(
+        self, batch: StaticBatch, training: bool, step: bool, nudged: bool = False
+    ) -> Outcome:
+        if self._compiled:
+            batch = StaticBatch(batch.layout, batch.tensors())
+        with self._run(training, step, nudged) as before, self._computation.active():
+            result = self._computation.run("both" if step else "forward", batch, keep=True)
+            out, loss = result if step else (result, None)
+            return self._outcome(out, loss, before)
+
+    def _plain(
+        self, batch: StaticBatch, data: Any, training: bool, step: bool, nudged: bool
+    ) -> Outcome:
+        device = batch.device.type
+        precision = (
+            nullcontext() if self._autocast is None else torch.autocast(device, self._autocast)
+        )
+        with self._run(training, step, nudged) as before:
+            with precision:
+                seen = data.fresh()
+                out = self._forward(self._model, seen)
+                loss = plain_loss(self._loss, out, seen) if step else None
+            return self._outcome(out, loss, before)
+
+    def _outcome(self, out: Any, loss: Tensor | None, before: Tensor) -> Outcome:
+        values: dict[str, Tensor] = {}
+        scales: dict[str, float] = {}
+        bound = self._context if self._context.batch is not None else None
+        for number, tensor in enumerate(tensors_in(out)):
+            part = real_part(tensor, bound)
+            if part is not None:
+                name = "the output" if not number else f"output {number}"
+                values[name] = part
+                scales[name] = _largest([part])
+        if loss is not None:
+            values["the loss"] = loss.detach().clone()
+            scales["the loss"] = _largest([values["the loss"]])
+            if loss.requires_grad:
+                loss.backward()
+            gradients = {
+                name: p.grad.detach().clone()
+                for name, p in self._model.named_parameters()
+                if p.grad is not None and not p.grad.is_sparse
+            }
+            largest = _largest(gradients.values())
+            for name, gradient in gradients.items():
+                values[f"the gradient of {name}"] = gradient
+                scales[f"the gradient of {name}"] = largest
+        for path, module in self._model.named_modules():
+            own = {n: b for n, b in module._buffers.items() if b is not None}
+            numbers = [b for b in own.values() if b.is_floating_point()]
+            for name, buffer in own.items():
+                part = real_part(buffer, bound)
+                if part is not None and not part.is_complex():
+                    whole = f"the buffer {path}.{name}".replace(" .", " ")
+                    values[whole] = part.float() if not part.is_floating_point() else part
+                    scales[whole] = _largest(numbers) if part.is_floating_point() else 1.0
+        drew = not torch.equal(before, torch.get_rng_state())
+        return Outcome(values, scales, drew or self._drew_on_device(before))
+
+    def _drew_on_device(self, before: Tensor) -> bool:
+        """Whether the generator of the model's own device has moved; its seed was set anew."""
+        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
+        if device.type != "cuda":
+            return False
+        return bool(torch.cuda.default_generators[device.index or 0].get_offset())
+
+
+class Difference(NamedTuple):
+    """One value that differs between two outcomes."""
+
+    name: str
+    off: float
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self.off != self.off or self.off == float("inf"):
+            return "more than any number (it is not finite)"
+        return f"{self.off:.1e} of the largest"
+
+
+def _differences(expected: Outcome, found: Outcome, tolerance: float) -> list[Difference]:
+    """What differs by more than a tolerance: outputs first, then the loss, gradients, buffers. What
+    is on one side alone, or of another shape, is nothing to compare."""
+    differences = [
+        Difference(name, _off(expected, found, name))
+        for name in expected.values
+        if name in found.values and expected.values[name].shape == found.values[name].shape
+    ]
+    return [each for each in differences if not each.off <= tolerance]
+
+
+def _off(expected: Outcome, found: Outcome, name: str) -> float:
+    a, b = expected.values[name], found.values[name]
+    if not a.numel():
+        return 0.0
+    off = float((a.double() - b.double()).abs().max()) / expected.scales[name]
+    return off if off == off else float("inf")
+
+
+def _clear(found: list[Difference], first: Outcome, nudged: Outcome | None) -> Difference | None:
+    """The first difference that is more than rounding makes of it: of a deep net in float32 with a
+    gradient near zero, or of sums in another order at every run."""
+    for each in found:
+        again = None if nudged is None else nudged.values.get(each.name)
+        if nudged is None or again is None or again.shape != first.values[each.name].shape:
+            return each
+        if not each.off <= CLEAR * _off(first, nudged, each.name):
+            return each
+    return None
+
+
+def _largest(values: Any) -> float:
+    found = [float(v.detach().abs().max()) for v in values if v.numel()]
+    return max([*found, 1e-6])
+
+
+@torch.no_grad()
+def _nudge(model: torch.nn.Module) -> None:
+    """Parameters moved by a few of their last places."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            noise = torch.rand(parameter.shape, generator=generator) - 0.5
+            eps = 8 * torch.finfo(parameter.dtype).eps
+            parameter.mul_((1 + eps * noise.double()).to(parameter))
+
+
+def _several_ranks() -> bool:
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+
+
+def _graphs_in(batch: StaticBatch) -> int:
+    return batch.real.graphs if batch.real is not None else int(batch.num_real_graphs)
+
+
+def _leak(
+    found: Difference, culprit: Culprit | None, model: torch.nn.Module, what: str
+) -> PaddingLeaks:
+    """The error, naming the layer as well as it is known."""
+    path, where, line = culprit or Culprit(None)
+    if path is None and found.name.startswith("the buffer "):
+        path = found.name.removeprefix("the buffer ").rpartition(".")[0]
+    if path is None:
+        named = "no layer does it: look at the loss, and at the function that calls the model"
+    elif path:
+        kind = type(model.get_submodule(path)).__name__
+        named = f"the first to differ is {path!r} ({kind})"
+    else:
+        named = f"none does it: it is the forward of {type(model).__name__}"
+    named += f", at {where}: {line}" if where else ""
+    return PaddingLeaks(
+        f"{what}. Of the layers, {named}. Reduce over each graph with a pool and the batch vector, "
+        "or mask with batch.node_mask; sg.preflight(model, plan, store) lists every layer; "
+        "check_padding=False turns this check off",
+        path,
+        where,
+    )

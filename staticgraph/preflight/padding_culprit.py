@@ -1,0 +1,191 @@
+"""Where two runs of a model part: the first layer, and the line, whose real rows differ.
+
+Both runs are followed operation by operation, as Python calls them, and module by module; what each
+gives is kept on the host, its padding left out. The first operation whose real rows differ stands
+on the guilty line, in the module that was running. Only asked once a difference is known, since it
+keeps every intermediate result.
+
+What it does not do: gradients. A difference that a backward makes alone has no layer here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.preflight.comparison import tensors_in
+from staticgraph.preflight.watching import calling_line
+
+_SEEN_ONLY = {"__get__", "__set__", "size", "dim", "numel", "detach", "stride", "is_floating_point"}
+
+
+class Culprit(NamedTuple):
+    """What parted two runs.
+
+    Attributes:
+        module: its path; empty for the model's own forward, None outside of it: in the loss, or in
+            the function that calls the model.
+        where: ``file:line``, or empty.
+        line: the source there.
+    """
+
+    module: str | None
+    where: str = ""
+    line: str = ""
+
+
+class Event(NamedTuple):
+    """What one operation, or one module, gave."""
+
+    what: str
+    culprit: Culprit
+    inputs: list[Tensor] | None
+    values: list[Tensor]
+
+
+class Trail:
+    """One run, followed.
+
+    Args:
+        model: what runs.
+        context: knows which rows are real, where a batch is bound.
+        operations: follow these, too; where two runs do not call the same ones, modules alone.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, context: BatchContext, operations: bool = True
+    ) -> None:
+        self._model = model
+        self._context = context
+        self._operations = operations
+        self._running = [Culprit(None)]
+        self.events: list[Event] = []
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows what runs inside, in this thread."""
+        with ExitStack() as stack:
+            for path, module in self._model.named_modules():
+                before = module.register_forward_pre_hook(self._entering(path))
+                after = module.register_forward_hook(self._leaving(path), with_kwargs=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            if self._operations:
+                stack.enter_context(_Operations(self))
+            yield
+
+    def parting(self, other: Trail, tolerance: float) -> Culprit | None:
+        """The first event that is not the same in both runs, if both have the same events."""
+        theirs = iter(other.events)
+        for event in self.events:
+            match = next((e for e in theirs if e.what == event.what), None)
+            if match is None:
+                return None
+            if _same(event.values, match.values, tolerance):
+                continue
+            if event.inputs is None or _same(event.inputs, match.inputs or [], tolerance):
+                return event.culprit
+            # What came between it and the module before.
+            path = event.culprit.module
+            return Culprit(path.rpartition(".")[0] if path else None)
+        return None
+
+    # ------------------------------------------------------------------ noting
+
+    def note(self, name: str, result: Any) -> None:
+        """Keeps what an operation gave, if a line of the model asked for it."""
+        values = self._parts(result)
+        place = calling_line() if values else None
+        if place is not None:
+            culprit = _at(self._running[-1].module, place)
+            self.events.append(Event(f"{name} at {culprit.where}", culprit, None, values))
+
+    def _entering(self, path: str) -> Any:
+        def hook(*_: Any) -> None:
+            self._running.append(_at(path, calling_line()))
+
+        return hook
+
+    def _leaving(self, path: str) -> Any:
+        def hook(_: Any, args: Any, kwargs: Any, out: Any) -> None:
+            called = self._running.pop() if len(self._running) > 1 else Culprit(path)
+            with torch._C.DisableTorchFunction():
+                inputs = self._parts([args, kwargs])
+                self.events.append(Event(f"module {path}", called, inputs, self._parts(out)))
+
+        return hook
+
+    def _parts(self, value: Any) -> list[Tensor]:
+        bound = self._context if self._context.batch is not None else None
+        found = []
+        for tensor in tensors_in(value):
+            if not tensor.is_floating_point() or not tensor.untyped_storage().size():
+                continue
+            part = real_part(tensor, bound)
+            if part is not None:
+                found.append(part.cpu())
+        return found
+
+
+class _Operations(TorchFunctionMode):
+    """Tells a trail of every operation that Python calls."""
+
+    def __init__(self, trail: Trail) -> None:
+        super().__init__()
+        self._trail = trail
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name not in _SEEN_ONLY:
+            self._trail.note(name, result)
+        return result
+
+
+def _at(path: str | None, place: tuple[str, int, str] | None) -> Culprit:
+    return Culprit(path) if place is None else Culprit(path, f"{place[0]}:{place[1]}", place[2])
+
+
+def real_part(value: Tensor, context: BatchContext | None) -> Tensor | None:
+    """A tensor without its padding, along whichever dimensions have the size of rows of the batch.
+
+    Args:
+        value: any tensor.
+        context: with the batch that it belongs to; None where nothing is padded.
+
+    Returns:
+        A copy; None where a dimension may hold rows without being told (rows times heads).
+    """
+    part = value.detach()
+    if context is None:
+        return part.clone()
+    told = False
+    for dim, size in enumerate(value.shape):
+        rows = context.find_rows(size)
+        if rows is not None and (dim == 0 or not told):
+            part = part.index_select(dim, torch.where(rows.mask)[0])
+            told = True
+    if not told:
+        present = context.present
+        sizes = {present.num_nodes, present.num_edges} - {0, 1}
+        if any(size >= known and size % known == 0 for size in value.shape for known in sizes):
+            return None
+    return part.clone()
+
+
+def _same(left: list[Tensor], right: list[Tensor], tolerance: float) -> bool:
+    """Whether what can be compared is equal to the tolerance; of another shape, nothing can be."""
+    if [t.shape for t in left] != [t.shape for t in right]:
+        return True
+    for a, b in zip(left, right, strict=True):
+        if a.numel():
+            off = float((a.double() - b.double()).abs().max())
+            if not off <= tolerance * max(float(a.abs().max()), 1e-6):
+                return False
+    return True

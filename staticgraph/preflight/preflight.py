@@ -1,0 +1,363 @@
+"""Whether a model can run in fixed shapes, and what stands in its way, before anything is recorded.
+
+The model is copied, its layers are made static, and it runs on one padded batch four times: watched
+(every operation that a recording cannot contain, with the line of the model), traced (one graph, no
+sizes from data), with garbage in the padding (which module lets it reach real rows), and beside
+plain PyG on the same graphs without padding. Nothing of the model that was given changes.
+
+What it does not do: compile or record. A model that passes can still exceed the device's memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.present import Restored
+from staticgraph.nn.conv.gps import StaticGPSConv
+from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
+from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.subclasses import form_of
+from staticgraph.plans.choose import BucketPlan
+from staticgraph.preflight.comparison import (
+    TOLERANCE,
+    compare_with_plain,
+    relative_difference,
+    tensors_in,
+)
+from staticgraph.preflight.example_batch import batch_of, poisoned
+from staticgraph.preflight.report import ModuleRow, PreflightReport
+from staticgraph.preflight.watching import Watch
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.arguments import Forward, forward_of
+from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.failures import defined_at, raised, untraceable
+from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.tracing import trace_step
+from staticgraph.store.graph_store import GraphStore
+
+
+def preflight(
+    model: torch.nn.Module,
+    plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+    example: GraphStore | StaticBatch | None = None,
+    *,
+    forward: Forward | None = None,
+) -> PreflightReport:
+    """Runs a copy of the model on one static batch and says what stands in its way.
+
+    Args:
+        model: any PyG model; it is not changed.
+        plan: the buckets, or a plain list of capacities; the first bucket that the example fits is
+            used.
+        example: graphs to run on. Without them some are made up from the plan's schema, with zeros
+            for integers, since how many categories there are is not known.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+
+    Returns:
+        The report; it prints as a table and is true where nothing stands in the way.
+
+    Raises:
+        ValueError: neither an example nor a plan that knows the fields of the data.
+    """
+    plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+    batch = batch_of(plan, example)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return _Preflight(model, batch.to(device), forward).report()
+
+
+class _Preflight:
+    """The runs of one preflight, each on a copy of the model."""
+
+    def __init__(self, model: torch.nn.Module, batch: StaticBatch, forward: Forward | None) -> None:
+        self._stock = model
+        self._batch = batch
+        self._forward = forward or forward_of(model)
+        self._obstacles: list[Obstacle] = []
+
+    def report(self) -> PreflightReport:
+        """All runs, and what they found."""
+        ran, stopped = self._watched()
+        self._host_attributes()
+        self._refused_options()
+        graphs = 0 if stopped else self._traced()
+        inert = {} if stopped else self._measured()
+        parity, note = (None, "the model does not run") if stopped else self._compared()
+        real = self._batch.real
+        held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
+        return PreflightReport(
+            model=type(self._stock).__name__,
+            batch="{} graphs ({} nodes, {} edges) in {}".format(*held, self._batch.capacity),
+            modules=tuple(self._row(path, inert.get(path)) for path in ran),
+            obstacles=tuple(self._obstacles),
+            graphs=graphs,
+            parity=parity,
+            parity_note=note,
+            attention=self._attention(),
+        )
+
+    # ------------------------------------------------------------------ the runs
+
+    def _copy(self) -> tuple[torch.nn.Module, BatchContext]:
+        model = _copied(self._stock)
+        return model, context_of(model)
+
+    def _watched(self) -> tuple[list[str], bool]:
+        """Runs once under watch; the paths of the modules that ran, and whether one raised."""
+        model, context = self._copy()
+        watch, ran, stopped = Watch(), [], False
+        stack: list[str] = []
+
+        def enter(path: str) -> Any:
+            def hook(*_: Any) -> None:
+                stack.append(path)
+                ran.append(path)
+                watch.module = path
+
+            return hook
+
+        def leave(*_: Any) -> None:
+            stack.pop()
+            watch.module = stack[-1] if stack else ""
+
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(enter(path))
+            module.register_forward_hook(leave)
+        unknown = StaticBatch(self._batch.layout, self._batch.tensors())
+        with Restored(), torch.enable_grad():
+            context.enter(unknown)
+            try:
+                with watch.running():
+                    self._forward(model, unknown.replace())
+            except Exception as error:  # whatever the model raises is what stands in the way
+                self._obstacles += watch.obstacles
+                self._obstacles.append(raised(error, stack[-1] if stack else ""))
+                stopped = True
+            else:
+                self._obstacles += watch.obstacles
+        leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
+        layers = {p for p, m in self._stock.named_modules() if _is_layer(m)}
+        return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
+
+    def _host_attributes(self) -> None:
+        """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
+        those that ``weight_norm`` and ``spectral_norm`` compute anew before every forward."""
+        for path, module in self._stock.named_modules():
+            for name, value in vars(module).items():
+                computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()
+                if isinstance(value, Tensor) and value.device.type == "cpu" and not computed:
+                    self._obstacles.append(
+                        Obstacle(
+                            f"self.{name}, a tensor that is no buffer",
+                            defined_at(type(module)),
+                            f"class {type(module).__name__}",
+                            "host-to-device copy",
+                            path,
+                        )
+                    )
+
+    def _refused_options(self) -> None:
+        """Layers that are refused for what they were given, and not for what they are."""
+        for path, why in (unheard_hooks(self._stock) | caching_layers(self._stock)).items():
+            kind = type(self._stock.get_submodule(path))
+            self._obstacles.append(
+                Obstacle(why, defined_at(kind), f"class {kind.__name__}", "refused", path)
+            )
+
+    def _traced(self) -> int:
+        model, context = self._copy()
+
+        def compute(batch: StaticBatch) -> Any:
+            context.enter(batch)
+            out = self._forward(model, batch.replace())
+            context.leave()
+            return out
+
+        with Restored(nothing=True):
+            trace = trace_step(compute, self._batch)
+        known = {obstacle.where for obstacle in self._obstacles}
+        self._obstacles += [o for o in trace.obstacles if o.where not in known]
+        if trace.error is not None and not self._obstacles:
+            self._obstacles.append(untraceable(trace.error, type(self._stock)))
+        return trace.graphs if trace.error is None else 0
+
+    def _measured(self) -> dict[str, bool]:
+        """For each module whose real inputs stayed the same: whether its real outputs did."""
+        clean, dirty = (self._outputs(b) for b in (self._batch, poisoned(self._batch)))
+        inert: dict[str, bool] = {}
+        for path, (inputs, outputs) in clean.items():
+            if path not in dirty or not _same(inputs, dirty[path][0]):
+                continue
+            inert[path] = _same(outputs, dirty[path][1])
+        guilty = [
+            path
+            for path, fine in inert.items()
+            if not fine
+            and not any(p != path and p.startswith(f"{path}.") and not inert[p] for p in inert)
+            and path
+        ]
+        if not inert.get("", True) and not guilty:
+            guilty = [""]
+        for path in guilty:
+            module = self._stock.get_submodule(path)
+            self._obstacles.append(
+                Obstacle(
+                    type(module).__name__,
+                    defined_at(type(module)),
+                    f"class {type(module).__name__}",
+                    "padding reaches real rows",
+                    path,
+                )
+            )
+        return inert
+
+    def _outputs(self, batch: StaticBatch) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
+        """Real rows of what went into and came out of each module, its first call."""
+        model, context = self._copy()
+        seen: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+
+        def note(path: str) -> Any:
+            def hook(_: Any, given: Any, out: Any) -> None:
+                if path not in seen:
+                    seen[path] = _real(given, context), _real(out, context)
+
+            return hook
+
+        for path, module in model.named_modules():
+            module.register_forward_hook(note(path))
+        torch.manual_seed(0)
+        with Restored(), torch.enable_grad():  # a model of forces differentiates
+            context.enter(batch)
+            self._forward(model, batch.replace())
+        return seen
+
+    def _compared(self) -> tuple[float | None, str]:
+        """Outputs and gradients beside plain PyG's on the same graphs without padding."""
+        from torch_geometric.data import Batch
+
+        graphs: list[Any] = list(self._batch.to_data_list())
+        data: Any = Batch.from_data_list(graphs)
+        unpadded = _AsBatch(data.to(self._batch.device))
+        found = compare_with_plain(self._stock, self._forward, self._batch, unpadded)
+        if found.what is not None and not self._obstacles:
+            kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
+            where = defined_at(type(self._stock))
+            self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
+        return found.worst, found.note
+
+    def _attention(self) -> tuple[AttentionRow, ...]:
+        """The paths of attention in a compiled step in the example's bucket."""
+        try:
+            return attention_choices(
+                self._copy()[0],
+                [self._batch.capacity],
+                device=self._batch.device,
+                dtype=None,
+                training=self._stock.training,
+                compiled=True,
+                first_bucket=self._batch.bucket,
+            )
+        except NotStatic:  # the watched run has found it and named the line
+            return ()
+
+    def _row(self, path: str, inert: bool | None) -> ModuleRow:
+        module = self._stock.get_submodule(path)
+        table = STATIC_FORMS | REFUSED_FORMS
+        form = form_of(type(module), table, made=False)
+        own = [o for o in self._obstacles if o.module == path]
+        if own:
+            how = own[0].kind
+            if how != "refused":  # the message stands below the table
+                how += f": {own[0].operation.splitlines()[0][:60]}"
+        elif form is StaticGPSConv and isinstance(
+            getattr(module, "attn", None), torch.nn.MultiheadAttention
+        ):
+            chosen = {layer: row.path for row in self._attention() for layer in row.layers}
+            how = f"attention {chosen[path]}, see below" if path in chosen else "attention"
+        elif form is not None:
+            how = _first_sentence(form)
+        else:
+            how = "as it is"
+        return ModuleRow(path, type(module).__name__, how, inert)
+
+
+class _AsBatch:
+    """A PyG ``Batch`` that can be asked for a model's arguments as a StaticBatch can."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._data
+
+    def argument(self, name: str) -> Any:
+        """What a model's parameter of this name gets; None if there is nothing for it."""
+        found = getattr(self._data, name, None)
+        if found is None and hasattr(self._data, "node_types"):  # x: one of each type
+            found = getattr(self._data, f"{name}_dict", None)
+        return found
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        computed = [
+            f"{path}.{name}".lstrip(".")
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor) and value.grad_fn is not None
+        ]
+        if not computed:
+            raise
+        raise ValueError(
+            f"the model cannot be copied, which a preflight does first: {', '.join(computed)} "
+            "carries a gradient. torch.nn.utils.weight_norm leaves such a tensor: take "
+            "torch.nn.utils.parametrizations.weight_norm; a tensor kept from a forward: detach it"
+        ) from error
+
+
+def _first_sentence(form: type) -> str:
+    """Of a static form's docstring, without what the row of the table says anyway."""
+    text = " ".join((form.__doc__ or form.__name__).split()).replace("``", "")
+    sentence = re.split(r"\.(?: |$)", text)[0]
+    sentence = sentence.split(": ", 1)[-1] if ": " in sentence else sentence.split("; ", 1)[-1]
+    return sentence.removeprefix("Takes the place of ").removesuffix(", with the same state")
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
+    return known or kind.__module__.startswith("torch_geometric.")
+
+
+def _real(value: Any, context: BatchContext) -> list[Tensor]:
+    """The real rows of each tensor whose rows are known."""
+    found = []
+    for tensor in tensors_in(value):
+        rows = context.find_rows(tensor.shape[0]) if tensor.dim() else None
+        if rows is None or not tensor.is_floating_point():
+            continue
+        if tensor.untyped_storage().size():  # an invertible layer frees what it was given
+            found.append(tensor.detach()[rows.mask].clone())
+    return found
+
+
+def _same(left: list[Tensor], right: list[Tensor]) -> bool:
+    if [t.shape for t in left] != [t.shape for t in right]:
+        return False
+    return all(relative_difference(a, b) <= TOLERANCE for a, b in zip(left, right, strict=True))

@@ -1,0 +1,105 @@
+"""What a preflight found: a row a module, the obstacles by line, and the comparison with PyG."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from staticgraph.errors import NotStatic
+from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.steps.obstacles import Obstacle
+from staticgraph.text.table import table
+
+_HEADERS = ("module", "layer", "made static", "inert")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """One module of the model.
+
+    Attributes:
+        path: its name in the model.
+        layer: its class.
+        how: what was done, ``as it is``, or what stands in the way.
+        inert: whether its real rows stayed the same with garbage in the padding; None where it
+            was not measured.
+    """
+
+    path: str
+    layer: str
+    how: str
+    inert: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightReport:
+    """What :func:`preflight` found.
+
+    Attributes:
+        model: its class.
+        batch: the batch it ran on, in words.
+        modules: one row for each module that ran.
+        obstacles: what prevents a recording, in the order of the model.
+        graphs: how many graphs torch.compile would make; 0 where it cannot.
+        parity: the largest difference to plain PyG without padding, relative to the largest value;
+            None where it was not measured.
+        parity_note: how it was measured, or why not.
+        attention: the path of each layer that has a choice of several, and what it was chosen by.
+    """
+
+    model: str
+    batch: str
+    modules: tuple[ModuleRow, ...]
+    obstacles: tuple[Obstacle, ...]
+    graphs: int
+    parity: float | None
+    parity_note: str
+    attention: tuple[AttentionRow, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing stands in the way."""
+        return not self.obstacles and self.graphs == 1
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = asdict(self)
+        values["obstacles"] = [
+            {**o._asdict(), "reason": o.reason, "remedy": o.remedy} for o in self.obstacles
+        ]
+        return {"ok": self.ok, **values}
+
+    def raise_for_obstacles(self) -> PreflightReport:
+        """The report itself, or NotStatic with its text.
+
+        Raises:
+            NotStatic: something stands in the way.
+        """
+        if not self.ok:
+            raise NotStatic(str(self))
+        return self
+
+    def __str__(self) -> str:
+        inert = {True: "yes", False: "NO", None: "-"}
+        rows = [(row.path, row.layer, row.how, inert[row.inert]) for row in self.modules]
+        lines = [f"{self.model} on {self.batch}", "", table(_HEADERS, rows), ""]
+        for number, obstacle in enumerate(self.obstacles, 1):
+            lines += [
+                f"{number}. {obstacle.kind}: {obstacle.operation}",
+                f"   {obstacle.where}: {obstacle.line}",
+                f"   in {obstacle.module or 'the model'}; {obstacle.reason}",
+            ]
+            if obstacle.remedy:
+                lines.append(f"   instead: {obstacle.remedy}")
+        lines += [str(row) for row in self.attention]
+        difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
+        lines += [
+            f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
+            "static: nothing stands in the way"
+            if self.ok
+            else f"not static: {len(self.obstacles)} obstacle{'s' * (len(self.obstacles) != 1)}",
+        ]
+        return "\n".join(lines)

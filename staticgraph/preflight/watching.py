@@ -1,0 +1,276 @@
+"""One eager run of a model, watched for what a recording could not contain.
+
+Tracing ends at the first thing it cannot trace, and passes some things on that a CUDA graph cannot
+record. Watching an ordinary run sees every one, in order, with the line of the model that asked for
+it: each operation is looked at twice, as the Python call (``Tensor.item``, ``torch.tensor``) and as
+what it does to tensors (a read of one number, an index by a mask, a result whose size is data).
+
+Lines inside PyG are named only where no line of the model called them; this library's own code and
+torch's are never named.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from staticgraph.steps.obstacles import Obstacle, is_mask
+
+# Modules of this library that stand between any model and its call, and make no operation.
+_MACHINERY = frozenset(
+    f"staticgraph.running.{name}"
+    for name in (
+        "arguments",
+        "computation",
+        "padding_check",
+        "padding_culprit",
+        "preflight",
+        "tracing",
+        "watching",
+    )
+)
+# Plain PyG models that come with this library; their lines are a model's.
+_ZOO = "staticgraph.models.build"
+
+# Python calls that read a number, and those that copy to the host.
+_READS: dict[Any, tuple[str, str]] = {
+    Tensor.item: (".item()", "host read"),
+    Tensor.tolist: (".tolist()", "host read"),
+    Tensor.__repr__: ("a tensor as text", "host read"),
+    Tensor.__format__: ("a tensor as text", "host read"),
+    Tensor.__int__: ("int() of a tensor", "host read"),
+    Tensor.__float__: ("float() of a tensor", "host read"),
+    Tensor.__index__: ("a tensor as a number", "host read"),
+    Tensor.__bool__: ("bool() of a tensor", "branch on data"),
+    Tensor.__contains__: ("'in' a tensor", "branch on data"),
+    torch.equal: ("torch.equal", "branch on data"),
+    torch.allclose: ("torch.allclose", "branch on data"),
+    torch.is_nonzero: ("is_nonzero", "branch on data"),
+    Tensor.cpu: (".cpu()", "device-to-host copy"),
+    Tensor.numpy: (".numpy()", "device-to-host copy"),
+    Tensor.__array__: ("a NumPy array of a tensor", "device-to-host copy"),
+}
+# Makers of tensors from data of the host; they copy, whatever device they are told.
+_FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy}
+# Reads that pass no operation in which they could be seen.
+_UNSEEN = {Tensor.tolist, Tensor.__repr__, Tensor.__format__}
+# Makers of tensors that are on the CPU unless told otherwise.
+_FACTORIES = {
+    torch.arange,
+    torch.empty,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.ones,
+    torch.rand,
+    torch.randint,
+    torch.randn,
+    torch.randperm,
+    torch.zeros,
+}
+_CHECKED = ("a check that only the CPU makes", "")
+_READ_ONE = "_local_scalar_dense"
+
+
+class Watch:
+    """Collects obstacles while :meth:`running` is entered.
+
+    Attributes:
+        obstacles: what was found, in order, each place once.
+        module: the path of the module that runs now; the caller keeps it up to date.
+    """
+
+    def __init__(self) -> None:
+        self.obstacles: list[Obstacle] = []
+        self.module = ""
+        self._call: tuple[str, str] | None = None
+        self._making = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watches everything that runs in this thread."""
+        with ExitStack() as stack:
+            stack.enter_context(_checkpoints(self))
+            stack.enter_context(_Calls(self))
+            stack.enter_context(_Operations(self))
+            yield
+
+    def found(self, operation: str, kind: str) -> None:
+        """Notes an obstacle at the line of the model that is running."""
+        place = calling_line()
+        if place is None:
+            return
+        file, number, line = place
+        new = Obstacle(operation, f"{file}:{number}", line, kind, self.module)
+        if not any(new.where == old.where and new.kind == old.kind for old in self.obstacles):
+            self.obstacles.append(new)
+
+
+def calling_line() -> tuple[str, int, str] | None:
+    """File, number and source of the innermost line that is neither torch's, Python's nor this
+    library's; if it is PyG's, the line of the model that led there, where there is one. None where
+    a static form of this library asked."""
+    frame: FrameType | None = sys._getframe(1)
+    place: tuple[str, int] | None = None
+    while frame is not None:
+        owner = _owner(frame)
+        if owner == "model" or (owner == "torch_geometric" and place is None):
+            place = frame.f_code.co_filename, frame.f_lineno
+        if owner == "model":
+            break
+        if owner == "staticgraph" and place is None:
+            return None
+        frame = frame.f_back
+    return None if place is None else (*place, linecache.getline(*place).strip())
+
+
+def _owner(frame: FrameType) -> str:
+    """``torch``, ``torch_geometric``, ``staticgraph``, ``python`` or ``model``. By module, not by
+    file: PyG writes the code of its message passing into files elsewhere."""
+    name = frame.f_globals.get("__name__", "")
+    top = name.split(".")[0]
+    if name == _ZOO:
+        return "model"
+    if name in _MACHINERY or top in sys.stdlib_module_names:
+        return "model" if name == "__main__" else "python"
+    return top if top in ("torch", "torch_geometric", "staticgraph") else "model"
+
+
+class _Calls(TorchFunctionMode):
+    """Looks at Python calls."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        watch = self._watch
+        before, watch._call = watch._call, _READS.get(func)
+        making, watch._making = watch._making, watch._making or func in _FROM_HOST
+        if func is F.one_hot:
+            watch._call = _one_hot(*args, **kwargs)
+        try:
+            copies = watch._call is not None and watch._call[1] == "device-to-host copy"
+            if watch._call is not None and (copies or func in _UNSEEN):
+                watch.found(*watch._call)
+            elif func is Tensor.to and _names_cpu((*args[1:], *kwargs.values())):
+                watch.found(".to('cpu')", "device-to-host copy")
+            out = func(*args, **kwargs)
+            _look_at_made(watch, func, args, kwargs, out)
+            return out
+        finally:
+            watch._call, watch._making = before, making
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> tuple[str, str]:
+    """On the CPU ``one_hot`` reads the largest class to check it; on a GPU, and in a compiled
+    step, only where it is not told how many there are."""
+    return ("one_hot without num_classes", "host read") if num_classes < 0 else _CHECKED
+
+
+def _names_cpu(values: tuple[Any, ...]) -> bool:
+    # Not torch.device("cpu"): on the CPU that is what to(x.device) names, which follows the model.
+    # Where the model is elsewhere the copy itself is seen.
+    return any(isinstance(v, str) and v.startswith("cpu") for v in values)
+
+
+def _look_at_made(watch: Watch, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """A tensor made on the host: by value, or by a factory that was told no device."""
+    if func in _FROM_HOST:
+        given = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        stays = kwargs.get("device") is None and (out.dim() == 0 or _inside_pyg())
+        if not isinstance(given, Tensor) and not stays:
+            watch.found(f"torch.{func.__name__}", "host-to-device copy")
+        return
+    told_no_device = func in _FACTORIES and kwargs.get("device") is None
+    if told_no_device and out.dim() > 0 and out.device.type == "cpu" and not _inside_pyg():
+        watch.found(f"torch.{func.__name__} without device=", "host-to-device copy")
+
+
+def _inside_pyg() -> bool:
+    """Whether PyG's own code, and not a line of the model, is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _owner(frame) in ("torch", "python"):
+        frame = frame.f_back
+    return frame is not None and _owner(frame) != "model"
+
+
+class _Operations(TorchDispatchMode):
+    """Looks at what is done to tensors."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        watch, name = self._watch, func._schema.name.removeprefix("aten::")
+        if name == _READ_ONE and watch._call is not _CHECKED:
+            watch.found(*(watch._call or ("a number of a tensor", "host read")))
+        elif name == "index":
+            if is_mask(args[1]):
+                watch.found("x[mask]", "index with a mask")
+        elif name in ("index_put", "index_put_", "_index_put_impl_"):
+            if is_mask(args[1]) and args[2].numel() != 1:
+                watch.found("x[mask] = y", "write through a mask")
+        elif name in ("equal", "allclose", "is_nonzero"):
+            watch.found(*(watch._call or (name, "branch on data")))
+        elif name == "lift_fresh":  # new_tensor, FloatTensor, from_numpy, x[[0, 2]]
+            if args[0].dim() > 0 and not watch._making and not _inside_pyg():
+                watch.found("a tensor of the host's values", "host-to-device copy")
+        elif name == "repeat_interleave" and kwargs.get("output_size") is not None:
+            pass  # told its size, it has no need of the counts
+        elif torch.Tag.dynamic_output_shape in func.tags or name == "bincount":
+            watch.found(name.lstrip("_"), "size from data")
+        out = func(*args, **kwargs)
+        if name in ("_to_copy", "copy_"):
+            self._look_at_copy(args, out)
+        return out
+
+    def _look_at_copy(self, args: Any, out: Any) -> None:
+        source = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else args[0]
+        here, there = source.device.type, out.device.type
+        if here != there and "cpu" in (here, there):
+            kind = "host-to-device copy" if here == "cpu" else "device-to-host copy"
+            self._watch.found("a copy between devices", kind)
+
+
+@contextmanager
+def _checkpoints(watch: Watch) -> Iterator[None]:
+    """Notes activation checkpointing. Both of its ways are private names of torch; where one is
+    gone, it is not looked for."""
+    module = torch.utils.checkpoint
+    generator = getattr(module, "_checkpoint_without_reentrant_generator", None)
+    function = getattr(module, "CheckpointFunction", None)
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            watch.found("checkpoint", "activation checkpointing")
+            return stock(*args, **kwargs)
+
+        return call
+
+    if generator is not None:
+        module._checkpoint_without_reentrant_generator = noting(generator)  # pyright: ignore
+    if function is not None:
+        function.apply = staticmethod(noting(function.apply))
+    try:
+        yield
+    finally:
+        if generator is not None:
+            module._checkpoint_without_reentrant_generator = generator  # pyright: ignore
+        if function is not None:
+            del function.apply

@@ -1,0 +1,38 @@
+"""Moments of steps at several capacities, brought into line where the steps are not quite the same.
+
+Mostly a step runs the same operations at every capacity, and its moments match one by one. Where it
+does not (an attention laid out in more blocks at one capacity than at another), operations that
+occur equally often in all steps are landmarks, and between two landmarks the largest moment counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.probing.reading import Reading
+
+
+def aligned(readings: Sequence[Reading]) -> list[NDArray[np.float64] | None]:
+    """``[moments]`` of each reading, equally many; None for all where they cannot be matched."""
+    nothing: list[NDArray[np.float64] | None] = [None] * len(readings)
+    found = [(r.moments, r.operations) for r in readings]
+    steps = [(m, o) for m, o in found if m is not None and o is not None]
+    if len(steps) < len(readings):
+        return nothing
+    if all(np.array_equal(operations, steps[0][1]) for _, operations in steps):
+        return [moments for moments, _ in steps]
+    counts = [dict(zip(*np.unique(o, return_counts=True), strict=True)) for _, o in steps]
+    common = [op for op in counts[0] if all(c.get(op) == counts[0][op] for c in counts)]
+    marks = [np.isin(operations, common) for _, operations in steps]
+    orders = [operations[mark] for (_, operations), mark in zip(steps, marks, strict=True)]
+    if not len(orders[0]) or not all(np.array_equal(order, orders[0]) for order in orders):
+        return nothing
+    return [
+        np.maximum.reduceat(moments, np.unique(np.append(0, np.flatnonzero(mark))))
+        if mark[0]
+        else np.maximum.reduceat(moments, np.append(0, np.flatnonzero(mark)))
+        for (moments, _), mark in zip(steps, marks, strict=True)
+    ]

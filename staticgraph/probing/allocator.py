@@ -1,0 +1,183 @@
+"""Reads real steps off an allocator's high-water mark, and puts everything back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.probing.reading import WARM_STEPS, Read, Reading, Subject
+from staticgraph.probing.resident import distinct_bytes, state_bytes
+from staticgraph.probing.step import ProbeStep
+from staticgraph.sizes.capacity import Capacity
+
+
+class Allocator(Protocol):
+    """What an :class:`AllocatorReader` asks; all numbers are bytes."""
+
+    name: str
+
+    def allocated(self) -> int:
+        """In use now."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Forgets the high-water mark."""
+        ...
+
+    def peak(self) -> int:
+        """The most in use since then."""
+        ...
+
+    def reserved(self) -> int:
+        """Taken from the driver, in use or not."""
+        ...
+
+    def trim(self) -> None:
+        """Gives back to the driver what is not in use."""
+        ...
+
+
+class CudaAllocator:
+    """torch's caching allocator on one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.name = torch.cuda.get_device_name(device)
+
+    def allocated(self) -> int:
+        """In use now, the queued work done."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def reset_peak(self) -> None:
+        """Forgets the high-water mark."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak(self) -> int:
+        """The most in use since then."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def reserved(self) -> int:
+        """Taken from the driver."""
+        return torch.cuda.memory_reserved(self.device)
+
+    def trim(self) -> None:
+        """Gives back what is not in use."""
+        torch.cuda.empty_cache()
+
+
+class AllocatorReader:
+    """Runs real steps, on the model itself, and reads an allocator's high-water mark."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
+        self.name = f"the allocator of {allocator.name}"
+
+    @contextmanager
+    def open(self, subject: Subject) -> Iterator[Read]:
+        """Parameters, buffers, gradients, optimizer state, flags, classes of layers and random
+        state are put back, and reserved memory returned."""
+        gc.collect()
+        self.allocator.trim()
+        try:
+            with unchanged(subject.model, subject.optimizer):
+                base = self.allocator.allocated() - state_bytes(subject.optimizer)
+                yield lambda capacity: self._read(subject, capacity, base)
+        finally:
+            gc.collect()
+            self.allocator.trim()
+
+    def _read(self, subject: Subject, capacity: Capacity, base: int) -> Reading:
+        """One warm step; ``base`` was in use before, without the optimizer's state."""
+        allocator = self.allocator
+        device = next((p.device for p in subject.model.parameters()), torch.device("cpu"))
+        try:
+            layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
+            batch = StaticBatch.blank(layout, device)
+            batch.real = subject.real_counts(capacity)
+            step = ProbeStep(subject, subject.model, subject.optimizer, capacity)
+            for _ in range(WARM_STEPS):
+                step(batch)
+            step.free_gradients()
+            allocator.trim()
+            start, marks = allocator.allocated(), []
+            allocator.reset_peak()
+
+            def between() -> None:
+                marks.append(allocator.peak())
+                allocator.reset_peak()
+
+            step(batch, between=between)
+            update = allocator.peak()
+            peak = max([*marks, 0]) or update
+            overhead = allocator.reserved() / max(1, peak, update) - 1
+            # What a warm step leaves behind that is neither state nor batch: libraries took it.
+            known = base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
+            return Reading(peak - start, update - start, max(0.0, overhead), max(0, start - known))
+        finally:
+            subject.model.zero_grad(set_to_none=True)
+            allocator.trim()
+
+
+@contextmanager
+def unchanged(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Puts a model and its optimizer back exactly: the same tensors with the same values, the same
+    classes of layers, no state where there was none.
+
+    Values are kept on the host, so that saving them changes nothing that is measured.
+    """
+    modules = [(m, type(m), m.training, set(vars(m))) for m in model.modules()]
+    values = [(t, _kept(t)) for t in (*model.parameters(), *model.buffers())]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    groups, state = [], {}
+    if optimizer is not None:
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        state = {
+            p: {k: (v, _kept(v)) for k, v in found.items()} for p, found in optimizer.state.items()
+        }
+    devices = list({p.device.index for p in model.parameters() if p.is_cuda})
+    for parameter, _ in gradients:
+        parameter.grad = None
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in values:
+                    tensor.copy_(value)
+                _restore_optimizer(optimizer, groups, state)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for module, kind, training, names in modules:
+                module.__class__, module.training = kind, training
+                for added in set(vars(module)) - names:
+                    del vars(module)[added]
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer | None,
+    groups: list[dict[str, Any]],
+    state: dict[Tensor, dict[str, tuple[Any, Any]]],
+) -> None:
+    if optimizer is None:
+        return
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update(values)
+    optimizer.state.clear()
+    for parameter, values in state.items():
+        for name, (value, kept) in values.items():
+            if isinstance(value, Tensor):
+                value.copy_(kept)
+            optimizer.state[parameter][name] = value

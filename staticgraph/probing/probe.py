@@ -1,0 +1,329 @@
+"""Measure a model at a few capacities, and know its memory at every other.
+
+The problem: the bucket sizes come from the device, as large as fits and never larger, before the
+first step. The idea: run one warm step at a handful of capacities in which nodes, edges, graphs and
+the largest graph vary each by itself (and the rows of each axis of the data's own; where nodes have
+types, these in place of all nodes and all edges), fit the bytes that the step adds
+(:mod:`staticgraph.memory.fit`), and check the fit on a capacity twice the largest that was fitted.
+The invariants: the process is left as it was found, in memory, weights and random state; an error
+that is not out-of-memory passes unchanged.
+
+Which path is read: the shapes that are recorded. The batch of a probe does not tell its real counts
+(``batch.real`` is None), so layers that would follow them in plain eager mode (batch norm over the
+real rows alone, an attention block as small as the batch) take the bucket's full shapes, as they do
+in a recording. ``path="counted"`` reads the other one, at full counts.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.batches.slots import ALIGNMENT, SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import ProbeFailed
+from staticgraph.memory.fit import TERMS, FitRefused, Form, Point, fit
+from staticgraph.memory.model import BatchBytes, MemoryModel
+from staticgraph.plans.choose import sizes_of
+from staticgraph.probing.aligned import aligned
+from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.reading import MemoryReader, Read, Reading, Subject
+from staticgraph.probing.resident import resident_bytes
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.reserves import with_reserves
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.steps.arguments import Forward
+
+# Graphs in the smallest probe; the largest fitted one has ten times as many.
+BASE_GRAPHS = 32
+# Times a base, in turn: nodes, edges, graphs, and the nodes of the largest graph. The line through
+# the first and the last of equal shares is the two-point form; the rest tells the counts apart.
+SHAPES = (
+    (1.0, 1.0, 1.0, 1.0),
+    (3.0, 3.0, 3.0, 1.0),
+    (5.0, 5.0, 5.0, 0.5),
+    (7.0, 10.0, 10.0, 1.0),
+    (10.0, 7.0, 10.0, 1.0),
+    (10.0, 10.0, 7.0, 1.0),
+    (10.0, 10.0, 10.0, 0.25),
+    (10.0, 10.0, 10.0, 0.5),
+    (10.0, 10.0, 10.0, 1.0),
+)
+HELD_OUT = (22.0, 21.0, 20.0, 0.75)
+# The share of its rows that one axis has while all else is as in the last shape.
+AXIS_APART = 0.7
+# The smallest base that is tried, where memory runs out, before a probe gives up.
+FEWEST_GRAPHS = 2
+
+
+def probe(
+    model: torch.nn.Module,
+    store: Any,
+    *,
+    loss: Callable[[Any, StaticBatch], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    form: Form | Literal["auto"] = "auto",
+    reader: MemoryReader | Literal["auto", "fake", "fake-cuda", "cuda"] = "auto",
+    forward: Forward | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    path: Literal["recorded", "counted"] = "recorded",
+    capacities: Sequence[Capacity] | None = None,
+    held_out: Capacity | None = None,
+) -> MemoryModel:
+    """Finds the memory of a step as a function of the capacity.
+
+    Args:
+        model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`.
+        store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
+        loss: as for the runner; without one, evaluation is probed.
+        optimizer: over the model's parameters; without one, forward and backward are probed.
+        form: ``linear``, ``attention``, ``quadratic``, or ``auto``, which finds out.
+        reader: how bytes are read: ``cuda`` (the allocator, real steps), ``fake`` (fake tensors,
+            counted as on the CPU), ``fake-cuda`` (counted as on CUDA), or a reader of your own.
+            ``auto`` is ``cuda`` for a model on CUDA, else ``fake``.
+        forward: as for the runner.
+        autocast: a dtype to run forward and loss in.
+        accumulate: backward passes to one step of the optimizer.
+        path: ``recorded`` shapes, or ``counted``: see the module.
+        capacities: what to measure, instead of a choice from the sizes of the data.
+        held_out: what to check the fit on, with ``capacities``.
+
+    Raises:
+        FitRefused: the points do not determine the form, or none explains them within 5%.
+        ProbeFailed: memory ran out before enough points were measured.
+        ValueError: an unknown reader or path, or a model that cannot be copied over fake tensors.
+    """
+    if path not in ("recorded", "counted"):
+        raise ValueError(f"path={path!r}; choose 'recorded' or 'counted'")
+    if accumulate < 1:
+        raise ValueError(f"accumulate={accumulate} must be at least 1")
+    if form not in ("auto", *TERMS):
+        raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, TERMS))}")
+    schema: Schema = store.schema
+    subject = Subject(
+        model, schema, loss, optimizer, forward, autocast, accumulate, path == "counted"
+    )
+    chosen = _reader(reader, model)
+    with chosen.open(subject) as read:
+        if capacities is None:
+            readings, checked, note = _grow(read, sizes_of(store), schema)
+        else:
+            readings, checked, note = _read_all(read, ascending(capacities), held_out)
+    return _model_of(readings, checked, subject, chosen.name, form, note)
+
+
+def probe_capacities(
+    sizes: IntArray, graphs: int = BASE_GRAPHS, schema: Schema | None = None
+) -> tuple[list[Capacity], Capacity]:
+    """What to measure for graphs of these sizes, and the capacity to check the fit on.
+
+    Args:
+        sizes: ``[n, C]`` nodes and edges of the data, and rows of its axes.
+        graphs: of the smallest capacity.
+        schema: names the axes; none where it is None.
+
+    Returns:
+        Distinct capacities, each costlier than the one before, and one more than twice the last.
+    """
+    if not len(sizes):
+        raise ValueError("the data set is empty: there is no graph size to probe for")
+    mean, widest = sizes.mean(axis=0), max(1, int(sizes[:, 0].max()))
+
+    axes = [axis.name for axis in schema.axes] if schema is not None else []
+
+    def at(shape: tuple[float, ...], apart: str = "") -> Capacity:
+        nodes, edges, count, width = shape
+        largest = max(1, round(widest * width))
+        rows = max(mean[0] * graphs, widest + 1) * nodes
+        # A row a graph at least: what is rare is measured where it can be told from nothing.
+        own = {
+            name: max(
+                2,
+                round(
+                    max(average, 1.0)
+                    * graphs
+                    * max(nodes, edges, count)
+                    * (AXIS_APART if name == apart else 1.0)
+                ),
+            )
+            for name, average in zip(axes, mean[2:], strict=True)
+        }
+        capacity = Capacity.distinct(
+            max(largest + 1, round(rows)),
+            max(1, round(mean[1] * graphs * edges)),
+            max(2, round(graphs * count)),
+            largest,
+            own,
+        )
+        return with_reserves(capacity, schema) if axes else capacity
+
+    if not axes:
+        return ascending(map(at, SHAPES)), at(HELD_OUT)
+    typed = schema is not None and schema.hetero
+    shapes = [shape for shape in SHAPES if not (typed and shape[0] != shape[1])]
+    return ascending([*map(at, shapes), *(at(SHAPES[-1], apart=name) for name in axes)]), at(
+        HELD_OUT
+    )
+
+
+def ascending(capacities: Iterable[Capacity]) -> list[Capacity]:
+    """Distinct capacities, each costlier than the one before, so that growth can stop in time."""
+
+    def cost(c: Capacity) -> tuple[int, Capacity]:
+        own = sum(rows for _, rows in c.extra)
+        return c.nodes + c.edges + own + c.graphs * c.max_graph_nodes, c
+
+    return sorted(set(capacities), key=cost)
+
+
+def _grow(
+    read: Read, sizes: IntArray, schema: Schema
+) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
+    """Measures capacities chosen for the data, smaller ones where memory runs out."""
+    graphs = BASE_GRAPHS
+    while True:
+        capacities, held_out = probe_capacities(sizes, graphs, schema)
+        last_try = graphs == FEWEST_GRAPHS
+        try:
+            readings, checked, note = _read_all(read, capacities, held_out)
+        except ProbeFailed:
+            if last_try:
+                raise
+        else:
+            if len(readings) == len(capacities) or last_try:
+                return readings, checked, note
+        graphs = max(FEWEST_GRAPHS, graphs // 4)
+
+
+def _read_all(
+    read: Read, capacities: Sequence[Capacity], held_out: Capacity | None
+) -> tuple[list[tuple[Capacity, Reading]], tuple[Capacity, Reading] | None, str]:
+    """Reads in order until memory runs out; then the last point read is held out instead."""
+    readings: list[tuple[Capacity, Reading]] = []
+    for capacity in [*capacities, *([held_out] if held_out else [])]:
+        reading, reason = _read_or_none(read, capacity)
+        if reading is None:
+            note = f"memory ran out at {capacity}: {reason}"
+            if not readings:
+                raise ProbeFailed(
+                    f"not even the smallest probe fits. {note}. Free the device, use a smaller "
+                    "model, or plan with reader='fake', which takes no memory"
+                )
+            return readings, None, note
+        if capacity is held_out:
+            return readings, (capacity, reading), ""
+        readings.append((capacity, reading))
+    return readings, None, ""
+
+
+def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
+    """A reading, or None and why where memory ran out; other errors pass unchanged."""
+    try:
+        return read(capacity), ""
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        forget(error)
+        return None, reason
+
+
+def forget(error: BaseException) -> None:
+    """Lets go of the tensors that a failed step still holds.
+
+    The frames of the traceback hold activations; autograd's queue holds what the broken backward
+    had not come to, until the next backward of the thread (seen with torch 2.13).
+    """
+    traceback.clear_frames(error.__traceback__)
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).sum().backward()
+
+
+def _model_of(
+    readings: Sequence[tuple[Capacity, Reading]],
+    checked: tuple[Capacity, Reading] | None,
+    subject: Subject,
+    reader: str,
+    form: Form | Literal["auto"],
+    note: str,
+) -> MemoryModel:
+    moments = aligned([reading for _, reading in readings])
+    points = [
+        Point(capacity, reading.step, seen)
+        for (capacity, reading), seen in zip(readings, moments, strict=True)
+    ]
+    held = None if checked is None else Point(checked[0], checked[1].step)
+    try:
+        found = fit(points, form, held, typed=subject.schema.hetero)
+    except FitRefused as refusal:
+        if note:
+            raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
+        raise
+    every = [reading for _, reading in [*readings, *([checked] if checked else [])]]
+    return MemoryModel(
+        fit=found,
+        resident=resident_bytes(subject),
+        batch=batch_bytes(subject.schema, subject.pointers),
+        update_bytes=max(reading.update for reading in every),
+        overhead=float(np.median([reading.overhead for reading in every])),
+        workspace_bytes=max(reading.workspaces for reading in every),
+        points=tuple(point._replace(moments=None) for point in points),
+        checked=held,
+        reader=reader,
+        note=note,
+    )
+
+
+def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
+    """Bytes of a slot for any capacity, alignment counted in full for every array."""
+    reserve = int(schema.counts_edges)
+    # Numbers that stay apart when one of them grows by 1.
+    own = {axis.name: 300 + 2 * k for k, axis in enumerate(schema.axes)}
+
+    def layout(nodes: int = 100, edges: int = 200, graphs: int = 50, grown: str = "") -> SlotLayout:
+        extra = {name: rows + (name == grown) for name, rows in own.items()}
+        capacity = Capacity(nodes, edges, graphs, 1, tuple(extra.items()), reserve)
+        return SlotLayout(0, capacity, schema, pointers)
+
+    def unaligned(found: SlotLayout) -> int:
+        return sum(entry.nbytes for entry in found.entries)
+
+    base = unaligned(layout())
+    node, edge, graph = (
+        unaligned(layout(nodes=101)) - base,
+        unaligned(layout(edges=201)) - base,
+        unaligned(layout(graphs=51)) - base,
+    )
+    rows = tuple((name, float(unaligned(layout(grown=name)) - base)) for name in own)
+    fixed = base - 100 * node - 200 * edge - 50 * graph + len(layout().entries) * ALIGNMENT
+    fixed -= round(sum(nbytes * own[name] for name, nbytes in rows))
+    return BatchBytes(fixed, node, edge, graph, rows)
+
+
+def _reader(reader: MemoryReader | str, model: torch.nn.Module) -> MemoryReader:
+    if not isinstance(reader, str):
+        return reader
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if reader == "auto":
+        reader = "cuda" if device.type == "cuda" else "fake"
+    if reader == "fake":
+        return FakeTensorReader("cpu")
+    if reader == "fake-cuda":
+        return FakeTensorReader("cuda")
+    if reader != "cuda":
+        raise ValueError(f"reader={reader!r}; choose 'auto', 'cuda', 'fake' or 'fake-cuda'")
+    if device.type != "cuda":
+        raise ValueError(
+            f"reader='cuda' runs real steps on the model's device, which is {device}: move the "
+            "model with .to('cuda'), or use reader='fake-cuda' to plan without the device"
+        )
+    return AllocatorReader(CudaAllocator(device))

@@ -1,0 +1,52 @@
+"""Bytes of a model that are there at any capacity: parameters, buffers, gradients, state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from staticgraph.memory.model import Resident
+from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
+from staticgraph.probing.live_storages import LiveStorages
+from staticgraph.probing.reading import Subject
+
+
+def resident_bytes(subject: Subject) -> Resident:
+    """What a model in training keeps, once its optimizer has stepped; read off a fake twin."""
+    parameters = list(subject.model.parameters())
+    trained = [p for p in parameters if p.requires_grad] if subject.loss is not None else []
+    optimizer = 0
+    if subject.optimizer is not None:
+        mode = fake_mode()
+        _, twins = fake_model(subject.model, mode)
+        twin = fake_optimizer(subject.optimizer, twins, mode)
+        live = LiveStorages()
+        with mode, live:
+            for group in twin.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.empty_like(parameter)
+            live.reads_allowed = True
+            twin.step()
+        optimizer = state_bytes(twin)
+    return Resident(
+        distinct_bytes(parameters),
+        distinct_bytes(subject.model.buffers()),
+        distinct_bytes(trained),
+        optimizer,
+    )
+
+
+def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    """Bytes of the state that an optimizer has now."""
+    if optimizer is None:
+        return 0
+    found = (v for values in optimizer.state.values() for v in values.values())
+    return distinct_bytes(v for v in found if isinstance(v, Tensor))
+
+
+def distinct_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages behind tensors, each once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())

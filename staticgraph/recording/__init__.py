@@ -1,0 +1,1 @@
+"""Work noted once and repeated: recorders, recorded steps, lent results, collation inside."""

@@ -1,0 +1,348 @@
+"""The recorded steps of a runner: one recording a key, made before the first step.
+
+A key is (bucket, phase, autocast, scope). Its function reads one input slot, whose addresses the
+recording knows; a batch is copied there, the recording is replayed, and its results are copied or
+lent (:mod:`staticgraph.recording.lending`). What a scope records:
+
+* ``step``: gradients to None, forward, loss, backward, clipping, optimizer;
+* ``forward_backward``: up to the gradients, which appear in fixed tensors; the optimizer steps
+  outside, as do accumulation, schedulers and closures;
+* ``forward``: inference alone.
+
+Invariants: recording changes no parameter, buffer, optimizer state or random state; nothing is
+recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs stand
+elsewhere than when it was recorded raises instead of computing with old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.from_device import CollatedTensors
+from staticgraph.batches.slots import Slot, SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.recording.lending import handed_out
+from staticgraph.recording.recorded_collation import RecordedCollation
+from staticgraph.recording.recorder import Recorder, Recording
+from staticgraph.steps.compiled_steps import CompiledSteps
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.finite import FiniteLosses
+from staticgraph.steps.recordable_optimizer import RecordableOptimizer
+from staticgraph.steps.training_state import train, untouched
+from staticgraph.steps.update import Update
+from staticgraph.store.on_device import DeviceStore
+
+Scope = Literal["forward", "forward_backward", "step"]
+SCOPES: tuple[Scope, ...] = ("forward", "forward_backward", "step")
+OnMiss = Literal["error", "eager"]
+
+# torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
+WARM_RUNS = 3
+
+
+class RecordingKey(NamedTuple):
+    """What a recording belongs to."""
+
+    bucket: int
+    phase: str
+    autocast: str | None
+    scope: Scope
+
+    def __str__(self) -> str:
+        precision = f" {self.autocast}" if self.autocast else ""
+        return f"bucket {self.bucket} {self.phase}{precision} (scope {self.scope})"
+
+
+class RecordedSteps:
+    """Records and replays the functions of one model.
+
+    Args:
+        model: its parameters are watched.
+        computation: forward, or forward and mean loss, of a batch.
+        compiled: its functions are what is recorded, where the recorder wants them compiled.
+        recorder: how to record.
+        update: clipping and the optimizer, inside the recording for ``scope="step"``.
+        scope: what a training step's recording holds.
+        autocast: name of the dtype, part of the keys.
+        on_miss: what a batch without a recording does once frozen.
+        finite: notes losses that are not, inside the recordings.
+
+    Raises:
+        NotStatic: the optimizer's step cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        computation: Computation,
+        compiled: CompiledSteps,
+        recorder: Recorder,
+        device: torch.device,
+        update: Update,
+        *,
+        scope: Scope = "step",
+        autocast: str | None = None,
+        on_miss: OnMiss = "error",
+        finite: FiniteLosses | None = None,
+    ) -> None:
+        if scope not in SCOPES:
+            raise ValueError(f"scope={scope!r}; choose one of {', '.join(SCOPES)}")
+        if on_miss not in ("error", "eager"):
+            raise ValueError(f"on_miss={on_miss!r}; choose 'error' or 'eager'")
+        self.scope: Scope = scope
+        self.frozen = False
+        self.misses: dict[RecordingKey, int] = {}
+        self._model = model
+        self._computation = computation
+        self._compiled = compiled
+        self._recorder: Recorder | None = recorder
+        self._device = device
+        self._update = update
+        self._optimizer = optimizer = update.optimizer
+        self._autocast = autocast
+        self._on_miss = on_miss
+        self._finite = finite
+        self._watched = (
+            RecordableOptimizer(optimizer) if scope == "step" and optimizer is not None else None
+        )
+        self._slot: Slot | None = None
+        self._inputs: dict[int, StaticBatch] = {}
+        self._collation: RecordedCollation | None = None
+        self._unrecorded_fills = 0
+        self._recordings: dict[RecordingKey, Recording] = {}
+        self._grads: dict[RecordingKey, list[Tensor | None]] = {}
+        self._addresses = self._parameter_addresses()
+
+    # ------------------------------------------------------------------ recording
+
+    def prepare(self, layouts: list[SlotLayout]) -> None:
+        """Allocates the input slot, which all buckets share: no two recordings run at once."""
+        self._slot = Slot(layouts, self._device, pinned=False)
+        for layout in layouts:
+            # A batch of padding alone: finite values to warm up with.
+            blank = StaticBatch.blank(layout, self._device)
+            inputs = StaticBatch(layout, self._slot.tensors(layout.bucket))
+            self._copy(blank, inputs)
+            self._inputs[layout.bucket] = inputs
+
+    def collate_from(self, store: DeviceStore) -> None:
+        """Records, for every bucket, how its input is filled from ids of a store."""
+        assert self._recorder is not None
+        self._collation = RecordedCollation(store, self._inputs, self._recorder)
+
+    def key(self, bucket: int, phase: str) -> RecordingKey:
+        """The key of a bucket's phase."""
+        return RecordingKey(bucket, phase, self._autocast, self.scope)
+
+    def record(self, bucket: int, phase: str) -> None:
+        """Warms up and records one key; everything the run touched is put back.
+
+        Raises:
+            NotStatic: the work cannot be recorded. All recordings are torn down then, since they
+                share a pool that a failed one leaves unusable; the runner works on in eager.
+        """
+        key = self.key(bucket, phase)
+        if key in self._recordings:
+            return
+        if self._recorder is None:
+            raise NotStatic(f"{key} cannot be recorded: the runner was closed")
+        inputs = self._inputs[bucket]
+        self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        if self._finite is not None:
+            self._finite.prepare(bucket)
+        body = self._body(key)
+        try:
+            with untouched(self._model, self._optimizer):
+                train(self._model) if phase == "step" else self._model.eval()
+                self._computation.known(inputs)  # a recording is no place for a run of its own
+                self._recorder.warm(body, WARM_RUNS)
+                self._recordings[key] = self._recorder.record(body)
+                self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
+        except NotStatic as error:
+            self._abandon(error)
+            raise
+        except Exception as error:
+            self._abandon(error)
+            raise NotStatic(
+                f"{key} cannot be recorded: {type(error).__name__}: {error}\n"
+                "A host read, a copy from the host, a hook that synchronises, or activation "
+                "checkpointing stands in the way; use mode='reduce-overhead' or 'default'"
+            ) from error
+
+    def _abandon(self, error: Exception) -> None:
+        """Tears all down for an error, which stays the one that is seen: after a failed capture the
+        device may refuse even that."""
+        try:
+            self.close()
+        except Exception as further:
+            error.add_note(f"the teardown failed as well: {type(further).__name__}: {further}")
+
+    def _body(self, key: RecordingKey) -> Callable[[], Any]:
+        """What is recorded: reads the input slot, returns tensors."""
+        inputs = self._inputs[key.bucket]
+        compute = self._computed(key)
+        if key.phase == "forward":
+
+            def forward() -> Any:
+                with torch.no_grad():
+                    return compute(inputs)
+
+            return forward
+
+        def step() -> Tensor:
+            self._update.zero_grad()
+            loss = compute(inputs)
+            if self._finite is not None:
+                self._finite.note(loss.detach(), inputs)
+            loss.backward()
+            if self.scope == "step":
+                self._update()
+            return loss.detach()
+
+        return step
+
+    def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
+        assert self._recorder is not None
+        if self._recorder.compiles:
+            return lambda inputs: self._compiled.run(key.phase, inputs)
+        return lambda inputs: self._in_eager(key.phase, inputs)
+
+    def _in_eager(self, phase: str, batch: StaticBatch) -> Any:
+        with self._computation.active():
+            return self._computation.run(phase, batch)
+
+    def freeze(self) -> None:
+        """From now on nothing is recorded."""
+        self.frozen = True
+
+    # ------------------------------------------------------------------ replaying
+
+    def has(self, bucket: int, phase: str) -> bool:
+        """Whether a key is recorded."""
+        return self.key(bucket, phase) in self._recordings
+
+    def run(self, phase: str, batch: StaticBatch) -> Any:
+        """Replays a batch's recording; its results are copies that later replays leave alone, or,
+        where large, lent until the next replay of this recording.
+
+        A key without a recording is recorded now, unless frozen.
+
+        Raises:
+            NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
+                or inputs are not those that were recorded.
+        """
+        key = self.key(batch.bucket, phase)
+        if key not in self._recordings:
+            if self.frozen:
+                return self._missed(key, batch)
+            self.record(batch.bucket, phase)
+        recording = self._recordings[key]
+        self._check(key)
+        self._copy(batch, self._inputs[batch.bucket])
+        recording.replay()
+        recording.replays += 1
+        if phase == "step":
+            # The tensors that this recording writes; another bucket's are others.
+            for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
+                parameter.grad = grad
+        return handed_out(recording.result, recording)
+
+    def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
+        if self._on_miss == "error":
+            made = ", ".join(map(str, self._recordings)) or "none"
+            raise NotStatic(
+                f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
+                f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
+            )
+        self.misses[key] = self.misses.get(key, 0) + 1
+        if key.phase == "forward":
+            with torch.no_grad():
+                return self._in_eager(key.phase, batch)
+        self._update.zero_grad()
+        loss = self._in_eager(key.phase, batch)
+        if self._finite is not None:
+            self._finite.before_update(loss, batch)
+        loss.backward()
+        if self.scope == "step":
+            self._update()
+        return loss.detach()
+
+    def _check(self, key: RecordingKey) -> None:
+        if self._parameter_addresses() != self._addresses:
+            raise NotStatic(
+                f"{key}: a parameter stands at another address than when it was recorded (moved "
+                "with .to(), or exchanged); call warmup() again"
+            )
+        if self._watched is not None and key.phase == "step":
+            self._watched.before_replay()
+
+    def _parameter_addresses(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._model.parameters()]
+
+    def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
+        """The batch to the recorded addresses: made there where only its ids are known, one copy
+        where its arrays are one buffer."""
+        arrays = batch.tensors()
+        if isinstance(arrays, CollatedTensors):
+            if self._collation is None or not self._collation.fill(batch.bucket, arrays):
+                self._unrecorded_fills += 1
+                arrays.into(inputs.layout, inputs.tensors())
+            return
+        buffer = batch.buffer
+        if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
+            assert self._slot is not None
+            self._slot.buffer[: len(buffer)].copy_(buffer, non_blocking=True)
+            return
+        targets = inputs.tensors()
+        if batch.tensors().keys() != targets.keys():
+            missing = sorted(batch.tensors().keys() ^ targets.keys())
+            raise NotStatic(
+                f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
+                "the data that the plan was made for"
+            )
+        with torch.no_grad():
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                list(targets.values()), list(batch.tensors().values())
+            )
+
+    # ------------------------------------------------------------------ ending
+
+    @property
+    def counts(self) -> dict[RecordingKey, int]:
+        """Replays of each recording."""
+        return {key: recording.replays for key, recording in self._recordings.items()}
+
+    def missed(self) -> list[str]:
+        """A sentence for whatever ran for want of a recording."""
+        return [
+            f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
+            for key, count in self.misses.items()
+        ] + [
+            f"{count} batches were made from ids outside the recordings; pass the store on the "
+            "device to warmup(store)"
+            for count in [self._unrecorded_fills]
+            if count
+        ]
+
+    def close(self) -> None:
+        """Tears all recordings down together. Gradients that a recording owned are dropped."""
+        owned = {id(grad) for grads in self._grads.values() for grad in grads if grad is not None}
+        for parameter in self._model.parameters():
+            if id(parameter.grad) in owned:
+                parameter.grad = None
+        self._recordings.clear()
+        self._collation = None
+        self._grads.clear()
+        self.frozen = True
+        recorder, self._recorder = self._recorder, None
+        try:
+            if self._watched is not None:
+                self._watched.close()
+        finally:
+            if recorder is not None:
+                recorder.close()

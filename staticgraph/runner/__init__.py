@@ -1,0 +1,1 @@
+"""StaticGraphRunner: which way each bucket runs, and what is said of it afterwards."""

@@ -1,0 +1,132 @@
+"""Which way a bucket runs, decided from measured times alone.
+
+A more elaborate way must earn its place: it is taken only where it beat the simpler one by
+:data:`MARGIN` in the median, and was the faster in most rounds besides. On a device that is busy
+all the time recording gains nothing; there the times tie, and a tie goes to the simpler way.
+
+Pure arithmetic on numbers: what measures is :mod:`staticgraph.runner.trials`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from staticgraph.files import document
+from staticgraph.files.reading import NOT_THERE
+
+# Chosen, not derived: a gain below it is not worth another way of running, and machines of
+# changing speed show differences of this size between equal contenders.
+MARGIN = 0.05
+# Of the rounds, in which the two ran side by side, so that a slow moment cannot decide.
+ROUNDS_WON = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way and what it took: milliseconds a step, or why it cannot run (``refused``)."""
+
+    way: str
+    rounds: int = 0
+    median_ms: float | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    refused: str | None = None
+
+    def __str__(self) -> str:
+        if self.median_ms is None:
+            return f"{self.way} refused ({(self.refused or 'not timed').splitlines()[0]})"
+        return f"{self.way} {self.median_ms:.3g} ms ({self.p10_ms:.3g} to {self.p90_ms:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen for one bucket's training step (``step``) or evaluation (``eval``)."""
+
+    bucket: int
+    phase: str
+    way: str
+    reason: str
+    contenders: tuple[Contender, ...] = ()
+
+    def __str__(self) -> str:
+        numbers = "; ".join(map(str, self.contenders))
+        return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Choice:
+        """What ``dataclasses.asdict`` gave."""
+        contenders = tuple(Contender(**one) for one in values["contenders"])
+        return cls(**{**values, "contenders": contenders})
+
+
+def choose(
+    bucket: int,
+    phase: str,
+    times: Mapping[str, Sequence[float]],
+    refused: Mapping[str, str] | None = None,
+) -> Choice:
+    """The way to run one bucket.
+
+    Args:
+        bucket: its number.
+        phase: ``step``, ``eval`` or ``forward``.
+        times: milliseconds of each way's steps, round by round, simplest way first; a round's steps
+            ran one after another.
+        refused: ways that cannot run, with the reason.
+
+    Raises:
+        ValueError: no way has a time, or they ran another number of rounds.
+    """
+    if not times or len({len(t) for t in times.values()}) != 1 or not all(map(len, times.values())):
+        raise ValueError(f"bucket {bucket} {phase}: every way needs one time a round, got {times}")
+    best, *others = times
+    reason = "the only one that can run" if not others else "the simplest, and none gains on it"
+    for other in others:
+        ratio = np.asarray(times[best]) / np.asarray(times[other])
+        won = float((ratio > 1).mean())
+        if np.median(ratio) >= 1 + MARGIN and won >= ROUNDS_WON:
+            reason = f"{np.median(ratio):.2f} times as fast as {best}, in {won:.0%} of the rounds"
+            best = other
+    contenders = [
+        Contender(way, len(t), *np.percentile(t, [50, 10, 90]).tolist()) for way, t in times.items()
+    ]
+    contenders += [Contender(way, refused=why) for way, why in (refused or {}).items()]
+    return Choice(bucket, phase, best, reason, tuple(contenders))
+
+
+def save(path: str | Path, choices: Sequence[Choice], made_for: Mapping[str, Any]) -> None:
+    """Writes choices with what they were made for, as JSON with a checksum."""
+    values = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    document.save(target, values)
+
+
+def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
+    """What :func:`save` wrote.
+
+    Raises:
+        ValueError: the file is no such file, or was made for something else.
+    """
+    try:
+        values = document.load(path)
+        choices = [Choice.from_dict(one) for one in values["choices"]]
+        found = values["made_for"]
+        if not isinstance(found, dict):
+            raise TypeError(f"made_for is {found!r}")
+    except NOT_THERE as error:
+        raise ValueError(f"{path} holds no choices: {type(error).__name__}: {error}") from error
+    expected = json.loads(json.dumps(dict(made_for)))
+    if found != expected:
+        differ = sorted(k for k in {*found, *expected} if found.get(k) != expected.get(k))
+        raise ValueError(
+            f"{path} was made for another {', '.join(differ)}: "
+            f"{ {k: found.get(k) for k in differ} }, now { {k: expected.get(k) for k in differ} }"
+        )
+    return choices

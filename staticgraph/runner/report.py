@@ -1,0 +1,174 @@
+"""What a runner did: plain numbers, as a table and as JSON."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+
+from staticgraph.files.json_text import save_json
+from staticgraph.files.reading import read_document
+from staticgraph.runner.choice import Choice
+from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReport:
+    """One bucket. Efficiencies are real rows over physical rows, of the training batches, or of the
+    others where nothing was trained; times are in milliseconds; None where nothing was measured."""
+
+    bucket: int
+    nodes: int
+    edges: int
+    graphs: int
+    batches: int
+    eval_batches: int
+    real_graphs: int
+    node_efficiency: float | None
+    edge_efficiency: float | None
+    graph_efficiency: float | None
+    compiles: int
+    late_compiles: int
+    graph_breaks: int
+    recordings: int
+    compile_s: float
+    step_ms: float | None
+    step_ms_p90: float | None
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All buckets of a runner, and every choice and fallback with its reason."""
+
+    model: str
+    device: str
+    mode: str
+    mode_reason: str
+    autocast: str | None
+    buckets: tuple[BucketReport, ...]
+    fallbacks: tuple[str, ...]
+    versions: dict[str, str]
+    warmup_s: float | None = None
+    warm_start: bool = False
+    choices: tuple[Choice, ...] = ()
+    cold_start_s: float | None = None
+    replays: Mapping[str, int] = field(default_factory=dict)
+    attention: tuple[AttentionRow, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report as JSON."""
+        save_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """What :meth:`save` wrote; raises ValueError where the file is something else."""
+        return read_document(path, "a report", cls.from_dict)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """What :meth:`to_dict` gave."""
+        buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
+        choices = tuple(map(Choice.from_dict, values.get("choices", ())))
+        given = {
+            "buckets": buckets,
+            "choices": choices,
+            "attention": tuple(map(AttentionRow.from_dict, values.get("attention", ()))),
+            "fallbacks": tuple(values["fallbacks"]),
+        }
+        return cls(**{**values, **given})
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                b.bucket,
+                f"{b.nodes:,}",
+                f"{b.edges:,}",
+                f"{b.graphs:,}",
+                f"{b.batches:,}",
+                f"{b.eval_batches:,}",
+                _percent(b.node_efficiency),
+                _percent(b.edge_efficiency),
+                _percent(b.graph_efficiency),
+                f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else ""),
+                b.graph_breaks,
+                b.recordings,
+                "-" if b.step_ms is None else f"{b.step_ms:.2f}",
+                "-" if b.step_ms_p90 is None else f"{b.step_ms_p90:.2f}",
+            )
+            for b in self.buckets
+        ]
+        headers = (
+            "bucket",
+            "nodes",
+            "edges",
+            "graphs",
+            "steps",
+            "evals",
+            "node eff",
+            "edge eff",
+            "graph eff",
+            "compiles",
+            "breaks",
+            "recordings",
+            "step ms",
+            "p90",
+        )
+        if any(b.predicted_bytes is not None for b in self.buckets):
+            headers = (*headers, "predicted", "measured")
+            rows = [
+                (*row, _bytes(b.predicted_bytes), _bytes(b.measured_bytes))
+                for row, b in zip(rows, self.buckets, strict=True)
+            ]
+        precision = f", autocast {self.autocast}" if self.autocast else ""
+        lines = [
+            f"{self.model} on {self.device}, mode {self.mode} ({self.mode_reason}){precision}",
+            table(headers, rows),
+        ]
+        if self.warmup_s is not None:
+            source = "compiling"
+            if self.warm_start:
+                source = "from compiled code of an earlier process"
+                source += f", which took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
+            lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
+        lines += [f"recorded: {key}, replayed {n:,} times" for key, n in self.replays.items()]
+        lines += [f"choice: {made}" for made in self.choices]
+        lines += [str(row) for row in self.attention]
+        lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
+        return "\n".join(lines)
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({torch.get_num_threads()} threads)"
+
+
+def versions() -> dict[str, str]:
+    """Versions that a figure depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_geometric": torch_geometric.__version__,
+    }
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else human_bytes(count)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"

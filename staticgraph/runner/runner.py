@@ -1,0 +1,515 @@
+"""StaticGraphRunner: a PyG model, one step per bucket, each compiled once.
+
+The problem: a batch of graphs has another shape every time, so every step launches its kernels anew
+and every shape compiles anew. Here batches come in the few shapes of a plan; for each the runner
+makes one function (forward and loss, or forward alone), compiles it before the first step, and from
+then on only calls it. What cannot be static is an error that names it, never a silent fallback.
+
+Outside torch.compile nothing else changes: the same model, parameters, optimizer and autograd.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.predictions import Predictions
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.memory.budget import MemoryBudget, MemoryModel
+from staticgraph.nn.context.present import Restored
+from staticgraph.plans.choose import BucketPlan
+from staticgraph.preflight.example_batch import example_of
+from staticgraph.preflight.padding_check import PaddingCheck
+from staticgraph.recording.recorded import OnMiss, Scope
+from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
+from staticgraph.runner import warm_start
+from staticgraph.runner.choice import Choice
+from staticgraph.runner.commitments import Commitments, RunnerStats
+from staticgraph.runner.report import Report, device_name, versions
+from staticgraph.runner.statistics import BucketStatistics
+from staticgraph.runner.trials import Choosing, Trials, to_measure, trial_batch
+from staticgraph.runner.turns import Turns, check_not_traced
+from staticgraph.runner.verification import Verification, verify
+from staticgraph.runner.ways import Steps
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.arguments import Forward
+from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.compiled import skipped_recordings_of
+from staticgraph.steps.computation import Computation, Loss
+from staticgraph.steps.finite import EVERY
+from staticgraph.steps.modes import resolve
+from staticgraph.steps.provenance import name_of
+from staticgraph.steps.training_state import evaluating, untouched
+from staticgraph.steps.update import Update
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.progress import bar
+
+
+class EvalResult(NamedTuple):
+    """What :meth:`StaticGraphRunner.eval_step` gives: the padded output and the mean loss."""
+
+    out: Any
+    loss: Tensor | None
+
+
+class StaticGraphRunner:
+    """Runs a model over the batches of a plan.
+
+    Args:
+        model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
+        plan: the buckets, or a plain list of capacities.
+        mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
+            ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
+            this library; or ``auto``: on CUDA, for each bucket, the fastest of eager, compiled and
+            recorded as :meth:`warmup` measures it; on the CPU ``eager``, unless ``choosing`` asks
+            for measurements there, too.
+        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
+            over the real rows.
+        optimizer: over the model's parameters.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
+        allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
+        scope: what ``cuda-graph`` records of a training step: ``step`` (all of it),
+            ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
+        on_miss: what ``cuda-graph`` does with a batch whose key was not recorded by
+            :meth:`warmup`: ``error``, or ``eager`` (counted in the report).
+        choosing: how ``auto`` measures.
+        recorder: makes what records, given the device; CUDA graphs by default.
+        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
+            filled by this library can have anything else there.
+        budget: a cap on what this runner makes torch hold; see
+            :mod:`staticgraph.runner.commitments`.
+        memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
+        differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
+            forces; ``data.pos.requires_grad_()`` in the model then compiles.
+        rows: what the rows of an output are, by its key or place, where that cannot be known from
+            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        check_finite: read every so many training steps whether all losses were finite, and at
+            :meth:`check_finite`; on the CPU each loss is read. 0 leaves them unchecked.
+        check_padding: run the first batch (or :meth:`warmup`'s example) with other values in its
+            padding, and without padding through plain PyG, and compare; see
+            :mod:`staticgraph.preflight.padding_check`.
+
+    Any thread may call any method. Runners whose models share a module take turns, a batch at a
+    time, since training flags and gradients belong to the modules; others, and plain PyG, do not
+    wait. A runner may be called inside the forward or the loss of another's step in eager.
+
+    Raises:
+        BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
+        ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
+        NotStatic: the optimizer's step cannot be recorded.
+        TypeError: no module, a loss module of torch, or an optimizer that needs a closure.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
+        mode: str = "auto",
+        *,
+        loss: Loss | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        forward: Forward | None = None,
+        autocast: torch.dtype | None = None,
+        allow_cpu: bool = False,
+        clip_norm: float | None = None,
+        scope: Scope = "step",
+        on_miss: OnMiss = "error",
+        choosing: Choosing | None = None,
+        recorder: Callable[[torch.device], Recorder] | None = None,
+        sanitize: bool = False,
+        differentiable: Sequence[str] = (),
+        budget: MemoryBudget | None = None,
+        memory: MemoryModel | None = None,
+        rows: Mapping[Any, str | None] | None = None,
+        check_finite: int = EVERY,
+        check_padding: bool = True,
+    ) -> None:
+        _check_given(model, loss, optimizer)
+        self.model = model
+        self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        self.loss = loss
+        self.optimizer = optimizer
+        self.autocast = autocast
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.clip_norm = clip_norm
+        can_record = self.device.type == "cuda" or recorder is not None
+        self._choosing = to_measure(choosing, self.device, can_record) if mode == "auto" else None
+        self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
+        self._computation = Computation(
+            model, forward, loss, autocast, self.device, sanitize, differentiable, rows
+        )
+        self._turns = Turns(model)
+        self._padding = (
+            PaddingCheck(
+                model,
+                self._computation,
+                forward,
+                loss,
+                optimizer,
+                autocast,
+                self.mode.compiled and self._choosing is None,
+            )
+            if check_padding
+            else None
+        )
+        self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
+        self._update = Update(model, optimizer, clip_norm)
+        self._steps = Steps(
+            model,
+            self._computation,
+            self._update,
+            self.plan.capacities,
+            self.mode,
+            self.device,
+            recorder or CudaGraphRecorder,
+            scope,
+            on_miss,
+            self._precision,
+            self._pointers,
+            check_finite,
+        )
+        self._choices: tuple[Choice, ...] = ()
+        self._notes: list[str] = []
+        self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
+        self._schema: Schema | None = self.plan.schema
+        self._warmup_s: float | None = None
+        self._cold_s: float | None = None
+        self._commitments = budget and Commitments.of(
+            model, self.plan, budget, memory, loss, optimizer, forward, autocast
+        )
+
+    # ------------------------------------------------------------------ running
+
+    def __call__(self, batch: StaticBatch) -> Any:
+        """The forward in the model's present mode, with autograd as torch has it.
+
+        Returns:
+            The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
+        """
+        check_not_traced("the forward")
+        with self._turns.forward:
+            return self._run("forward", batch)
+
+    def step(self, batch: StaticBatch) -> Tensor:
+        """One training step: gradients to zero, forward, loss, backward, optimizer.
+
+        Puts the model into training mode if it is not.
+
+        Returns:
+            The mean loss over the real rows, 0-dim, detached, on the device.
+
+        Raises:
+            ValueError: no loss or no optimizer was given, or the loss is a scalar.
+            NotStatic: the step cannot be compiled in fixed shapes, or would compile again.
+            NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
+            PaddingLeaks: padding reaches real rows.
+        """
+        if self.loss is None or self.optimizer is None:
+            raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
+        check_not_traced("step()")
+        with self._turns.step:
+            batch = self._own(batch, "step")
+            with self._statistics[batch.bucket].timed():
+                loss = self._steps.train(batch)
+            self._steps.finite.count()
+        return loss
+
+    def check_finite(self) -> None:
+        """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
+
+        Raises:
+            NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
+        """
+        self._steps.finite.check()
+
+    def eval_step(self, batch: StaticBatch) -> EvalResult:
+        """Output and mean loss in evaluation mode, without gradients.
+
+        Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
+        """
+        check_not_traced("eval_step()")
+        with self._turns.forward, evaluating(self.model):
+            out = self._run("forward", batch)
+            loss = None if self.loss is None else self._computation.mean_loss(out, batch)
+        return EvalResult(out, loss)
+
+    def eager_step(self, batch: StaticBatch) -> Tensor:
+        """:meth:`step` without compiling or recording, whatever the mode: the reference."""
+        with self._turns.step:
+            return self._steps.train(self._steps.accept(batch), "eager")
+
+    def eager_forward(self, batch: StaticBatch) -> Any:
+        """The output in evaluation mode, without compiling or recording, whatever the mode."""
+        with self._turns.forward, evaluating(self.model):
+            return self._steps.run("forward", self._steps.accept(batch), "eager")
+
+    def verify(self, batch: StaticBatch) -> Verification:
+        """Compares a step and a forward with eager on one batch, and changes nothing; see
+        :func:`staticgraph.runner.verification.verify`."""
+        with self._turns.whole:
+            return verify(self, batch)
+
+    def predict(self, graphs: Any) -> Any:
+        """Outputs for new graphs, in the order given, padding left out.
+
+        Args:
+            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
+
+        Returns:
+            For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
+            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+
+        Raises:
+            GraphTooLarge: a graph fits no bucket.
+            BadGraph: a graph lacks a field, or has one of another dtype or width.
+        """
+        check_not_traced("predict()")
+        with Restored(nothing=True):  # a store is made by PyG's own functions, wherever this stands
+            return self._predict(graphs)
+
+    def _predict(self, graphs: Any) -> Any:
+        if isinstance(graphs, GraphStore | DeviceStore):
+            store = graphs
+        elif len(graphs) == 0:
+            return []
+        else:
+            store = GraphStore.from_pyg(graphs, schema=self._schema)
+        any_data = replace(self.plan, digest=None)
+        loader = StaticLoader(
+            store, any_data, exact=False, device=self.device, pointers=self._pointers
+        )
+        predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
+        for batch in loader:
+            with self._turns.forward, evaluating(self.model):
+                predictions.add(batch, self._rows(batch))
+        return predictions.in_order()
+
+    # ------------------------------------------------------------------ warming up
+
+    def warmup(
+        self,
+        example: StaticBatch | GraphStore | DeviceStore | None = None,
+        phases: Iterable[str] | None = None,
+        progress: bool = True,
+        cache: str | Path | bool | None = None,
+        choices: str | Path | None = None,
+    ) -> StaticGraphRunner:
+        """Compiles, and records, every bucket now; ``auto`` measures and chooses. Parameters,
+        buffers, gradients, optimizer and random state are as before afterwards.
+
+        Args:
+            example: a batch or a store, where the plan does not know the fields of the data (a
+                plain list of capacities); ``auto`` measures with graphs of it. Of a store on the
+                device, ``cuda-graph`` also records how a batch is made from its ids.
+            phases: of ``"step"``, ``"eval"`` (:meth:`eval_step`, :meth:`predict`) and
+                ``"forward"`` (calling the runner while the model trains); by default the first two,
+                or the second alone without a loss and an optimizer.
+            progress: show a bar.
+            cache: a file of compiled code, used where it exists and written afterwards, so that
+                the next process hardly compiles; True keeps it in your own cache folder. Torch
+                unpickles and runs it, so only a file of yours, signed, is used: see
+                :mod:`staticgraph.runner.warm_start`.
+            choices: a JSON file of what ``auto`` chose: taken where it exists, without measuring,
+                and written afterwards; by default ``cache`` with ``.choices.json`` added.
+
+        Raises:
+            ValueError: the fields of the data are not known.
+            NotStatic: the model cannot be compiled in fixed shapes.
+            PaddingLeaks: padding reaches real rows.
+        """
+        with self._turns.warmup:
+            return self._warmup(example, phases, progress, cache, choices)
+
+    def _warmup(
+        self,
+        example: StaticBatch | GraphStore | DeviceStore | None,
+        phases: Iterable[str] | None,
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+    ) -> StaticGraphRunner:
+        if isinstance(example, DeviceStore):
+            self._steps.store, example = example, example.host
+        if example is not None:
+            layout = getattr(example, "layout", None)
+            self._schema = layout.schema if layout is not None else example.schema
+        compiles = self.mode.compiled or self._choosing is not None
+        self._check_example(example, made_up=compiles)
+        if not compiles:
+            return self
+        if self._schema is None:
+            raise ValueError(
+                "the plan is a plain list of capacities, which does not say what fields a graph "
+                "has: pass warmup(example=store) or a batch, or use plan_buckets(store, ...)"
+            )
+        if phases is None:
+            trains = self.loss is not None and self.optimizer is not None
+            phases = ("step", "eval") if trains else ("eval",)
+        # Largest first: later, smaller recordings fit into the memory of earlier ones.
+        keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
+        if isinstance(cache, bool):
+            what = (self.model, self.plan.capacities, self._schema, self.mode.name, self.device)
+            cache = warm_start.default_path(*what) if cache else None
+        started = time.perf_counter()
+        self._cold_s = None if cache is None else warm_start.load(cache, self.device)
+        self._steps.close()
+        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        with (
+            untouched(self.model, self.optimizer),
+            bar(keys, desc="warming up", unit=" key", show=progress) as shown,
+        ):
+            if self._choosing is None:
+                for bucket, role in shown:
+                    shown.set_postfix_str(f"bucket {bucket} {role}")
+                    self._prepare(self._steps.mode.name, bucket, role)
+            else:
+                trials = Trials(self.model, self._steps, self._choosing, self.device, self._prepare)
+                file = f"{cache}.choices.json" if choices is None and cache else choices
+                batches = partial(trial_batch, example=example, device=self.device)
+                self._choices = trials.run(shown, self._schema, batches, file)
+                self._notes = trials.notes
+        self._warmup_s = time.perf_counter() - started
+        if cache is not None:
+            cold_s = self._warmup_s if self._cold_s is None else self._cold_s
+            warm_start.save(cache, self.device, cold_s)
+        self._steps.finish()
+        self._steps.finite.clear()  # what was warmed up with is no data
+        return self
+
+    def close(self) -> None:
+        """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
+        :meth:`warmup`; other modes have nothing to free."""
+        with self._turns.whole:
+            self._steps.close()
+
+    def _prepare(self, way: str, bucket: int, role: str) -> None:
+        """Compiles or records, under the budget."""
+        assert self._schema is not None
+        guard = nullcontext()
+        if self._commitments is not None:
+            guard = self._commitments.recording(bucket, self._steps.tear_down)
+        with guard:
+            self._steps.prepare(way, bucket, role, self._schema)
+
+    # ------------------------------------------------------------------ reporting
+
+    def stats(self) -> RunnerStats:
+        """What the runner holds under its budget; it grows, then stays, and never passes it."""
+        return RunnerStats() if self._commitments is None else self._commitments.stats
+
+    def report(self) -> Report:
+        """What ran so far, bucket by bucket."""
+        recorded, counts = self._steps.recorded, self._steps.compiled.counts
+        buckets = []
+        for bucket, statistics in enumerate(self._statistics):
+            compiled = [count for key, count in counts if key.bucket == bucket]
+            own = sum(key.bucket == bucket for key in (recorded.counts if recorded else ()))
+            late = self._steps.compiled.late[bucket]
+            bytes_of = self._commitments.of_bucket(bucket) if self._commitments else {}
+            buckets.append(replace(statistics.report(bucket, compiled, own, late), **bytes_of))
+        missed = recorded.missed() if recorded else ()
+        return Report(
+            model=type(self.model).__name__,
+            device=device_name(self.device),
+            mode="auto" if self._choices else self.mode.name,
+            mode_reason="chosen by time, see below" if self._choices else self.mode.reason,
+            autocast=self._precision,
+            warmup_s=self._warmup_s,
+            warm_start=self._cold_s is not None,
+            cold_start_s=self._cold_s,
+            replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
+            buckets=tuple(buckets),
+            fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
+            versions=versions(),
+            choices=self._choices,
+            attention=self._attention(),
+        )
+
+    def _attention(self) -> tuple[AttentionRow, ...]:
+        return attention_choices(
+            self.model,
+            self.plan.capacities,
+            device=self.device,
+            dtype=self.autocast,
+            training=self.optimizer is not None,
+            compiled=self.mode.compiled or any(c.way != "eager" for c in self._choices),
+        )
+
+    # ------------------------------------------------------------------ inside
+
+    def _run(self, phase: str, batch: StaticBatch) -> Any:
+        return self._steps.run(phase, self._own(batch, phase))
+
+    def _rows(self, batch: StaticBatch) -> Any:
+        """The output, each tensor of which must be rows of the batch."""
+        out = self._run("forward", batch)
+        for path, level in self._computation.levels(out, batch).items():
+            if level is None:
+                raise ValueError(
+                    f"predict() gives each graph its rows, and the model's output"
+                    f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "
+                    "out with forward=lambda model, batch: ..., or say what its rows are with "
+                    "rows={...}"
+                )
+        return out
+
+    def _own(self, batch: StaticBatch, phase: str) -> StaticBatch:
+        """A batch as this runner's steps take it, counted; refused where it is another plan's."""
+        batch = self._steps.accept(batch)
+        if self._commitments is not None:
+            self._commitments.use(batch.bucket)
+        if batch.real is not None:
+            self._statistics[batch.bucket].count(batch.real, phase)
+        if self._padding is not None and self._padding.wanted(phase):
+            # Beside recordings there is no memory for another step.
+            trees = self.mode.recording and self._warmup_s is not None
+            if self._steps.recorded is None and not trees:
+                self._padding.of(batch, phase)
+        return batch
+
+    def _check_example(self, example: StaticBatch | GraphStore | None, made_up: bool) -> None:
+        """The check of padding before anything is compiled; on made-up graphs, where there is no
+        example, and then on the first batch as well unless that is replayed."""
+        if self._padding is None or (example is None and not made_up):
+            return
+        batch = example_of(self.plan, self._schema, example, self._pointers)
+        if batch is None:
+            return
+        trains = self.loss is not None and self.optimizer is not None
+        self._padding.of(batch.to(self.device), "step" if trains else "eval", example is not None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def _precision(self) -> str | None:
+        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+
+def _check_given(model: object, loss: object, optimizer: object) -> None:
+    """Refuses what would fail in the first step, with another message."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if type(loss).__module__ == torch.nn.modules.loss.__name__:
+        raise TypeError(
+            f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
+            "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
+            f"{type(loss).__name__}(reduction='none')(out, batch.y)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS calls the model several times a step, through a closure, which a step of fixed "
+            "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )

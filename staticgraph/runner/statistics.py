@@ -1,0 +1,87 @@
+"""What one bucket did: batches, filling and time, counted without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from staticgraph.batches.collate import RealCounts
+from staticgraph.runner.report import BucketReport
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.compiled import CompileCounts
+
+# Enough for a median and a 90th percentile of what runs now.
+TIMES_KEPT = 512
+
+
+class BucketStatistics:
+    """Counts of one bucket. Times on CUDA are event pairs, read only when reported."""
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        self.capacity = capacity
+        self._device = device
+        # Training batches and others apart: evaluation packs as many graphs as fit.
+        self._batches = {True: 0, False: 0}
+        self._real = {True: np.zeros(3, dtype=np.int64), False: np.zeros(3, dtype=np.int64)}
+        self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=TIMES_KEPT)
+
+    def count(self, real: RealCounts, phase: str) -> None:
+        """One more batch."""
+        training = phase == "step"
+        self._batches[training] += 1
+        self._real[training] += real[:3]
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Times a step; on CUDA between two events, without synchronising."""
+        if self._device.type == "cuda":
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((start, end))
+        else:
+            started = time.perf_counter()
+            yield
+            self._seconds.append(time.perf_counter() - started)
+
+    def report(
+        self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0, late: int = 0
+    ) -> BucketReport:
+        """The counts as plain numbers, ``recorded`` added to torch's recordings, ``late`` compiled
+        after the warm-up; waits for the device."""
+        times = [1e3 * s for s in self._seconds]
+        if self._events:
+            torch.cuda.synchronize(self._device)
+            times = [start.elapsed_time(end) for start, end in self._events]
+        physical = np.array([self.capacity.nodes, self.capacity.edges, self.capacity.graphs])
+        training = self._batches[True] > 0
+        batches, real = self._batches[training], self._real[training]
+        filled = real / np.maximum(1, physical * batches)
+        shares = [float(share) for share in filled] if batches else [None] * 3
+        return BucketReport(
+            bucket=bucket,
+            nodes=self.capacity.nodes,
+            edges=self.capacity.edges,
+            graphs=self.capacity.graphs,
+            batches=self._batches[True],
+            eval_batches=self._batches[False],
+            real_graphs=int(real[2]),
+            node_efficiency=shares[0],
+            edge_efficiency=shares[1],
+            graph_efficiency=shares[2],
+            compiles=sum(c.compiles for c in counts),
+            late_compiles=late,
+            graph_breaks=sum(c.graph_breaks for c in counts),
+            recordings=recorded + sum(c.recordings for c in counts),
+            compile_s=sum(c.seconds for c in counts),
+            step_ms=float(np.median(times)) if times else None,
+            step_ms_p90=float(np.percentile(times, 90)) if times else None,
+        )

@@ -1,0 +1,292 @@
+"""Measures the ways a bucket may run in, before its first step, and takes the one that gains.
+
+Every way that can run is compiled or recorded, then all step in turn (A B C A B C ...) over a batch
+of the bucket, whole training steps included; device events time them on CUDA, the process's own
+clock on a CPU, where other processes would disturb a wall clock. Whoever calls puts the training
+state back, so that a run after the choice is the run it would have been without it.
+
+Invariants: nothing is chosen, compiled or recorded later; a way that cannot run is out with its
+reason and costs the others nothing; no way is begun after ``limit_s``, and the buckets that are
+left then take the simplest. A compilation that has begun is not cut short.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import GraphTooLarge, NotStatic
+from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.runner.choice import Choice, choose, load, save
+from staticgraph.runner.ways import Steps
+from staticgraph.schema import Schema
+from staticgraph.steps.modes import OWN
+from staticgraph.steps.training_state import evaluating, train
+from staticgraph.store.graph_store import GraphStore
+
+# Simplest first: a tie goes to the earlier.
+WAYS = ("eager", "default", OWN)
+# Not timed: workspaces, autotuned products and the first touch of memory belong to nobody.
+UNTIMED_ROUNDS = 2
+# Fewer say nothing about which is faster in most rounds.
+LEAST_ROUNDS = 5
+
+
+class Stopwatch:
+    """Times on one device; a test gives its own.
+
+    Args:
+        device: CUDA is timed between two events, anything else by the process's clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def now(self) -> float:
+        """Seconds, to keep the limit."""
+        return time.monotonic()
+
+    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
+        """What one step of a way took."""
+        if self._device.type != "cuda":
+            started = time.process_time()
+            step()
+            return 1e3 * (time.process_time() - started)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # An idle device waits for its host: what the host takes shows between the events.
+        torch.cuda.synchronize(self._device)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """How ``mode="auto"`` measures.
+
+    Attributes:
+        limit_s: seconds after which no further way of any bucket is begun, compilation included.
+        rounds: steps of each way that are timed.
+        ways: what may be chosen, simplest first; by default ``eager``, ``default`` (compiled), and
+            ``cuda-graph`` where it can record.
+        stopwatch: made for the device.
+    """
+
+    limit_s: float = 600.0
+    rounds: int = 20
+    ways: tuple[str, ...] = WAYS
+    stopwatch: Callable[[torch.device], Stopwatch] = Stopwatch
+
+    def __post_init__(self) -> None:
+        unknown = [way for way in self.ways if way not in WAYS]
+        if unknown or not self.ways or self.ways[0] != "eager":
+            raise ValueError(
+                f"ways={self.ways}: eager first, then any of {', '.join(WAYS[1:])}, in this order"
+            )
+        if self.rounds < LEAST_ROUNDS:
+            raise ValueError(f"rounds={self.rounds}: at least {LEAST_ROUNDS} are needed to choose")
+
+
+def to_measure(given: Choosing | None, device: torch.device, can_record: bool) -> Choosing | None:
+    """What ``auto`` measures on a device; None where it does not.
+
+    On a CPU it measures only when told to: compiling a key takes 10 to 40 seconds there (two cores,
+    2026-11-20), and made GNN training slower wherever it was measured; see ``bench_runner``.
+    """
+    if given is None and device.type != "cuda":
+        return None
+    options = given or Choosing()
+    ways = tuple(way for way in options.ways if way != OWN or can_record)
+    return replace(options, ways=ways)
+
+
+class Trials:
+    """One warm-up's measurements.
+
+    Args:
+        model: its flags are set for each role.
+        steps: the ways to run.
+        options: see :class:`Choosing`.
+        device: where it runs.
+        prepare: ``prepare(way, bucket, role)`` compiles or records, under the runner's budget.
+
+    Attributes:
+        notes: what had to be given up for a way to run.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        steps: Steps,
+        options: Choosing,
+        device: torch.device,
+        prepare: Callable[[str, int, str], None],
+    ) -> None:
+        self.notes: list[str] = []
+        self._model = model
+        self._steps = steps
+        self._options = options
+        self._prepare = prepare
+        self._stopwatch = options.stopwatch(device)
+        self._until = self._stopwatch.now() + options.limit_s
+        self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
+        self._refused: dict[tuple[int, str], dict[str, str]] = {}
+        self._lost: str | None = None  # why nothing can be recorded any more
+
+    def run(
+        self,
+        keys: Iterable[tuple[int, str]],
+        schema: Schema,
+        batch_of: Callable[[SlotLayout], StaticBatch],
+        file: str | Path | None,
+    ) -> tuple[Choice, ...]:
+        """Makes what is chosen for every key ready to run: as a file says, or by measuring.
+
+        Args:
+            keys: (bucket, role), largest bucket first.
+            schema: of the batches.
+            batch_of: a batch to time a bucket with.
+            file: choices are taken from there where it fits, and written there otherwise.
+        """
+        keys = list(keys)
+        if OWN in self._options.ways:
+            self.notes += self._steps.fit_scope()
+        made_for = self._steps.fingerprint()
+        found = None if file is None else _fixed(file, keys, made_for)
+        if found is not None:
+            for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+                self._prepare(choice.way, choice.bucket, choice.phase)
+        else:
+            for bucket, role in keys:
+                self.measure(batch_of(self._steps.layout(bucket, schema)), role)
+            found = self.choices()
+            if all(choice.way != OWN for choice in found):
+                self._steps.close()
+            if file is not None:
+                save(file, found, made_for)
+        self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
+        return tuple(found)
+
+    def measure(self, batch: StaticBatch, role: str) -> None:
+        """Prepares and times every way for one role of a batch's bucket."""
+        key = (batch.bucket, role)
+        refused: dict[str, str] = {}
+        ready = []
+        for way in self._options.ways:
+            why = self._cannot(way, batch.bucket, role)
+            if why is None:
+                ready.append(way)
+            else:
+                refused[way] = why
+        self._refused[key] = refused
+        self._times[key] = self._timed(ready, batch, role, refused)
+
+    def choices(self) -> list[Choice]:
+        """What is chosen for each key measured, smallest bucket first.
+
+        Recordings are torn down together, so where one failed, none is chosen.
+        """
+        found = []
+        for key in sorted(self._times):
+            times, refused = dict(self._times[key]), dict(self._refused[key])
+            if self._lost is not None and OWN in times:
+                del times[OWN]
+                refused[OWN] = self._lost
+            found.append(choose(*key, times, refused))
+        return found
+
+    def _cannot(self, way: str, bucket: int, role: str) -> str | None:
+        """Prepares a way; the reason where it cannot run."""
+        if way != "eager" and self._stopwatch.now() > self._until:
+            return f"not tried: limit_s={self._options.limit_s:g} was spent"
+        if way == OWN and (self._lost is not None or not self._steps.records(role)):
+            return self._lost or f"scope {self._steps.scope!r} does not record {role!r}"
+        try:
+            self._prepare(way, bucket, role)
+        except NotStatic as error:
+            if way == OWN:
+                self._lost = f"all recordings were torn down: {error}"
+                self._steps.close()
+            return str(error)
+        return None
+
+    def _timed(
+        self, ways: Sequence[str], batch: StaticBatch, role: str, refused: dict[str, str]
+    ) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(UNTIMED_ROUNDS + self._options.rounds):
+            for way in list(times):
+                try:
+                    taken = self._stopwatch.milliseconds(
+                        way, lambda w=way: self._run(w, batch, role)
+                    )
+                except Exception as error:
+                    if way == "eager" or not is_out_of_memory(error):
+                        raise
+                    refused[way] = f"ran out of memory: {error}"
+                    del times[way]
+                    continue
+                if turn >= UNTIMED_ROUNDS:
+                    times[way].append(taken)
+            if turn >= UNTIMED_ROUNDS + LEAST_ROUNDS and self._stopwatch.now() > self._until:
+                break
+        return times
+
+    def _run(self, way: str, batch: StaticBatch, role: str) -> None:
+        if role == "step":
+            self._steps.train(batch, way)
+        elif role == "eval":
+            with evaluating(self._model):
+                self._steps.run("forward", batch, way)
+        else:
+            train(self._model)
+            self._steps.run("forward", batch, way)
+
+
+def _fixed(
+    file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
+) -> list[Choice] | None:
+    """The choices of a file, where it holds all that are needed."""
+    if not Path(file).exists():
+        return None
+    try:
+        found = load(file, made_for)
+    except ValueError as error:
+        warnings.warn(f"{error}; measuring anew and replacing it", stacklevel=4)
+        return None
+    return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
+
+
+def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> StaticBatch:
+    """A batch to time a bucket with: the first graphs of a store that fit, the example itself where
+    it is a batch of this bucket, or padding alone where there is no data yet."""
+    capacity = layout.capacity
+    if isinstance(example, StaticBatch) and example.layout == layout:
+        return example.clone().to(device)
+    if isinstance(example, GraphStore):
+        sizes = example.sizes
+        fit = np.flatnonzero(
+            (sizes[:, 0] <= min(capacity.max_graph_nodes, capacity.node_limit))
+            & (sizes[:, 1] <= capacity.edge_limit)
+        )[: capacity.graph_limit]
+        used = np.cumsum(sizes[fit, :2], axis=0)
+        within = (used <= (capacity.node_limit, capacity.edge_limit)).all(1)
+        ids = fit[: int(within.sum())]
+        while len(ids):
+            try:
+                batch = StaticBatch.of(example, ids, capacity, layout.bucket, layout.pointers)
+                return batch.to(device)
+            except GraphTooLarge:  # a further component of the capacity is full
+                ids = ids[: len(ids) // 2]
+    return StaticBatch.blank(layout, device)

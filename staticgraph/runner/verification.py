@@ -1,0 +1,143 @@
+"""Proof on request: what a runner replays is what the model computes, and nothing in it is stale.
+
+One batch is stepped twice from the same state, through the runner and in plain eager, and the loss,
+gradients and parameters are compared; then each input field is changed in turn, and the output must
+move. A recording whose input was never copied passes every test of shapes and fails these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.steps.provenance import leaves
+from staticgraph.steps.training_state import untouched
+from staticgraph.text.table import table
+
+if TYPE_CHECKING:
+    from staticgraph.runner.runner import StaticGraphRunner
+
+# Chosen, not derived: far above float32 rounding, far below what a stale or skipped input does.
+# TF32 and bfloat16 round more coarsely and want a larger one.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Differences to eager, relative to the largest value of each kind, and the fields that moved
+    the output. ``passed`` says whether all is as it must be; a field that a model does not read is
+    in ``unmoved`` and is for the caller to judge."""
+
+    errors: dict[str, float]
+    moved: tuple[str, ...]
+    unmoved: tuple[str, ...]
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Every difference within the tolerance, and at least one field moved the output."""
+        return bool(self.moved) and all(e <= self.tolerance for e in self.errors.values())
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{error:.1e}", "yes" if error <= self.tolerance else "NO")
+            for name, error in self.errors.items()
+        ]
+        return "\n".join(
+            [
+                table(("compared with eager", "difference", f"within {self.tolerance:.0e}"), rows),
+                f"fields that move the output: {', '.join(self.moved) or 'NONE'}",
+                f"fields that do not: {', '.join(self.unmoved) or 'none'}",
+            ]
+        )
+
+
+def verify(
+    runner: StaticGraphRunner, batch: StaticBatch, tolerance: float = TOLERANCE
+) -> Verification:
+    """Compares a runner's step and forward with eager on one batch; changes nothing.
+
+    Args:
+        runner: warmed up. Dropout must be off (p=0 or frozen) for steps to be comparable.
+        batch: of one of its buckets, on its device, with real graphs in it.
+        tolerance: the largest relative difference that passes.
+    """
+    plain = batch.replace()
+    plain.real = None  # eager over the same physical rows
+    errors: dict[str, float] = {}
+    if runner.loss is not None and runner.optimizer is not None:
+        ours = _after_step(runner, batch, eager=False)
+        theirs = _after_step(runner, plain, eager=True)
+        for kind, found in ours.items():
+            errors[kind] = _relative(found, theirs[kind])
+    with untouched(runner.model, runner.optimizer):
+        out = _rows(runner, batch, eager=False)
+        errors["output"] = _relative(out, _rows(runner, plain, eager=True))
+        moved = {
+            field.name: _differ(out, _rows(runner, _changed(batch, field.name), False))
+            for field in batch.layout.schema
+            if field.name.rpartition(".")[2] != "y" and not field.is_index
+        }
+    return Verification(
+        errors,
+        tuple(name for name, did in moved.items() if did),
+        tuple(name for name, did in moved.items() if not did),
+        tolerance,
+    )
+
+
+def _after_step(
+    runner: StaticGraphRunner, batch: StaticBatch, eager: bool
+) -> dict[str, list[Tensor]]:
+    """Loss, gradients and parameters after one step from the present state."""
+    model = runner.model
+    with untouched(model, runner.optimizer):
+        loss = runner.eager_step(batch) if eager else runner.step(batch)
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return {
+            "loss": [loss.clone()],
+            "gradients": grads,
+            "parameters": [p.detach().clone() for p in model.parameters()],
+        }
+
+
+def _rows(runner: StaticGraphRunner, batch: StaticBatch, eager: bool) -> list[Tensor]:
+    """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
+    a tensor without rows of the batch, such as a loss among the outputs, whole."""
+    out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out
+    levels = runner._computation.levels(out, batch)
+    return [
+        (value if (level := levels[path]) is None else value[batch[f"{level}_mask"]]).clone()
+        for path, value in leaves(out)
+    ]
+
+
+def _differ(left: list[Tensor], right: list[Tensor]) -> bool:
+    return any(not torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def _changed(batch: StaticBatch, name: str) -> StaticBatch:
+    """The batch with other values in one field: its rows in reverse within the real ones, which
+    keeps categories valid, and a shift where that changes nothing."""
+    value = batch[name]
+    field = batch.layout.schema[name]
+    mask = batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+    real = value[mask]
+    other = value.clone()
+    other[mask] = real.flip(0) + 1 if value.is_floating_point() else real.flip(0)
+    return batch.replace(**{name: other})
+
+
+def _relative(found: list[Tensor], expected: list[Tensor]) -> float:
+    largest = max((float(e.abs().max()) for e in expected if e.numel()), default=0.0)
+    if len(found) != len(expected):
+        return float("inf")
+    worst = max(
+        (float((f - e).abs().max()) for f, e in zip(found, expected, strict=True) if e.numel()),
+        default=0.0,
+    )
+    return worst / max(largest, torch.finfo(torch.float32).tiny)

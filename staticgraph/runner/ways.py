@@ -1,0 +1,291 @@
+"""One step of one bucket, run in one of three ways: eager, compiled, or replayed.
+
+All of them compute the same. Which one a bucket takes is the runner's mode, or, for ``auto``, what
+:mod:`staticgraph.runner.trials` found for it; nothing else in the library knows of the choice.
+
+A *phase* is what is computed (``step``: forward and mean loss; ``forward``); a *role* what for
+(``step``, ``eval``: without gradients in evaluation mode, ``forward``: any other call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.recording.recorded import OnMiss, RecordedSteps, Scope
+from staticgraph.recording.recorder import Recorder
+from staticgraph.schema import Schema
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.compiled_steps import CompiledSteps
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.finite import EVERY, FiniteLosses
+from staticgraph.steps.graph_trees import drop_recordings, whole_recording
+from staticgraph.steps.modes import OWN, Mode
+from staticgraph.steps.recordable_optimizer import check_recordable
+from staticgraph.steps.training_state import evaluating, train
+from staticgraph.steps.update import Update
+from staticgraph.store.on_device import DeviceStore
+
+ROLES = ("step", "eval", "forward")
+# torch's graph trees run a function once to warm up, once to record, and replay from then on.
+RECORDING_RUNS = 3
+
+
+class Steps:
+    """The ways of one runner.
+
+    Args:
+        model: what is run.
+        computation: forward, or forward and mean loss, of a batch.
+        update: what follows a backward.
+        capacities: of the buckets.
+        mode: how a bucket runs unless ``ways`` says otherwise.
+        device: where the model is.
+        recorder: makes what records, given the device.
+        scope: what a training step's recording holds.
+        on_miss: what a batch without a recording does.
+        autocast: name of the dtype.
+        pointers: whether batches carry row pointers.
+        check_finite: read every so many steps whether losses were finite; 0 never.
+
+    Attributes:
+        ways: the chosen way of (bucket, role), where there was a choice.
+        recorded: the recordings, once there are any.
+        store: a data set on the device, whose batches the recordings make from their ids.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        computation: Computation,
+        update: Update,
+        capacities: Sequence[Capacity],
+        mode: Mode,
+        device: torch.device,
+        recorder: Callable[[torch.device], Recorder],
+        scope: Scope = "step",
+        on_miss: OnMiss = "error",
+        autocast: str | None = None,
+        pointers: bool = False,
+        check_finite: int = EVERY,
+    ) -> None:
+        self.ways: dict[tuple[int, str], str] = {}
+        self.scope: Scope = scope
+        self.mode = mode
+        self.recorded: RecordedSteps | None = None
+        self.store: DeviceStore | None = None
+        compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
+        self.compiled = CompiledSteps(model, computation, compiled_mode, device)
+        self._model = model
+        self._computation = computation
+        self._update = update
+        self._capacities = capacities
+        self._device = device
+        self._recorder = recorder
+        self._on_miss: OnMiss = on_miss
+        self._autocast = autocast
+        self._pointers = pointers
+        self.finite = FiniteLosses(capacities, device, check_finite)
+        self._recorded_whole: set[tuple[str, int, str]] = set()
+
+    # ------------------------------------------------------------------ running
+
+    def accept(self, batch: StaticBatch) -> StaticBatch:
+        """A batch as the steps take it: with pointers if the model reads them, else without.
+
+        Raises:
+            TypeError: it is no batch of fixed shape.
+            ValueError: it belongs to no bucket of these, is on another device than the model, or
+                lacks the pointers.
+        """
+        if not isinstance(batch, StaticBatch):
+            raise TypeError(
+                f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
+                f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
+            )
+        if batch.bucket >= len(self._capacities) or (
+            batch.capacity != self._capacities[batch.bucket]
+        ):
+            raise ValueError(
+                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
+                "this runner's plan: give the loader and the runner the same plan"
+            )
+        if batch.device.type != self._device.type:
+            raise ValueError(
+                f"the batch is on {batch.device}, the model on {self._device}: pass "
+                f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
+                "moved before its runner is made"
+            )
+        if self._pointers and not batch.layout.pointers:
+            raise ValueError(
+                "the model was converted with kernels=True, which read row pointers, but the batch "
+                "carries none: make it with StaticLoader(..., pointers=True), or with "
+                "StaticBatch.of(..., pointers=True)"
+            )
+        # A compiled step has the arrays it was made for.
+        return batch if self._pointers else batch.without_pointers()
+
+    def way_of(self, bucket: int, role: str) -> str:
+        """``eager``, ``cuda-graph``, or the compiled mode."""
+        return self.ways.get((bucket, role), self.mode.name)
+
+    def run(self, phase: str, batch: StaticBatch, way: str | None = None) -> Any:
+        """The output for phase ``forward``, the mean loss for ``step``."""
+        role = phase
+        if phase == "forward" and not self._model.training and not torch.is_grad_enabled():
+            role = "eval"
+        way = way or self.way_of(batch.bucket, role)
+        if way != "eager":
+            self._computation.check_not_single(batch)
+        if way == OWN and self.records(role):
+            return self._recordings(batch.layout.schema).run(phase, batch)
+        if way != "eager":
+            return self.compiled.run(phase, batch)
+        with self._computation.active():
+            return self._computation.run(phase, batch)
+
+    def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
+        """One training step: gradients to zero, forward, loss, backward, update.
+
+        Returns:
+            The mean loss, 0-dim, detached.
+        """
+        train(self._model)
+        way = way or self.way_of(batch.bucket, "step")
+        if way == OWN and self.records("step"):
+            loss = self.run("step", batch, way)
+            if self.scope != "step":
+                self._update()
+            return loss
+        self._update.zero_grad()
+        if way == "eager":
+            with self._computation.active():
+                loss = self._computation.run("step", batch, keep=True)
+                self.finite.before_update(loss, batch)
+                loss.backward()
+        else:
+            loss = self.run("step", batch, way)
+            self.finite.before_update(loss, batch)
+            loss.backward()
+        self._update()
+        return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def records(self, role: str) -> bool:
+        """Whether a role is replayed where the way is to record: its scope says."""
+        return role == "eval" or (role == "step" and self.scope != "forward")
+
+    # ------------------------------------------------------------------ making ready
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a choice among the ways depends on: values that JSON keeps."""
+        on_cuda = self._device.type == "cuda"
+        name = torch.cuda.get_device_name(self._device) if on_cuda else self._device.type
+        return {
+            "device": name,
+            "torch": torch.__version__,
+            "model": type(self._model).__name__,
+            "parameters": sum(p.numel() for p in self._model.parameters()),
+            "optimizer": type(self._update.optimizer).__name__,
+            "autocast": self._autocast,
+            "capacities": [str(capacity) for capacity in self._capacities],
+        }
+
+    def fit_scope(self) -> list[str]:
+        """Takes the optimizer out of the recordings where it cannot be inside; says why."""
+        if self.scope != "step" or self._update.optimizer is None:
+            return []
+        try:
+            check_recordable(self._update.optimizer)
+        except NotStatic as error:
+            self.scope = "forward_backward"
+            return [f"recordings end at the gradients (scope='forward_backward'): {error}"]
+        return []
+
+    def layout(self, bucket: int, schema: Schema) -> SlotLayout:
+        """The arrays of a bucket's batches."""
+        return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
+
+    def prepare(self, way: str, bucket: int, role: str, schema: Schema) -> None:
+        """Compiles, or records, what a role of a bucket needs; nothing for ``eager``.
+
+        Raises:
+            NotStatic: it cannot be compiled or recorded.
+            ValueError: no such role.
+        """
+        if role not in ROLES:
+            raise ValueError(f"phase {role!r}; choose of {', '.join(map(repr, ROLES))}")
+        phase = "step" if role == "step" else "forward"
+        if way == "eager":
+            return
+        if way == OWN and self.records(role):
+            self._recordings(schema).record(bucket, phase)
+            return
+        batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
+        key = (way, bucket, role)
+        if self.mode.recording and key not in self._recorded_whole:
+            with whole_recording(self._device, role, f"bucket {bucket} {role}"):
+                self._run_in(way, batch, role, RECORDING_RUNS)
+            self._recorded_whole.add(key)
+        else:
+            self._run_in(way, batch, role, RECORDING_RUNS if self.mode.recording else 1)
+
+    def _run_in(self, way: str, batch: StaticBatch, role: str, runs: int) -> None:
+        """Runs a role of a batch, so that it compiles, and where torch records, records."""
+        phase = "step" if role == "step" else "forward"
+        for _ in range(runs):
+            if role == "eval":
+                with evaluating(self._model):
+                    self.run(phase, batch, way)
+                continue
+            train(self._model)
+            result = self.run(phase, batch, way)
+            if role == "step":
+                result.backward()
+
+    def _recordings(self, schema: Schema) -> RecordedSteps:
+        """The recordings, made now where there are none."""
+        if self.recorded is None:
+            self.recorded = RecordedSteps(
+                self._model,
+                self._computation,
+                self.compiled,
+                self._recorder(self._device),
+                self._device,
+                self._update,
+                scope=self.scope,
+                autocast=self._autocast,
+                on_miss=self._on_miss,
+                finite=self.finite if self.finite.watches else None,
+            )
+            self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
+            if self.store is not None:
+                self.recorded.collate_from(self.store)
+        return self.recorded
+
+    # ------------------------------------------------------------------ ending
+
+    def finish(self) -> None:
+        """From now on nothing is recorded, and what compiles is warned of."""
+        self.compiled.warmed_up = True
+        if self.recorded is not None:
+            self.recorded.freeze()
+
+    def close(self) -> None:
+        """Frees the recordings, all together."""
+        if self.recorded is not None:
+            self.recorded.close()
+            self.recorded = None
+
+    def tear_down(self) -> None:
+        """Frees recordings and compiled functions, torch's graph trees included."""
+        self.close()
+        self.compiled.clear()
+        self._recorded_whole.clear()
+        if self.mode.recording:
+            drop_recordings(self._device)

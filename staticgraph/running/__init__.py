@@ -1,1 +1,0 @@
-"""One step of one bucket: how a model is called, compiled, recorded, checked and counted."""

@@ -1,0 +1,322 @@
+"""Which way the attention of a bucket goes, and how it is cut into blocks: arithmetic alone.
+
+Dense attention over ``[G, M]`` costs ``G * M * M`` entries although one molecule of 222 nodes
+stands among a hundred of 25. Order the graphs of a batch by falling size: the ``i``-th of them has
+at most ``(N - 1) / i`` nodes, since the ``i`` largest together have no more than ``N - 1``. So the
+ranks can be cut into a few blocks, each as wide as the bound at its first rank, and every batch
+that fits the bucket fits the blocks. A capacity that promises more (:attr:`Capacity.ranks`, from
+the data's order statistics) has narrower blocks, and the batcher keeps the promise.
+
+Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
+``varlen`` (one sequence a graph) and ``kernel`` (this library's own, tiles of each graph). What
+each costs is counted here the same way, as entries that its tiles cover in the costliest batch of
+the bucket, and what each block launches is charged as the entries of that time, so that a choice is
+a comparison of numbers with a reason beside it. Where the kernel can run it stands for the dense
+paths, whose arithmetic it does in one launch each way. The counts are arithmetic; no path but the
+first was timed on a GPU for them.
+
+The layers (:mod:`staticgraph.nn.attention.paths`) and the model of memory both ask here. Plain
+numbers, since :func:`attention_path` is traced with the step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from staticgraph.errors import NotStatic
+from staticgraph.sizes.capacity import Capacity
+
+PATHS = ("auto", "dense", "size-classed", "flex", "varlen", "kernel")
+# Entries that a block must be worth: it costs half a dozen kernels forward and backward, 2 us
+# each where recorded, in which an H200 computes about this many entries of 64 columns.
+ENTRIES_A_BLOCK = 20_000
+MAX_BLOCKS = 6
+# Below this percentage of the entries of a simpler path the other one is taken.
+WORTH_IT = 75
+# Rows and columns of a tile of torch's block mask (its own default).
+FLEX_TILE = 128
+# Rows and columns of the tiles that flash attention's kernels work on, for heads of up to 128.
+VARLEN_TILE = (128, 64)
+# Rows of a tile of our kernel, a side: a molecule is one tile or few; sixteen is the least of the
+# matrix unit. Wide heads leave room in the registers for no more.
+KERNEL_TILE, KERNEL_LEAST_TILE = 32, 16
+KERNEL_WIDE_HEAD = 64
+# Columns of a head that the kernel keeps in registers beside its sums.
+KERNEL_MOST_HEAD = 128
+# Bytes that a row of one head must be a multiple of, for the kernels' vector loads.
+HEAD_ALIGNMENT_BYTES = 16
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+# The least columns of a head in torch's flex_attention on CUDA, the most in flash attention.
+FLEX_LEAST_HEAD = 16
+VARLEN_MOST_HEAD = 256
+
+
+class Block(NamedTuple):
+    """Graphs of ranks ``first`` to ``first + graphs - 1``, each with ``width`` places."""
+
+    first: int
+    graphs: int
+    width: int
+
+    @property
+    def places(self) -> int:
+        """Rows of the block."""
+        return self.graphs * self.width
+
+
+class Setting(NamedTuple):
+    """Where attention runs and with what options, as far as that rules a path out.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        dtype: of queries, keys and values, such as ``float32``.
+        head: columns of one head; 0 where it is not known.
+        dropout: of the attention weights, 0 outside training.
+        extra_keys: what gives each graph keys that are no nodes, in words; or empty.
+        compiled: inside a compiled step.
+        kernels: whether the model was converted with this library's kernels.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    head: int = 0
+    dropout: float = 0.0
+    extra_keys: str = ""
+    compiled: bool = False
+    kernels: bool = False
+
+    def forbids(self, path: str) -> str:
+        """Why a path is impossible here, in words; empty where it is possible."""
+        if path in ("dense", "size-classed", "auto"):
+            return ""
+        if self.dropout and path != "kernel":
+            return f"it has no dropout, and this layer drops {self.dropout:g} of the weights"
+        if self.extra_keys:
+            return f"{self.extra_keys}, which belong to no node"
+        if self.dropout >= 1:
+            return "it drops some of the weights, and this layer all of them"
+        if self.device != "cuda":
+            return ""
+        size = DTYPE_BYTES.get(self.dtype)
+        if size is None:
+            return f"no CUDA kernel for {self.dtype}"
+        if path == "flex" and 0 < self.head < FLEX_LEAST_HEAD:
+            return f"heads of {self.head} columns, fewer than {FLEX_LEAST_HEAD}"
+        if path == "varlen" and self.head * size % HEAD_ALIGNMENT_BYTES:
+            columns = HEAD_ALIGNMENT_BYTES // size
+            return f"heads of {self.head} columns, no multiple of {columns} for {self.dtype}"
+        if path == "varlen" and self.head > VARLEN_MOST_HEAD:
+            return f"heads of {self.head} columns, more than {VARLEN_MOST_HEAD}"
+        if path == "kernel" and self.head > KERNEL_MOST_HEAD:
+            return f"heads of {self.head} columns, more than {KERNEL_MOST_HEAD}"
+        return ""
+
+    def discourages(self, path: str) -> str:
+        """Why ``auto`` leaves a possible path to those who ask for it; empty where it does not."""
+        if path == "flex" and self.device != "cuda":
+            return "on a CPU it is a reference of N * N entries"
+        if path == "flex" and not self.compiled:
+            return "outside a compiled step it is compiled all the same"
+        if path in ("varlen", "kernel") and self.device != "cuda":
+            return "on a CPU it is a loop over graphs"
+        if path == "kernel" and not self.kernels:
+            return "the model was converted without kernels=True"
+        return ""
+
+
+class AttentionPath(NamedTuple):
+    """How a bucket's attention is laid out, and what the other ways would have cost.
+
+    Attributes:
+        name: one of :data:`PATHS` but ``auto``.
+        asked: what the user chose.
+        blocks: by rising rank, of the two dense paths; empty for the others.
+        costs: entries at most, by path.
+        pairs: pairs of nodes that attend to each other in the costliest batch, at most.
+        ruled_out: path and reason, of those that were not compared.
+    """
+
+    name: str
+    asked: str
+    blocks: tuple[Block, ...]
+    costs: tuple[tuple[str, int], ...]
+    pairs: int
+    ruled_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """Entries of the chosen path, at most."""
+        return dict(self.costs)[self.name]
+
+    @property
+    def reason(self) -> str:
+        """The choice in words, with the numbers it rests on."""
+        costs = dict(self.costs)
+        out = dict(self.ruled_out)
+        shown = [
+            f"{name} {cost:,}"
+            + ("" if name == "dense" else f" ({_percent(cost, costs['dense'])}%)")
+            + (f" ruled out: {out[name]}" if name in out else "")
+            for name, cost in self.costs
+        ]
+        how = "as asked" if self.asked == self.name else "auto"
+        blocks = f", {len(self.blocks)} blocks" if self.name == "size-classed" else ""
+        return f"{how}{blocks}; entries at most: {'; '.join(shown)}; pairs of nodes {self.pairs:,}"
+
+
+def attention_path(
+    capacity: Capacity, asked: str = "auto", setting: Setting | None = None
+) -> AttentionPath:
+    """The path of a bucket's attention.
+
+    Args:
+        capacity: the bucket.
+        asked: a path, or ``auto``: the one with the fewest entries, where that is fewer by a
+            margin than a simpler one has.
+        setting: where it runs; None compares the two dense paths alone.
+
+    Raises:
+        NotStatic: the path that was asked for is impossible there.
+        ValueError: another name.
+    """
+    if asked not in PATHS:
+        raise ValueError(f"attention={asked!r}; choose of {', '.join(PATHS)}")
+    whole = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
+    blocks = blocks_of(capacity)
+    costliest = _costliest(capacity, blocks)
+    pairs = sum(graphs * width * width for graphs, width in costliest)
+    tile = kernel_tile(capacity.max_graph_nodes, setting.head if setting else 0)
+    costs = (
+        ("dense", _entries(whole)),
+        ("size-classed", _entries(blocks)),
+        ("flex", _flex_entries(capacity, pairs)),
+        ("varlen", _tile_entries(capacity, costliest, VARLEN_TILE)),
+        ("kernel", _tile_entries(capacity, costliest, (tile, tile))),
+    )
+    ruled_out = []
+    for path in ("flex", "varlen", "kernel"):
+        reason = "not asked for"
+        if setting is not None:
+            reason = setting.forbids(path)
+            if asked == path and reason:
+                raise NotStatic(
+                    f"attention={asked!r} is impossible here: {reason}. Choose 'auto', 'dense' or "
+                    "'size-classed'"
+                )
+            reason = reason or setting.discourages(path)
+        if reason and asked != path:
+            ruled_out.append((path, reason))
+    name = asked
+    if asked == "auto":
+        name = _least(costs, len(blocks), [path for path, _ in ruled_out])
+        if name == "kernel":
+            ruled_out[:0] = [
+                (path, "the kernel does the same") for path in ("dense", "size-classed")
+            ]
+    chosen = {"dense": whole, "size-classed": blocks}.get(name, ())
+    return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out))
+
+
+def kernel_tile(longest: int, head: int) -> int:
+    """Rows of a tile of our kernel, by the longest graph's nodes and the columns of a head."""
+    small = longest <= KERNEL_LEAST_TILE or head > KERNEL_WIDE_HEAD
+    return KERNEL_LEAST_TILE if small else KERNEL_TILE
+
+
+def charged(entries: int, blocks: int) -> int:
+    """Entries of blocks, and what the launches of the blocks cost, in entries."""
+    return entries + blocks * ENTRIES_A_BLOCK
+
+
+def _least(costs: tuple[tuple[str, int], ...], blocks: int, ruled_out: list[str]) -> str:
+    """The kernel where it can be, else one block of all; each other path must cost less than the
+    best so far by the margin, launches included. All but the blocks by size launch as one does."""
+    whole = {path: charged(cost, blocks if path == "size-classed" else 1) for path, cost in costs}
+    name = "dense" if "kernel" in ruled_out else "kernel"
+    dense = ("size-classed",) if name == "dense" else ()
+    for path in (*dense, "flex", "varlen"):
+        if path not in ruled_out and 100 * whole[path] < WORTH_IT * whole[name]:
+            name = path
+    return name
+
+
+def _percent(part: int, whole: int) -> int:
+    return 100 * part // max(1, whole)
+
+
+def _entries(blocks: tuple[Block, ...]) -> int:
+    return sum(block.places * block.width for block in blocks)
+
+
+def blocks_of(capacity: Capacity) -> tuple[Block, ...]:
+    """As the capacity promises, or as its limits alone allow."""
+    if not capacity.ranks:
+        return _cut(capacity.node_limit, capacity.graphs, capacity.max_graph_nodes)
+    ends = [first for first, _ in capacity.ranks[1:]] + [capacity.graphs]
+    return tuple(
+        Block(first, end - first, width)
+        for (first, width), end in zip(capacity.ranks, ends, strict=True)
+    )
+
+
+def _costliest(capacity: Capacity, blocks: tuple[Block, ...]) -> list[tuple[int, int]]:
+    """Graphs and their nodes in the batch of most pairs: the nodes go to the widest places."""
+    left, found = capacity.node_limit, []
+    for block in blocks:
+        full = min(block.graphs, left // block.width)
+        left -= full * block.width
+        found.append((full, block.width))
+        if full < block.graphs:
+            found.append((1, left))
+            break
+    return found
+
+
+def _flex_entries(capacity: Capacity, pairs: int) -> int:
+    """Tiles of the block mask: the diagonal, and on either side of each border between two tiles
+    what the graph across it reaches; that graph is as large as a node's graph is on average."""
+    rows = -(-capacity.nodes // FLEX_TILE)
+    across = pairs // max(1, capacity.node_limit)
+    tiles = rows + (rows - 1) * (2 + across // FLEX_TILE)
+    return min(tiles, rows * rows) * FLEX_TILE * FLEX_TILE
+
+
+def _tile_entries(
+    capacity: Capacity, costliest: list[tuple[int, int]], tile: tuple[int, int]
+) -> int:
+    """Tiles of each graph; one that is smaller than a tile costs a tile all the same."""
+    rows, columns = tile
+    total, seen = 0, 0
+    for graphs, nodes in costliest:
+        total += graphs * (-(-nodes // rows) * rows) * (-(-nodes // columns) * columns)
+        seen += graphs
+    return total + max(0, capacity.graph_limit - seen) * rows * columns
+
+
+def _cut(nodes: int, graphs: int, widest: int) -> tuple[Block, ...]:
+    """The ranks ``0 .. graphs - 1`` in blocks that begin in geometric progression.
+
+    Up to rank ``nodes / widest`` every graph can be the widest. From there on the bound falls as
+    one over the rank, and of all cuts into ``k`` blocks one with equal ratios has the fewest
+    entries; ``k`` is where another block no longer saves what it costs.
+    """
+    first = max(1, nodes // widest)
+    if first >= graphs:
+        return (Block(0, graphs, widest),)
+    best, least = (Block(0, graphs, widest),), graphs * widest * widest + ENTRIES_A_BLOCK
+    for count in range(1, MAX_BLOCKS):
+        ratio = (graphs / first) ** (1 / count)
+        starts, at = [0], float(first)
+        for _ in range(count):
+            if starts[-1] < int(at) < graphs:
+                starts.append(int(at))
+            at *= ratio
+        ends = [*starts[1:], graphs]
+        blocks, cost = [], 0
+        for begin, end in zip(starts, ends, strict=True):
+            width = max(1, min(widest, nodes // (begin + 1)))
+            blocks.append(Block(begin, end - begin, width))
+            cost += (end - begin) * width * width + ENTRIES_A_BLOCK
+        if cost < least:
+            best, least = tuple(blocks), cost
+    return best

@@ -1,0 +1,211 @@
+"""Sizes of graphs, and limits on them.
+
+A *size* is a graph's tuple of counts, a *capacity* the same tuple as a limit. Pure numbers: no
+torch, no device, no state.
+
+The legend used everywhere: ``N`` nodes, ``E`` edges, ``G`` graphs, ``M`` nodes of the largest
+graph; capitals are capacities (physical rows), lower case what is really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import index
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+NODES_EDGES = ("nodes", "edges")
+
+
+class GraphSize(NamedTuple):
+    """How large one graph is. An undirected edge counts as two, as in PyG."""
+
+    nodes: int
+    edges: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Capacity:
+    """The physical rows of a bucket: ``N`` nodes, ``E`` edges, ``G`` graphs.
+
+    One node and one graph are a reserve for padding that real graphs never fill (jraph's rule), so
+    the rows that graphs may use are :attr:`node_limit`, :attr:`edge_limit` and :attr:`graph_limit`.
+    ``max_graph_nodes`` is ``M``, the nodes of the largest single graph that the bucket takes; dense
+    attention costs ``G * M * M``.
+
+    A data set may have further components (triplets, the nodes of one type): ``extra`` names the
+    physical rows of each, of which one is a reserve as well. ``edge_reserve`` keeps edges for
+    padding where an index counts edges, since its own padding must point at some. ``node_reserve``
+    is 2 where nodes have positions: padding edges must join two nodes that stand apart.
+
+    ``ranks`` promises more of the batches that the bucket takes: pairs ``(k, width)``, the ``k``
+    ascending from 0, such that with the graphs in order of falling size the ``k``-th, counted from
+    zero, and all after it have at most ``width`` nodes. The first width is ``M``. Without any, the
+    limits alone bound them.
+
+    The numbers must all differ, because the leading size of a tensor tells whether its rows are
+    nodes, edges, graphs or one of the others.
+
+    Raises:
+        ValueError: a number is too small, two of them are equal, or ``M`` exceeds ``N - 1``.
+    """
+
+    nodes: int
+    edges: int
+    graphs: int
+    max_graph_nodes: int = 0
+    extra: tuple[tuple[str, int], ...] = ()
+    edge_reserve: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
+    node_reserve: int = 1
+
+    def __post_init__(self) -> None:
+        if self.extra or isinstance(self.extra, Mapping):
+            pairs = dict(self.extra).items()
+            object.__setattr__(self, "extra", tuple((name, int(rows)) for name, rows in pairs))
+        for name in ("nodes", "edges", "graphs", "max_graph_nodes", "edge_reserve", "node_reserve"):
+            try:
+                object.__setattr__(self, name, index(getattr(self, name)))
+            except TypeError:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} of a capacity is no whole number"
+                ) from None
+        if min(self.nodes, self.node_reserve) < 1 or self.edges < 0 or self.graphs < 2:
+            raise ValueError(
+                f"{self}: a bucket needs at least 1 node, 0 edges and 2 graphs, "
+                "since one node and one graph are kept for padding"
+            )
+        numbers = [self.nodes, self.edges, self.graphs, *dict(self.extra).values()]
+        if len(set(numbers)) < len(numbers):
+            others = "".join(f", {name}" for name, _ in self.extra)
+            raise ValueError(
+                f"{self}: the numbers of nodes, edges and graphs{others} must differ, because the "
+                "leading size of a tensor tells which of them its rows are; raise one of them by "
+                "1, or use Capacity.distinct(...)"
+            )
+        if self.edge_limit < 0 or min(numbers[3:], default=1) < 1:
+            raise ValueError(f"{self}: no row is left for padding; raise the number by 1")
+        if not self.max_graph_nodes:
+            object.__setattr__(self, "max_graph_nodes", max(1, self.node_limit))
+        if self.max_graph_nodes > max(1, self.node_limit):
+            kept = "the padding node" if self.node_reserve == 1 else "its padding nodes"
+            raise ValueError(
+                f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside {kept}; "
+                f"raise nodes to {self.max_graph_nodes + self.node_reserve}"
+            )
+        if self.ranks:
+            object.__setattr__(self, "ranks", tuple((int(k), int(w)) for k, w in self.ranks))
+            self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        firsts, widths = ([pair[i] for pair in self.ranks] for i in (0, 1))
+        rising = all(a < b for a, b in pairwise(firsts)) and firsts[-1] < self.graphs
+        falling = all(a > b for a, b in pairwise(widths)) and widths[-1] >= 1
+        if firsts[0] != 0 or widths[0] != self.max_graph_nodes or not (rising and falling):
+            raise ValueError(
+                f"{self}: ranks {self.ranks} must begin with (0, {self.max_graph_nodes}), rise in "
+                f"the first numbers to below {self.graphs}, and fall in the second to at least 1"
+            )
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Capacity:
+        """``(nodes, edges, graphs)``, or with ``max_graph_nodes`` after them.
+
+        Raises:
+            ValueError: as many numbers as that are not there.
+        """
+        if len(numbers) not in (3, 4):
+            raise ValueError(
+                f"{tuple(numbers)}: a capacity is (nodes, edges, graphs) or (nodes, edges, graphs, "
+                "max_graph_nodes)"
+            )
+        nodes, edges, graphs, *more = numbers
+        return cls(nodes, edges, graphs, more[0] if more else 0)
+
+    @classmethod
+    def distinct(
+        cls,
+        nodes: int,
+        edges: int,
+        graphs: int,
+        max_graph_nodes: int = 0,
+        extra: Mapping[str, int] | Sequence[tuple[str, int]] = (),
+        edge_reserve: int = 0,
+        node_reserve: int = 1,
+    ) -> Capacity:
+        """A capacity of at least these rows, raised by a few where numbers coincide."""
+        if edges == nodes:
+            edges += 1
+        while graphs in (nodes, edges):
+            graphs += 1
+        taken, free = {nodes, edges, graphs}, {}
+        for name, rows in dict(extra).items():
+            while rows in taken:
+                rows += 1
+            free[name] = rows
+            taken.add(rows)
+        return cls(
+            nodes,
+            edges,
+            graphs,
+            max_graph_nodes,
+            tuple(free.items()),
+            edge_reserve,
+            node_reserve=node_reserve,
+        )
+
+    @property
+    def node_limit(self) -> int:
+        """Nodes that real graphs may use."""
+        return self.nodes - self.node_reserve
+
+    @property
+    def edge_limit(self) -> int:
+        """Edges that real graphs may use."""
+        return self.edges - self.edge_reserve
+
+    @property
+    def extra_limits(self) -> tuple[int, ...]:
+        """Rows of the further components that real graphs may use."""
+        return tuple(rows - 1 for _, rows in self.extra)
+
+    @property
+    def size_limits(self) -> tuple[int, ...]:
+        """Limits of nodes, of edges, and of the further components: of each column of a size."""
+        return (self.node_limit, self.edge_limit, *self.extra_limits)
+
+    def rows(self, level: str) -> int:
+        """Physical rows of ``node``, ``edge``, ``graph`` or a further component.
+
+        Raises:
+            KeyError: the capacity has no such component.
+        """
+        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs, **dict(self.extra)}
+        return known[level]
+
+    @property
+    def graph_limit(self) -> int:
+        """Graphs that may be real."""
+        return self.graphs - 1
+
+    def holds(self, size: GraphSize) -> bool:
+        """Whether a single graph of this size fits."""
+        return (
+            size.nodes <= min(self.node_limit, self.max_graph_nodes)
+            and size.edges <= self.edge_limit
+        )
+
+    def ranks_hold(self, nodes: ArrayLike) -> bool:
+        """Whether graphs of these nodes, ``[g]`` in any order, are as :attr:`ranks` promises."""
+        if not self.ranks:
+            return True
+        falling = -np.sort(-np.asarray(nodes, dtype=np.int64))
+        return all(k >= len(falling) or falling[k] <= width for k, width in self.ranks)
+
+    def __str__(self) -> str:
+        more = "".join(f", {name}={rows}" for name, rows in self.extra)
+        return f"(nodes={self.nodes}, edges={self.edges}, graphs={self.graphs}{more})"

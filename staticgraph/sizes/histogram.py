@@ -1,0 +1,127 @@
+"""How many graphs have each size: ogbg-molhiv's 32,901 training graphs are 795 pairs.
+
+Everything that decides shapes (packing, buckets, the memory budget) needs only how large the graphs
+are, never what they carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from staticgraph.files import atomic
+from staticgraph.sizes.capacity import NODES_EDGES
+from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows, whole_numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizeHistogram:
+    """Distinct sizes and how many graphs have each, in lexicographic order.
+
+    Attributes:
+        sizes: ``[T, C]`` int64, one distinct size a row.
+        counts: ``[T]`` int64, how many graphs have it, each at least 1.
+        components: the ``C`` names of the columns; the first two are nodes and edges.
+    """
+
+    sizes: IntArray
+    counts: IntArray
+    components: tuple[str, ...] = NODES_EDGES
+
+    def __post_init__(self) -> None:
+        if self.sizes.ndim != 2 or self.sizes.shape[1] != len(self.components):
+            raise ValueError(
+                f"sizes has shape {self.sizes.shape}, expected [T, {len(self.components)}] "
+                f"for the components {', '.join(self.components)}"
+            )
+        if self.counts.shape != self.sizes.shape[:1]:
+            raise ValueError(f"{len(self.counts)} counts for {len(self.sizes)} sizes")
+        if len(self.counts) and (self.counts.min() < 1 or self.sizes.min() < 0):
+            raise ValueError("counts must be at least 1 and sizes at least 0")
+        totals = self.counts.astype(np.float64) @ self.sizes.astype(np.float64)
+        most = max(float(self.counts.sum(dtype=np.float64)), *totals.tolist(), 0.0)
+        if most >= MOST_ROWS:
+            raise ValueError(
+                f"{most:.3g} graphs or rows in all, which 64 bits do not hold twice over "
+                f"(2**62 is the most): scale the counts down"
+            )
+
+    @classmethod
+    def from_sizes(cls, sizes: ArrayLike, components: Sequence[str] = NODES_EDGES) -> SizeHistogram:
+        """Counts the distinct rows of ``sizes`` ``[n, C]``."""
+        rows = np.ascontiguousarray(whole_numbers(sizes, "sizes of graphs"))
+        distinct, _, counts = distinct_rows(rows)
+        return cls(distinct, counts, tuple(components))
+
+    @classmethod
+    def from_csv(cls, path: str | Path) -> SizeHistogram:
+        """Reads ``num_nodes,num_edges[,...],count`` with one header line.
+
+        Raises:
+            ValueError: no ``count`` column, or a value that is not a whole number.
+        """
+        try:
+            # With or without the byte-order mark that spreadsheets write.
+            with Path(path).open(encoding="utf-8-sig") as file:
+                header = file.readline().strip().split(",")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not text; expected num_nodes,num_edges,count") from None
+        if len(header) < 2 or header[-1] != "count":
+            raise ValueError(
+                f"{path}: the header is {','.join(header)!r}; expected num_nodes,num_edges,count"
+            )
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise ValueError(f"{path}: the column {twice!r} appears twice; rename or drop one")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a table without rows, which is told below
+                table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
+        if not table.size:
+            raise ValueError(f"{path} has no rows below its header; expected sizes and counts")
+        components = tuple(name.removeprefix("num_") for name in header[:-1])
+        order = np.lexsort(table[:, -2::-1].T)
+        table = table[order]
+        return cls(
+            np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1]), components
+        )
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes what :meth:`from_csv` reads."""
+        header = ",".join([f"num_{name}" for name in self.components] + ["count"])
+        table = np.column_stack([self.sizes, self.counts])
+        with atomic.writing(path) as file:
+            np.savetxt(file, table, fmt="%d", delimiter=",", header=header, comments="")
+
+    @property
+    def num_graphs(self) -> int:
+        """All graphs counted."""
+        return int(self.counts.sum())
+
+    @property
+    def totals(self) -> IntArray:
+        """``[C]`` int64: each component summed over all graphs."""
+        return self.counts @ self.sizes
+
+    @property
+    def maxima(self) -> IntArray:
+        """``[C]`` int64: the largest value of each component, zeros where there are no graphs."""
+        if not len(self.counts):
+            return np.zeros(len(self.components), dtype=np.int64)
+        return self.sizes.max(axis=0)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that change with any size or count (SHA-256)."""
+        hashed = hashlib.sha256(",".join(self.components).encode())
+        hashed.update(np.ascontiguousarray(self.sizes).tobytes())
+        hashed.update(np.ascontiguousarray(self.counts).tobytes())
+        return hashed.hexdigest()[:16]

@@ -1,0 +1,57 @@
+"""Whole numbers, never rounded: counts, sizes and indices as int64."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+
+# Totals of a histogram stay below this, so that no sum or product of them leaves int64.
+MOST_ROWS = 2**62
+
+
+def whole_numbers(values: ArrayLike, what: str, error: type[ValueError] = ValueError) -> IntArray:
+    """The values as int64, never rounded: 2.0 is 2, and 2.7 is refused.
+
+    Args:
+        values: numbers of any dtype and shape.
+        what: they are, for the message.
+        error: the type to raise.
+
+    Raises:
+        ValueError: (or ``error``) a value is not a whole number of 64 bits; the message says which.
+    """
+    given = np.asarray(values)
+    if given.dtype.kind in "iu" and given.dtype != np.uint64:
+        return given.astype(np.int64, copy=False)
+    if given.size == 0:
+        return np.zeros(given.shape, np.int64)
+    if given.dtype.kind not in "fu":
+        raise error(f"{what}: {given.dtype} are no whole numbers")
+    wrong = given != np.floor(given) if given.dtype.kind == "f" else np.zeros(given.shape, bool)
+    wrong |= ~(np.abs(given) < 2**63)
+    if wrong.any():
+        at = int(wrong.reshape(-1).argmax())
+        raise error(f"{what}: entry {at} is {given.reshape(-1)[at]}, which is no whole number")
+    return given.astype(np.int64)
+
+
+def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Distinct rows of ``[n, C]`` numbers of at least 0 in lexicographic order, which of them each
+    row is ``[n]``, and how often each occurs. As ``np.unique`` gives them, a dozen times faster
+    where a row fits one number."""
+    spans = rows.max(axis=0, initial=0) + 1.0
+    if rows.ndim == 2 and len(rows) and rows.min() >= 0 and np.prod(spans) < MOST_ROWS:
+        shape = tuple(spans.astype(np.int64).tolist())
+        keys = np.ravel_multi_index(tuple(rows.T), shape)
+        keys, member, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        distinct = np.stack(np.unravel_index(keys, shape), axis=1)
+    else:
+        distinct, member, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    return distinct.astype(np.int64), member.reshape(-1), counts.astype(np.int64)
+
+
+def pointer_dtype(edges: int) -> str:
+    """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
+    return "int32" if edges <= np.iinfo(np.int32).max else "int64"

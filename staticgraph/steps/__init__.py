@@ -1,0 +1,2 @@
+"""One step: how a model is called, its loss and update, compiled or not, and what stands in the
+way."""

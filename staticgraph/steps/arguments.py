@@ -1,0 +1,71 @@
+"""How a model is called with a batch: by the names of its parameters, or with the batch itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from staticgraph.batches.static_batch import StaticBatch
+
+# A sole parameter of such a name means the batch, also where "batch" is a field as well.
+WHOLE_BATCH = frozenset({"data", "batch", "batched_data", "batch_data", "graph", "graphs", "g"})
+# A sole parameter of any other name means the batch, too, unless it is one of these, which PyG's
+# own layers use: there the field is missing, and to say so helps more.
+_FIELDS = frozenset({"x", "z", "pos", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj"})
+
+Forward = Callable[[torch.nn.Module, StaticBatch], Any]
+
+
+def forward_of(model: torch.nn.Module) -> Forward:
+    """The way to call a model.
+
+    ``forward(data)`` gets the batch; ``forward(x, edge_index, edge_attr=None, batch=None,
+    batch_size=None)`` gets what the batch has under each name, and the defaults of the rest. A sole
+    parameter without a default whose name is no field of the batch gets the batch itself.
+
+    Raises:
+        TypeError: the model names no parameter, so that nothing says what it wants; or, when
+            called, the batch lacks one.
+    """
+    parameters = [
+        parameter
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    kind = type(model).__name__
+    if not parameters:
+        raise TypeError(
+            f"{kind}.forward names no parameter, so what to give it is unknown: pass "
+            "forward=lambda model, batch: model(batch.x, batch.edge_index, ...)"
+        )
+    required = [p.name for p in parameters if p.default is p.empty]
+    if required == [parameters[0].name] and required[0] in WHOLE_BATCH:
+        return lambda module, batch: module(batch)
+    names = [(p.name, p.default is p.empty) for p in parameters]
+    sole = required[0] if len(required) == 1 and required[0] not in _FIELDS else None
+
+    def by_name(module: torch.nn.Module, batch: StaticBatch) -> Any:
+        given = {}
+        for name, needed in names:
+            value = batch.argument(name)
+            if value is not None:
+                given[name] = value
+            elif name == sole:
+                given[name] = batch
+            elif needed:
+                raise TypeError(
+                    f"{kind}.forward needs {name!r}, which the batch does not have (it has "
+                    f"{', '.join(_told(batch))}): pass forward=lambda model, batch: ..."
+                )
+        return module(**given)
+
+    return by_name
+
+
+def _told(batch: StaticBatch) -> list[str]:
+    """What a batch has that a user gave it, without masks and positions."""
+    own = ("_mask", "_batch", "_ptr", "graph_ids")
+    return [name for name in batch.keys() if not name.endswith(own)]  # noqa: SIM118

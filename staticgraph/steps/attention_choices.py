@@ -1,0 +1,115 @@
+"""The paths of a model's attention, bucket by bucket, with what they were compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from staticgraph.nn.aggr.set_transformer import (
+    StaticGraphMultisetTransformer,
+    StaticSetTransformerAggregation,
+    pooling_path,
+)
+from staticgraph.nn.attention.paths import setting_of
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.conv.gps import StaticGPSConv
+from staticgraph.sizes.attention import AttentionPath, attention_path
+from staticgraph.sizes.capacity import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """One path, in one bucket, of the layers that take it.
+
+    Attributes:
+        bucket: its number.
+        layers: names in the model.
+        path: ``dense``, ``size-classed``, ``flex``, ``varlen`` or ``kernel``.
+        entries: that it looks at, at most.
+        pairs: pairs of nodes that attend to each other, at most.
+        costs: entries at most, of every path.
+        ruled_out: why a path was not compared, by path.
+        reason: all of it in words.
+    """
+
+    bucket: int
+    layers: tuple[str, ...]
+    path: str
+    entries: int
+    pairs: int
+    costs: dict[str, int]
+    ruled_out: dict[str, str]
+    reason: str
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> AttentionRow:
+        """What ``dataclasses.asdict`` gave, after JSON too."""
+        return cls(**{**values, "layers": tuple(values["layers"])})
+
+    def __str__(self) -> str:
+        more = len(self.layers) - 1
+        layers = self.layers[0] + (f" and {more} more" if more else "")
+        return f"attention in bucket {self.bucket} ({layers}): {self.path}, {self.reason}"
+
+
+def attention_choices(
+    model: torch.nn.Module,
+    capacities: Sequence[Capacity],
+    *,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    training: bool,
+    compiled: bool,
+    first_bucket: int = 0,
+) -> tuple[AttentionRow, ...]:
+    """How each converted layer with a choice of paths goes in each bucket.
+
+    Args:
+        model: converted.
+        capacities: of the buckets, from ``first_bucket`` on.
+        device: of the model.
+        dtype: of autocast; the layer's own where None.
+        training: whether weights are dropped.
+        compiled: whether the step is compiled.
+    """
+    found: dict[tuple[int, AttentionPath], list[str]] = {}
+    for name, context, attn in _layers(model):
+        for bucket, capacity in enumerate(capacities, first_bucket):
+            if attn is None:
+                path = pooling_path(capacity, context.attention)
+            else:
+                own = attn.out_proj.weight.dtype if dtype is None else dtype
+                setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
+                if setting.forbids(context.attention):
+                    setting = setting._replace(dropout=0.0)  # then it was only evaluated
+                path = attention_path(capacity, context.attention, setting)
+            found.setdefault((bucket, path), []).append(name)
+    return tuple(
+        AttentionRow(
+            bucket,
+            tuple(layers),
+            path.name,
+            path.entries,
+            path.pairs,
+            dict(path.costs),
+            dict(path.ruled_out),
+            path.reason,
+        )
+        for (bucket, path), layers in sorted(found.items(), key=lambda item: item[0][0])
+    )
+
+
+def _layers(
+    model: torch.nn.Module,
+) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention | None]]:
+    """Layers with a choice of paths; a pool by seed vectors has None for its attention."""
+    for name, module in model.named_modules():
+        if isinstance(module, StaticSetTransformerAggregation | StaticGraphMultisetTransformer):
+            yield name, module._staticgraph, None
+        elif isinstance(module, StaticGPSConv) and isinstance(
+            module.attn, torch.nn.MultiheadAttention
+        ):
+            yield name, module._staticgraph, module.attn

@@ -1,0 +1,181 @@
+"""One function of fixed shapes, compiled once, that says so if it would compile again.
+
+Every key gets a code object of its own: torch keeps its compiled versions and its recompile limit
+per code object, so that neither the number of buckets nor the guards of other buckets matter. The
+limit's default would otherwise drop to eager in silence at the ninth bucket.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+
+from staticgraph.errors import NotStatic
+from staticgraph.steps.failures import observed
+from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
+from staticgraph.steps.modes import Mode
+from staticgraph.steps.obstacles import obstacles, unrecordable
+from staticgraph.steps.tracing import tracing_options
+
+
+@dataclass(slots=True)
+class CompileCounts:
+    """What happened on behalf of one key."""
+
+    compiles: int = 0
+    graph_breaks: int = 0
+    recordings: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def snapshot(self, device: torch.device) -> tuple[int, int, int, int]:
+        """torch's own running counts, to be compared later."""
+        from torch._dynamo.utils import counters
+
+        return (
+            counters["stats"]["unique_graphs"],
+            sum(counters["graph_break"].values()),
+            recorded_graphs(device),
+            skipped_recordings(),
+        )
+
+    def add_since(self, before: tuple[int, int, int, int], device: torch.device) -> None:
+        """Counts what torch did since a snapshot."""
+        now = self.snapshot(device)
+        self.compiles += now[0] - before[0]
+        self.graph_breaks += now[1] - before[1]
+        self.recordings += now[2] - before[2]
+        self.skipped += now[3] - before[3]
+
+
+# torch compiles one function at a time, and its counters and settings are the process's.
+_COMPILING = threading.RLock()
+
+
+class _StaticInductor:
+    """Inductor in one of torch's modes, for graphs whose every shape is a number; once."""
+
+    def __init__(self, mode: Mode, name: str) -> None:
+        self._inductor = torch._TorchCompileInductorWrapper(mode.inductor, None, False)
+        self._recorded = mode.recording or mode.own
+        self._name = name
+        self.done = False
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if self.done:
+            raise NotStatic(f"{self._name} is compiled")
+        if found := obstacles(graph):
+            raise NotStatic(
+                f"{self._name} has shapes or numbers that depend on data:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + "\nGive the sizes instead of reading them (batch.num_graphs, x.size(0)), use "
+                "torch.where instead of a mask index, or use mode='eager'"
+            )
+        if self._recorded and (found := unrecordable(graph)):
+            raise NotStatic(
+                f"{self._name} has operators that no recording can hold:\n"
+                + "\n".join(f"  {obstacle}" for obstacle in found)
+                + f"\n{found[0].reason}: {found[0].remedy}"
+            )
+        return self._inductor(graph, inputs)
+
+
+class CompiledFunction:
+    """A function of tensors, compiled at its first call and never again.
+
+    Args:
+        function: takes tensors of fixed shapes.
+        mode: a compiled mode.
+        device: where recordings are counted.
+        name: what error messages call it.
+
+    Raises (when called):
+        NotStatic: tracing failed, or a later call would have compiled again; the message carries
+            torch's reason, which names the operation or the guard.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], mode: Mode, device: torch.device, name: str
+    ) -> None:
+        assert isinstance(function, FunctionType)
+        own = FunctionType(
+            function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        self._inductor = _StaticInductor(mode, name)
+        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._inductor)
+        self._device = device
+        self._name = name
+        self._warm = False
+        self._recording = mode.recording
+        self.counts = CompileCounts()
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if self._recording:
+            torch.compiler.cudagraph_mark_step_begin()
+        if self._warm:
+            return self._again(tensors)
+        with _COMPILING:
+            return self._first(tensors)
+
+    def _first(self, tensors: tuple[Tensor, ...]) -> Any:
+        before, started = self.counts.snapshot(self._device), time.perf_counter()
+        try:
+            with tracing_options():
+                result = self._call(*tensors)
+        except TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", None)
+            if isinstance(cause, NotStatic):
+                raise cause from None
+            said = observed(error)
+            raise NotStatic(
+                f"{self._name} cannot be compiled in fixed shapes:\n"
+                + (f"the model or the loss raises {said}\n" if said else "")
+                + f"{error}\n"
+                "Give the operation a static form, or use mode='eager'"
+            ) from error
+        self._warm = self._inductor.done = True
+        self.counts.seconds += time.perf_counter() - started
+        self.counts.add_since(before, self._device)
+        return result
+
+    def _again(self, tensors: tuple[Tensor, ...]) -> Any:
+        try:
+            return self._call(*tensors)
+        except TorchDynamoException as error:  # only compiling raises it
+            raise NotStatic(
+                f"{self._name} would have to be compiled again, because something that it was "
+                f"compiled for has changed:\n{self._changed(tensors) or error}"
+            ) from error
+
+    def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:
+        """The guard that failed, in torch's words. Its stance is the process's, so it is set for
+        this question alone, and not around every call."""
+        with _COMPILING:
+            try:
+                with torch.compiler.set_stance("fail_on_recompile"):
+                    self._call(*tensors)
+            except RuntimeError as error:
+                return str(error)
+        return None
+
+
+def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:
+    """A sentence for every key of which torch recorded less than it was asked to."""
+    return [
+        f"{key}: torch declined to record {count.skipped} graphs; TORCH_LOGS=cudagraphs names the "
+        "reason"
+        for key, count in counts
+        if count.skipped
+    ]

@@ -1,0 +1,88 @@
+"""The compiled functions of a runner: one a key, made by the warm-up and never after.
+
+Whoever runs a key compiled, and whoever records it, takes the same function from here, so that
+nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.present import Restored
+from staticgraph.steps.compiled import CompileCounts, CompiledFunction
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.modes import Mode
+
+
+class Key(NamedTuple):
+    """What a compiled function belongs to."""
+
+    bucket: int
+    phase: str
+    training: bool
+    grad: bool
+
+    def __str__(self) -> str:
+        return (
+            f"bucket {self.bucket} {self.phase} {'train' if self.training else 'eval'}"
+            f"{'' if self.grad else ' no_grad'}"
+        )
+
+
+class CompiledSteps:
+    """Compiles the phases of one model, bucket by bucket.
+
+    Args:
+        model: its training flag is part of a key.
+        computation: what is compiled.
+        mode: a compiled mode.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, computation: Computation, mode: Mode, device: torch.device
+    ) -> None:
+        self.warmed_up = False
+        self.late: Counter[int] = Counter()
+        self._model = model
+        self._computation = computation
+        self._mode = mode
+        self._device = device
+        self._functions: dict[Key, CompiledFunction] = {}
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def run(self, phase: str, batch: StaticBatch) -> Any:
+        """The phase's result for a batch; see :class:`CompiledFunction` for what it raises."""
+        with Restored(nothing=True):  # its guards say that no forward runs around it
+            return self.of(phase, batch)(*batch.tensors().values())
+
+    def of(self, phase: str, batch: StaticBatch) -> CompiledFunction:
+        """The function of a batch's key under the present flags; warns where it is made late."""
+        key = Key(batch.bucket, phase, self._model.training, torch.is_grad_enabled())
+        if key not in self._functions:
+            if self.warmed_up:
+                self.late[key.bucket] += 1
+                warnings.warn(
+                    f"{key} was not warmed up and compiles now; name its phase in "
+                    "warmup(phases=...)",
+                    stacklevel=5,
+                )
+            function = self._computation.of_tensors(phase, batch)
+            self._functions[key] = CompiledFunction(function, self._mode, self._device, str(key))
+        return self._functions[key]
+
+    @property
+    def counts(self) -> list[tuple[Key, CompileCounts]]:
+        """What happened on behalf of each key."""
+        return [(key, function.counts) for key, function in self._functions.items()]
+
+    def clear(self) -> None:
+        """Forgets all functions."""
+        self._functions.clear()

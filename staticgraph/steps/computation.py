@@ -1,0 +1,233 @@
+"""What a key computes: the forward of a model, or the forward and the mean loss, of one batch.
+
+The same function runs in eager, is compiled, and is recorded. While it runs, the model's converted
+layers see the batch and PyG's functions have their fixed shapes, in its thread alone; before and
+after, neither. A backward that runs parts of the forward again (activation checkpointing) runs them
+as they were, in whichever thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.present import Restored, remember
+from staticgraph.nn.convert import context_of
+from staticgraph.nn.norm.batch_norm import single_row
+from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.preflight.comparison import tensors_in
+from staticgraph.schema import Level
+from staticgraph.steps.arguments import Forward, forward_of
+from staticgraph.steps.losses import Loss, mean_loss
+from staticgraph.steps.padding import sanitized, zero_padding
+from staticgraph.steps.provenance import (
+    Path,
+    Provenance,
+    forgotten,
+    level_in,
+    run_elsewhere,
+)
+from staticgraph.steps.undisturbed import attributes_kept
+
+
+class Computation:
+    """One model with its loss.
+
+    Args:
+        model: converted in place.
+        forward: how it is called; by its parameter names where None.
+        loss: one value a row.
+        autocast: the dtype of forward and loss, or None.
+        device: where the model is.
+        sanitize: set padding rows of the input to zero inside the step.
+        differentiable: fields that the model takes derivatives by, such as ``pos``; in evaluation
+            too, though gradients are off around it.
+        rows: levels of outputs, said by the user: ``{"embedding": "node"}``, None for no rows.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        forward: Forward | None,
+        loss: Loss | None,
+        autocast: torch.dtype | None,
+        device: torch.device,
+        sanitize: bool = False,
+        differentiable: Sequence[str] = (),
+        rows: Mapping[Any, Level | None] | None = None,
+    ) -> None:
+        self._rows = dict(rows or {})
+        self._known: dict[bool, Provenance] = {}  # by the training flag
+        self._model = model
+        self._forward = forward or forward_of(model)
+        self._loss = loss
+        self._autocast = autocast
+        self._device = device
+        self._sanitize = sanitize
+        self._differentiable = tuple(differentiable)
+        for path, why in caching_layers(model).items():
+            raise NotStatic(f"{path or 'the model'}: {why}")
+        self._context = context_of(model)
+
+    @property
+    def context(self) -> BatchContext:
+        """What the model's converted layers know of the batch."""
+        return self._context
+
+    def active(self) -> Restored:
+        """As a ``with`` block around :meth:`run`: afterwards is bound what was bound before."""
+        return Restored()
+
+    def known(self, batch: StaticBatch) -> Provenance:
+        """What of the model's results are rows, in its present mode: found by a run of its own, the
+        first time that it is asked, and again where a bucket has one of the sizes of that run."""
+        training = self._model.training
+        found, capacity = self._known.get(training), batch.capacity
+        sizes = {capacity.rows(level) for level in batch.levels}
+        if found is None or found.sizes & sizes:
+            used = frozenset() if found is None else found.sizes
+            with self.active(), forgotten(self._model), self._precision():
+                found = run_elsewhere(
+                    self._model,
+                    self._output_elsewhere,
+                    self._loss,
+                    batch.layout,
+                    self._device,
+                    used,
+                )
+            self._known[training] = found
+            self._context.apart = {**self._context.apart, **found.apart}
+        return found
+
+    def _output_elsewhere(self, batch: StaticBatch) -> Any:
+        """The model's output over a batch that no user gave; a counter in its forward is put
+        back."""
+        with attributes_kept(self._model):
+            return self._forward_of(batch)[1]
+
+    def assume_rows(self) -> None:
+        """No run of its own: outputs are what their leading sizes say."""
+        self._known = {flag: Provenance(guessed=True) for flag in (True, False)}
+
+    def check_not_single(self, batch: StaticBatch) -> None:
+        """Refuses, before a compiled or recorded step, what a norm refuses in eager: one real row
+        to take statistics over.
+
+        Raises:
+            ValueError: a norm runs over a level of which the batch has one real row.
+        """
+        if batch.real is None:
+            return
+        for path, level in self.known(batch).norms:
+            if batch.real.of(level) == 1:
+                raise ValueError(single_row(f"{path}, over {level} rows"))
+
+    def levels(self, out: Any, batch: StaticBatch) -> dict[Path, Level | None]:
+        """The level of each tensor of an output; see
+        :func:`staticgraph.steps.provenance.level_in`."""
+        return level_in(out, batch, self.known(batch), self._rows)
+
+    def run(
+        self, phase: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
+    ) -> Any:
+        """The output for phase ``forward``, the mean loss for ``step``, both for ``both``.
+
+        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
+        """
+        known = known or self.known(batch)
+        with self._precision():
+            batch, result, seen = self._forward_of(batch)
+            out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
+            result = out if phase == "forward" else self._mean_loss(out, seen, batch, known)
+            if phase == "both":
+                result = out, result
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            remember(tensors_in(result))
+        if not keep:
+            self._context.leave()
+        return result
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._autocast)
+
+    def _forward_of(self, batch: StaticBatch) -> tuple[StaticBatch, Any, StaticBatch]:
+        """The batch as the model gets it, which its layers see from now on, the model's output, and
+        the batch as the model left it."""
+        if self._sanitize:
+            batch = sanitized(batch)
+        if self._differentiable:
+            batch = self._with_derivatives(batch)
+        self._context.enter(batch)
+        seen = batch.replace()  # what the model sets on its batch ends with this forward
+        return batch, self._output(seen), seen
+
+    def _output(self, batch: StaticBatch) -> Any:
+        """The model's; one that differentiates gets to do so where gradients are off around it,
+        and what comes out then has none, as anything else has."""
+        if not self._differentiable or torch.is_grad_enabled():
+            return self._forward(self._model, batch)
+        with torch.enable_grad():
+            out = self._forward(self._model, batch)
+        return _detached(out)
+
+    def _with_derivatives(self, batch: StaticBatch) -> StaticBatch:
+        """The batch with fields that already require a gradient: torch.compile traces no
+        ``requires_grad_()`` of an input, but lets one be that changes nothing."""
+        anchor = next(p for p in self._model.parameters() if p.requires_grad)
+        with torch.enable_grad():
+            none = 0 * anchor.flatten()[0]
+            return batch.replace(**{name: batch[name] + none for name in self._differentiable})
+
+    def of_tensors(self, phase: str, like: StaticBatch) -> Callable[..., Any]:
+        """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
+        compiled. The batch it makes knows no real counts, so nothing depends on them.
+
+        Raises:
+            NotStatic: the model has hooks that a compiled step would leave out.
+        """
+        for path, why in unheard_hooks(self._model).items():
+            raise NotStatic(f"{path}: {why}" if path else why)
+        layout, names, run = like.layout, tuple(like.tensors()), self.run
+        known = self.known(like)  # now: a trace is no place for a run of its own
+
+        def function(*tensors: Tensor) -> Any:
+            batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
+            return run(phase, batch, known=known)
+
+        return function
+
+    def mean_loss(self, out: Any, batch: StaticBatch) -> Tensor:
+        """The loss over the real rows of a batch, 0-dim."""
+        return self._mean_loss(out, batch, batch, self.known(batch))
+
+    def _mean_loss(
+        self, out: Any, batch: StaticBatch, given: StaticBatch, known: Provenance
+    ) -> Tensor:
+        """``given`` is the batch as the model got it, where it may have set other tensors."""
+        assert self._loss is not None
+        if known.loss is None:
+            raise ValueError(
+                "the loss has no rows of the batch: its leading size does not change with the "
+                "batch's; return one value a row, such as "
+                "F.mse_loss(out, batch.y, reduction='none')"
+            )
+        return mean_loss(self._loss, out, batch, given)
+
+
+def _detached(out: Any) -> Any:
+    if isinstance(out, Tensor):
+        return out.detach()
+    if type(out) in (tuple, list):
+        return type(out)(_detached(item) for item in out)
+    if type(out) is dict:
+        return {key: _detached(item) for key, item in out.items()}
+    return out

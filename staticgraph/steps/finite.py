@@ -1,0 +1,140 @@
+"""Losses that are not finite, found without waiting for the device at every step.
+
+The problem: one NaN in a feature or a target, or a learning rate too high, makes every parameter
+NaN with one update, and training goes on to its end. To read each loss would stop a device that is
+ahead of the host. The idea: on the device a flag a bucket is set by the first loss that is not
+finite, together with the ids of that batch's graphs, inside a recording as well; the flags are read
+every so many steps and at the end of an epoch. On the CPU, where a loss is there to be read, it is
+read before the update, which then does not take place.
+
+Invariant: no host read in a recorded step, and none between checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NonFiniteLoss
+from staticgraph.sizes.capacity import Capacity
+
+# Reading the flags waits for the device: once in so many steps that is lost among them.
+EVERY = 100
+# Ids in a message.
+NAMED = 12
+
+
+class FiniteLosses:
+    """Watches the losses of one runner's training steps.
+
+    Args:
+        capacities: of the buckets.
+        device: where losses are.
+        every: read the flags every so many steps; 0 watches nothing.
+    """
+
+    def __init__(
+        self, capacities: Sequence[Capacity], device: torch.device, every: int = EVERY
+    ) -> None:
+        if every < 0:
+            raise ValueError(f"check_finite={every}; give a number of steps, or 0 for no check")
+        self._capacities = capacities
+        self._device = device
+        self._every = every
+        self._steps = 0
+        # By bucket: whether a loss was not finite, and whose.
+        self._flags: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def watches(self) -> bool:
+        """Whether losses are looked at."""
+        return self._every > 0
+
+    # ------------------------------------------------------------------ in a step
+
+    def before_update(self, loss: Tensor, batch: StaticBatch) -> None:
+        """Notes a loss that is on a device; reads one that is on the CPU.
+
+        Raises:
+            NonFiniteLoss: it was read, and is not finite.
+        """
+        if not self._every:
+            return
+        if self._device.type != "cpu":
+            self.note(loss, batch)
+        elif not math.isfinite(value := loss.item()):
+            raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
+
+    def note(self, loss: Tensor, batch: StaticBatch) -> None:
+        """Sets the bucket's flag and keeps the batch's ids where the loss is the bucket's first
+        that is not finite; reads nothing."""
+        if not self._every:
+            return
+        flag, ids = self.prepare(batch.bucket)
+        with torch.no_grad():
+            bad = (loss - loss) != 0  # infinity less infinity is NaN, and NaN is not 0
+            ids.copy_(torch.where(bad & ~flag, batch.graph_ids, ids))
+            flag.logical_or_(bad)
+
+    def prepare(self, bucket: int) -> tuple[Tensor, Tensor]:
+        """A bucket's flag and ids, at addresses that stay."""
+        if bucket not in self._flags:
+            graphs = self._capacities[bucket].graphs
+            self._flags[bucket] = (
+                torch.zeros((), dtype=torch.bool, device=self._device),
+                torch.full((graphs,), -1, dtype=torch.int64, device=self._device),
+            )
+        return self._flags[bucket]
+
+    # ------------------------------------------------------------------ between steps
+
+    def count(self) -> None:
+        """One more step is done; checks where it is time.
+
+        Raises:
+            NonFiniteLoss: see :meth:`check`.
+        """
+        self._steps += 1
+        if self._every and self._steps % self._every == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Reads the flags, and takes them back.
+
+        Raises:
+            NonFiniteLoss: a loss since the last check was not finite.
+        """
+        if not self._flags:
+            return
+        buckets = list(self._flags)
+        found = torch.stack([self._flags[bucket][0] for bucket in buckets]).tolist()
+        for bucket, bad in zip(buckets, found, strict=True):
+            if bad:
+                graphs = _graphs(self._flags[bucket][1])
+                self.clear()
+                raise self._error(
+                    graphs, "was not finite, which a check after it found: later updates are lost"
+                )
+
+    def clear(self) -> None:
+        """Takes all flags back, in place."""
+        for flag, _ in self._flags.values():
+            flag.zero_()
+
+    def _error(self, graphs: list[int], what: str) -> NonFiniteLoss:
+        named = ", ".join(map(str, graphs[:NAMED]))
+        more = f" and {len(graphs) - NAMED} more" if len(graphs) > NAMED else ""
+        return NonFiniteLoss(
+            f"the loss of the batch of graphs {named}{more} {what}. Look for NaN and infinities in "
+            "their fields (GraphStore.from_pyg(..., check_finite=True) finds them), lower the "
+            "learning rate, or clip gradients (clip_norm=); check_finite=0 leaves losses unchecked",
+            tuple(graphs),
+        )
+
+
+def _graphs(ids: Tensor) -> list[int]:
+    return [graph for graph in ids.tolist() if graph >= 0]

@@ -1,0 +1,119 @@
+"""Missing labels: NaN in whatever float fields a loss reads.
+
+The problem: OGB and others write NaN where a graph has no label, and a target may have any name, or
+several. Its entries must take no part in the mean, and it must not reach a gradient either, where
+zero times NaN is NaN. The idea: the loss gets the batch with zeros for NaN, and the batch notes
+which float fields were read; an entry that is NaN in one of them is left out. It is looked for in
+the step itself, on the device: a data set may come with missing labels that the one a step was
+compiled for did not have.
+
+Invariant: a NaN that cannot be left out, because the loss has another shape than the field, is an
+error where the data are known to have some, and makes the loss NaN elsewhere; never a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.schema import Field
+
+
+class ReadFields(Mapping[str, Tensor]):
+    """The arrays of a batch, zeros for NaN in its float fields, that note which of those are read.
+
+    Args:
+        tensors: the arrays.
+        watched: names of the float fields.
+
+    Attributes:
+        read: the fields that were read, in order.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], watched: Sequence[str]) -> None:
+        self._tensors = tensors
+        self._watched = watched
+        self.read: list[str] = []
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._tensors[name]
+        if name not in self._watched:
+            return value
+        if name not in self.read:
+            self.read.append(name)
+        return torch.where(torch.isnan(value), 0, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # pyright: ignore
+        return self[name] if name in self._tensors else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def for_loss(batch: StaticBatch, given: StaticBatch) -> tuple[StaticBatch, ReadFields]:
+    """A batch as a loss may read it, and what notes its reads.
+
+    Args:
+        batch: perhaps with other tensors that the model has set.
+        given: as the model got it; only what is still as it was there is a label.
+    """
+    own, came = batch.tensors(), given.tensors()
+    watched = [
+        field.name
+        for field in batch.layout.schema
+        if field.dtype.startswith("float") and (own is came or own[field.name] is came[field.name])
+    ]
+    fields = ReadFields(own, watched)
+    return batch.with_tensors(fields), fields
+
+
+def labelled(
+    values: Tensor, batch: StaticBatch, mask: Tensor, read: Sequence[str]
+) -> tuple[Tensor, Tensor | None]:
+    """``mask`` without the entries of a loss whose label is missing.
+
+    Args:
+        values: the loss, one value or several a row.
+        batch: its labels as they came, NaN included.
+        mask: bool, of the shape of ``values``.
+        read: the float fields that the loss read.
+
+    Returns:
+        The mask, and a 0-dim bool: a label is missing that the mask cannot leave out; None where
+        there is no such field.
+
+    Raises:
+        ValueError: some values of a field are known to be missing, and the loss has another shape.
+    """
+    lost: Tensor | None = None
+    level = batch.level_of(values)
+    for name in read:
+        field, label = batch.layout.schema[name], batch[name]
+        if field.level == level and label.numel() == values.numel():
+            mask = mask & ~torch.isnan(label).view(values.shape)
+        elif _of_another_type(field, level, batch):
+            continue  # ``batch.y_dict`` reads the labels of all types, a loss is over one
+        elif field.has_nan:
+            raise ValueError(
+                f"some values of {name!r} are missing (NaN), so the loss must have the shape of "
+                f"{name}, {list(label.shape)}, for them to be left out; it has "
+                f"{list(values.shape)}"
+            )
+        else:
+            missing = torch.isnan(label).any()
+            lost = missing if lost is None else lost | missing
+    return mask, lost
+
+
+def _of_another_type(field: Field, level: str, batch: StaticBatch) -> bool:
+    axis = batch.layout.schema.axis(field.level)
+    return axis is not None and len(axis.type) > 0 and field.level != level

@@ -1,0 +1,72 @@
+"""Compile modes: torch's names, and which of them make sense where.
+
+On a CPU ``reduce-overhead`` and ``max-autotune`` run in silence without a CUDA graph, so asking for
+them there is an error, not a surprise in the log.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MODES = (
+    "auto",
+    "eager",
+    "default",
+    "reduce-overhead",
+    "max-autotune",
+    "max-autotune-no-cudagraphs",
+    "cuda-graph",
+)
+# Ours: compiled by Inductor without its graphs, recorded by staticgraph.recording.recorded.
+OWN = "cuda-graph"
+RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
+
+
+class Mode(NamedTuple):
+    """The mode that runs, and why."""
+
+    name: str
+    reason: str
+
+    @property
+    def compiled(self) -> bool:
+        """Whether torch.compile is used."""
+        return self.name != "eager"
+
+    @property
+    def recording(self) -> bool:
+        """Whether torch's graph trees are asked to record."""
+        return self.name in RECORDING_MODES
+
+    @property
+    def own(self) -> bool:
+        """Whether this library records."""
+        return self.name == OWN
+
+    @property
+    def inductor(self) -> str:
+        """The mode that torch.compile gets."""
+        return "default" if self.own else self.name
+
+
+def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
+    """The mode to run on a device.
+
+    Raises:
+        ValueError: no such mode, or one that records CUDA graphs on a device without them.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}; choose one of {', '.join(MODES)}")
+    if mode == "auto":
+        if device_type == "cuda":
+            return Mode("default", "auto: compiled, until warmup() has measured")
+        # Inductor trains GINE 4x64 at 0.35 of eager speed here: two cores, 2026-11-20,
+        # bench_runner --models gine:4x64 --batch-sizes 128 --modes eager default.
+        return Mode("eager", f"auto: eager on {device_type}, where compiling GNNs is slower")
+    if mode in (*RECORDING_MODES, OWN) and device_type != "cuda" and not allow_cpu:
+        raise ValueError(
+            f"mode={mode!r} records CUDA graphs, but the model is on {device_type}, where torch "
+            "would run it silently without: move the model with .to('cuda'), use mode='default' "
+            "or 'eager', or pass allow_cpu=True to run it so all the same"
+        )
+    return Mode(mode, "as asked")

@@ -1,0 +1,99 @@
+"""A step captured as torch.compile would, without compiling it: in how many graphs, and what of it
+depends on data.
+
+``torch.compile`` with Inductor takes tens of seconds; tracing alone takes about one. The backend
+here only looks at the captured graph and then runs it as it is, operation by operation, so that one
+call tells both whether the step is static and what numbers it gives.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import NotStatic
+from staticgraph.steps.obstacles import Obstacle, obstacles
+
+
+@dataclass(slots=True)
+class Trace:
+    """What tracing a step found.
+
+    Attributes:
+        result: what the step returned, or None where it could not be traced.
+        graphs: how many graphs were captured; a static step is one.
+        obstacles: operations whose result depends on data.
+        error: why tracing stopped, in torch's words or in those of NotStatic.
+    """
+
+    result: Any = None
+    graphs: int = 0
+    obstacles: list[Obstacle] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def static(self) -> bool:
+        """Whether the step is one graph of fixed shapes."""
+        return self.error is None and self.graphs == 1 and not self.obstacles
+
+
+def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Trace:
+    """Captures ``compute(batch)`` as a compiled step would see it: without host counts.
+
+    Nothing that ``compute`` changes (gradients, buffers) is put back.
+    """
+    trace = Trace()
+    layout, names = batch.layout, tuple(batch.tensors())
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        trace.graphs += 1
+        trace.obstacles += obstacles(graph)
+        return graph.forward
+
+    def step(*tensors: Tensor) -> Any:
+        return compute(StaticBatch(layout, dict(zip(names, tensors, strict=True))))
+
+    torch._dynamo.reset()
+    try:
+        with warnings.catch_warnings(), tracing_options():
+            warnings.simplefilter("ignore")
+            compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=look)
+            trace.result = compiled(*batch.tensors().values())
+    except NotStatic as error:
+        trace.error = str(error)
+    except Exception as error:  # whatever the model or torch raise while it is traced
+        cause = _cause(error)
+        trace.error = str(cause)
+    return trace
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The NotStatic that tracing wrapped, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        inner = getattr(seen, "inner_exception", None)
+        if isinstance(seen, NotStatic):
+            return seen
+        if isinstance(inner, NotStatic):
+            return inner
+        seen = seen.__cause__ or seen.__context__
+    return error
+
+
+def tracing_options() -> AbstractContextManager[None]:
+    """Lets a step call ``torch.autograd.grad`` (forces), and hold recurrent layers, which run as
+    unrolled cells, in one graph.
+
+    The switches are torch's own, of 2.11 and later; one that is missing is left out, and tracing
+    says what it cannot do.
+    """
+    config = torch._dynamo.config
+    wanted = {"trace_autograd_ops": True, "allow_rnn": True}
+    return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})

@@ -1,0 +1,1 @@
+"""PyG's graphs, one by one, to flat columns."""

@@ -1,0 +1,123 @@
+"""What the fields of a data set count, and which rows of their own they have: its axes.
+
+The problem: ``__inc__`` gives numbers, graph by graph, where a batch of fixed shape must know what
+they are numbers of. The idea: compare them over all graphs with the counts that are there, and let
+what is left be an axis, named after the field with so many rows, the number that says it, or the
+index itself. Invariant: with a schema nothing is guessed; a graph that counts otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Level, Schema
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.pyg.rules import Increments, counted_level
+
+
+class CountedFields:
+    """The fields of all graphs as they are collected, with what PyG's rules said of each."""
+
+    def __init__(self, name: str, schema: Schema | None, levels: Mapping[str, Level]) -> None:
+        self.name = name
+        self.schema = schema
+        self.levels = levels
+        self.nodes: list[int] = []
+        self.edges: list[int] = []
+        self.values: dict[str, list[Tensor]] = {}
+        self.cat_dims: dict[str, int | None] = {}
+        self.increments: dict[str, list[tuple[int, ...]]] = {}
+        self.axes: dict[str, IntArray] = {}
+
+    def _lengths(self, key: str) -> IntArray:
+        tensors = self.values[key]
+        return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+
+    def _by_rank(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
+        """The fields, those that others may share rows with first."""
+        own = [key for key in self.values if counts[key] or self.cat_dims[key]]
+        return own + [key for key in self.values if key not in own]
+
+    def _counts(self) -> dict[str, tuple[Level, ...]]:
+        """What the values of each field count, over the whole data set. What is neither nodes nor
+        edges becomes an axis."""
+        if self.schema is not None:
+            return self._expected_counts(self.schema)
+        counts: dict[str, tuple[Level, ...]] = {}
+        nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
+        for key, said in self.increments.items():
+            found = []
+            for place, steps in enumerate(Increments(key, said).columns()):
+                level = counted_level(steps, nodes, edges, self.axes)
+                if level is None:
+                    level = self._axis_for(key, place, steps)
+                    self.axes[level] = steps
+                found.append(level)
+            counts[key] = tuple(found)
+        return counts
+
+    def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
+        """A name for what increments of a field count: of the field with so many rows, of the
+        number that says it (``num_clusters``), or of the field itself."""
+        for other in self.values:
+            if other != key and np.array_equal(self._lengths(other), steps):
+                return self.levels.get(other, other)
+        for other, tensors in self.values.items():
+            whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
+            if whole and np.array_equal([int(t) for t in tensors], steps):
+                return other.removeprefix("num_") or other
+        return f"{key}_{place}"
+
+    def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
+        """The schema's counts, and the axes' rows; refused where these graphs count otherwise."""
+        counts = {key: schema[key].counts for key in self.values}
+        known = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
+        known["graph"] = np.ones_like(known["node"])
+        said = {key: Increments(key, self.increments[key]).columns() for key in self.values}
+        for axis in schema.axes:
+            if axis.name in self.axes:
+                known[axis.name] = self.axes[axis.name]
+                continue
+            rows = [self._lengths(key) for key in self.values if schema[key].level == axis.name]
+            rows += [
+                said[key][min(place, len(said[key]) - 1)] if said[key] else known["graph"] * 0
+                for key in self.values
+                for place, level in enumerate(counts[key])
+                if level == axis.name
+            ]
+            known[axis.name] = self.axes[axis.name] = rows[0] if rows else known["graph"] * 0
+        for key, levels in counts.items():
+            if self.cat_dims[key] != schema[key].cat_dim:
+                raise BadGraph(
+                    f"graph 0 gives {self.cat_dims[key]} as __cat_dim__ of {key!r}; the plan was "
+                    f"made for {schema[key].cat_dim}: convert the new graphs as the training data"
+                )
+            columns = said[key] or [known["graph"] * 0]
+            wanted = [known[level] if level else known["graph"] * 0 for level in levels or ("",)]
+            width = max(len(columns), len(wanted))
+            for place in range(width):
+                found = columns[min(place, len(columns) - 1)]
+                expected = wanted[min(place, len(wanted) - 1)]
+                if not np.array_equal(found, expected):
+                    odd = int((found != expected).argmax())
+                    raise BadGraph(
+                        f"graph {odd} adds {found[odd]} to {key!r} (__inc__), where the plan was "
+                        f"made for values that count {' and '.join(levels) or 'nothing'}, of which "
+                        f"it has {expected[odd]}: convert the new graphs as the training data was"
+                    )
+        return counts
+
+    def _on_axis(self, key: str, axis: str, lengths: IntArray) -> str:
+        """Puts a field on an axis, which begins to be where there was none of the name."""
+        rows = self.axes.setdefault(axis, lengths)
+        if not np.array_equal(rows, lengths):
+            odd = int((rows != lengths).argmax())
+            raise BadGraph(
+                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {rows[odd]} {axis}: "
+                "fields of one axis have as many rows; give it another name in levels="
+            )
+        return axis

@@ -1,0 +1,85 @@
+"""Any sequence of PyG graphs -> a store, through the reader of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Level, Schema
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.pyg.hetero import HeteroReader
+from staticgraph.store.pyg.homogeneous import PygReader
+from staticgraph.text.progress import bar
+
+# Attributes that PyG keeps for itself, or that say what the offsets say already.
+IGNORED = frozenset({"edge_index", "num_nodes", "batch", "ptr"})
+# Showing progress for less than this is flicker.
+PROGRESS_FROM = 5000
+
+
+def from_pyg(
+    dataset: Any,
+    *,
+    schema: Schema | None = None,
+    levels: Mapping[str, Level] | None = None,
+    exclude: Iterable[str] = (),
+    check_finite: bool | tuple[str, ...] = False,
+    name: str | None = None,
+    progress: bool = True,
+) -> GraphStore:
+    """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
+
+    Args:
+        dataset: graphs: a data set, a sequence, or anything that gives one after the other, such
+            as a generator. A transform of the data set is applied once, now.
+        schema: the fields to expect, as for new graphs given to a trained model; without it they
+            are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
+        levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell: in a
+            data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks like an
+            edge feature. Any other word is an axis: fields of the same word have as many rows.
+        exclude: attributes to leave out.
+        check_finite: refuse NaN and infinity in every floating field but ``y``, or in those named.
+        name: what messages call the data set; its class by default.
+        progress: show a bar for data sets that take more than a moment.
+
+    Raises:
+        BadGraph: an empty data set; a graph without a field that others have, or with another dtype
+            or width; an attribute whose length is neither nodes, edges nor a constant; an edge
+            outside its graph. The message names the graph and the remedy.
+    """
+    name = name or type(dataset).__name__
+    excluded = IGNORED | set(exclude)
+    graphs, total = _one_by_one(dataset)
+    reader: PygReader | None = None
+    for number, data in enumerate(
+        bar(
+            graphs,
+            desc=f"reading {name}",
+            unit=" graphs",
+            total=total,
+            show=progress and (total or 0) >= PROGRESS_FROM,
+        )
+    ):
+        if reader is None:
+            kind = HeteroReader if hasattr(data, "node_types") else PygReader
+            reader = kind(name, excluded, schema, levels or {})
+        reader.add(number, data)
+    if reader is None:
+        raise BadGraph(f"{name} is empty: a store needs at least one graph")
+    return reader.store(check_finite)
+
+
+def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:
+    """The graphs in order, and how many they are where that is known. What has a length and
+    positions is read by position, as PyG's data sets are meant to be."""
+    if hasattr(dataset, "to_dict") and hasattr(dataset, "num_nodes"):
+        raise BadGraph(f"a {type(dataset).__name__} is a single graph: pass a list, [data]")
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return (dataset[number] for number in range(len(dataset))), len(dataset)
+    if not hasattr(dataset, "__iter__"):
+        raise BadGraph(
+            f"a {type(dataset).__name__} is not a data set: pass a list of "
+            "torch_geometric.data.Data, or anything that gives them one by one"
+        )
+    return dataset, len(dataset) if hasattr(dataset, "__len__") else None

@@ -1,0 +1,282 @@
+"""PyG ``HeteroData`` objects -> the flat columns of a store, and back.
+
+Nodes and edges of several types are axes of the data set: each type has its own rows, its own
+padding and its own mask, and all of them stand in one slot. A type's ``edge_index`` is an index
+field whose two rows count the nodes of its two ends. The types are those of the first graph (or of
+a schema); a graph may lack nodes or edges of some, then it has none of them.
+
+A field is stored under ``type.name``: ``atom.x``, ``atom__bond__atom.edge_attr``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Axis, Level, Schema
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import IndexRule
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.pyg.homogeneous import PygReader, as_tensor, whole_count
+from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
+
+# What PyG keeps of a type for itself, or what the offsets say already.
+IGNORED = frozenset({"num_nodes", "batch", "ptr"})
+
+
+def axes_of(data: Any) -> tuple[Axis, ...]:
+    """The types of a ``HeteroData``, nodes first."""
+    nodes = tuple(Axis(name, "node", (name,)) for name in data.node_types)
+    edges = tuple(Axis("__".join(kind), "edge", tuple(kind)) for kind in data.edge_types)
+    return nodes + edges
+
+
+class HeteroReader(PygReader):
+    """Collects the tensors of every graph under the names of their types."""
+
+    def __init__(
+        self,
+        name: str,
+        excluded: set[str] | frozenset[str],
+        schema: Schema | None,
+        levels: Mapping[str, Level],
+    ) -> None:
+        super().__init__(name, excluded - {"edge_index"}, schema, levels)
+        self.types: tuple[Axis, ...] = () if schema is None else schema.node_axes + schema.edge_axes
+        self.counts_of: dict[str, list[int]] = {axis.name: [] for axis in self.types}
+
+    def add(self, number: int, data: Any) -> None:
+        """Takes one graph."""
+        if not hasattr(data, "node_types"):
+            raise BadGraph(
+                f"item {number} of {self.name} is a {type(data).__name__}; expected HeteroData, "
+                "as the first"
+            )
+        if not self.types:
+            self.types = axes_of(data)
+            self.counts_of = {axis.name: [] for axis in self.types}
+            self._check_types()
+        self._refuse_unknown(number, data)
+        found: dict[str, Said] = {}
+        present = {*data.node_types, *data.edge_types}
+        for axis in self.types:
+            rows = 0
+            if axis.key in present:
+                rows = self._read_type(number, data, axis, found)
+            self.counts_of[axis.name].append(rows)
+        for key, value in data._global_store.items():
+            self._read(number, data, key, key, value, found)
+        self._fill_absent(present, found)
+        self.nodes.append(sum(self.counts_of[a.name][-1] for a in self.types if a.kind == "node"))
+        self.edges.append(sum(self.counts_of[a.name][-1] for a in self.types if a.kind == "edge"))
+        self._collect(number, found)
+
+    def _check_types(self) -> None:
+        known = {axis.key for axis in self.types if axis.kind == "node"}
+        for axis in self.types:
+            missing = {*axis.type[::2]} - known if axis.kind == "edge" else set()
+            if missing:
+                raise BadGraph(
+                    f"graph 0 of {self.name} has edges {axis.key} but no nodes of type "
+                    f"{', '.join(map(repr, sorted(missing)))}: add them, with num_nodes at least"
+                )
+
+    def _refuse_unknown(self, number: int, data: Any) -> None:
+        known = {axis.key for axis in self.types}
+        for key in (*data.node_types, *data.edge_types):
+            if key not in known:
+                what = "the plan does not have" if self.schema else "graph 0 lacks"
+                raise BadGraph(
+                    f"graph {number} has {'edges' if isinstance(key, tuple) else 'nodes'} of type "
+                    f"{key!r}, which {what}: let the first graph have every type (empty where it "
+                    "has none), and new graphs the types of the training data"
+                )
+
+    def _read_type(self, number: int, data: Any, axis: Axis, found: dict[str, Said]) -> int:
+        """All fields of one type; how many rows it has here."""
+        store = data[axis.key]
+        for key, value in store.items():
+            if key not in IGNORED:
+                self._read(number, data, f"{axis.name}.{key}", key, value, found, store)
+        if axis.kind == "node":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+                rows = store.num_nodes
+            if rows is None:
+                raise BadGraph(
+                    f"graph {number} does not say how many nodes of type {axis.key!r} it has: set "
+                    f"data[{axis.key!r}].num_nodes"
+                )
+            return whole_count(rows, number)
+        index = found.get(f"{axis.name}.edge_index")
+        if index is None or index.rows.dim() != 2 or index.rows.size(1) != 2:
+            raise BadGraph(
+                f"graph {number} has edges {axis.key} without an edge_index of shape [2, edges]: "
+                "add it, or drop the type"
+            )
+        return len(index.rows)
+
+    def _read(
+        self,
+        number: int,
+        data: Any,
+        name: str,
+        key: str,
+        value: Any,
+        found: dict[str, Said],
+        *store: Any,
+    ) -> None:
+        if key in self.excluded or name in self.excluded:
+            return
+        tensor = as_tensor(value, name)
+        if tensor is not None:
+            found[name] = said_by(data, key, tensor, number, *store)
+
+    def _fill_absent(self, present: set[Any], found: dict[str, Said]) -> None:
+        """No rows in every field of a type that this graph does not have at all."""
+        for axis in self.types:
+            if axis.key in present:
+                continue
+            expected = self.values if self.schema is None else [f.name for f in self.schema]
+            for name in expected:
+                if not name.startswith(f"{axis.name}."):
+                    continue
+                steps: tuple[int, ...] = ()
+                if axis.kind == "edge" and name.endswith("index"):
+                    steps = tuple(self.counts_of[end][-1] for end in axis.type[::2])
+                if self.schema is not None:
+                    field = self.schema[name]
+                    empty = torch.zeros(0, *field.shape, dtype=getattr(torch, field.dtype))
+                    found[name] = Said(empty, field.cat_dim, steps)
+                else:
+                    found[name] = Said(self.values[name][0][:0], self.cat_dims[name], steps)
+
+    # ------------------------------------------------------------------ deciding
+
+    def _owner(self, key: str) -> Axis | None:
+        """The type that a field belongs to; None for a graph's own."""
+        owners = [axis for axis in self.types if key.startswith(f"{axis.name}.")]
+        return max(owners, key=lambda axis: len(axis.name), default=None)
+
+    def _counts(self) -> dict[str, tuple[Level, ...]]:
+        self.axes = {name: np.asarray(rows) for name, rows in self.counts_of.items()}
+        if self.schema is not None:
+            return self._expected_counts(self.schema)
+        counts: dict[str, tuple[Level, ...]] = {}
+        ends = {axis.name: axis.type[::2] for axis in self.types if axis.kind == "edge"}
+        for key, said in self.increments.items():
+            owner = self._owner(key)
+            columns = Increments(key, said).columns()
+            if owner is not None and owner.name in ends and key.endswith("index"):
+                counts[key] = ends[owner.name]
+                self._check_ends(key, columns, counts[key])
+                continue
+            found = []
+            for place, steps in enumerate(columns):
+                level = counted_level(steps, None, None, self.axes)
+                if level is None:
+                    level = self._axis_for(key, place, steps)
+                    self.axes[level] = steps
+                found.append(level)
+            counts[key] = tuple(found)
+        return counts
+
+    def _check_ends(self, key: str, columns: list[IntArray], ends: tuple[Level, ...]) -> None:
+        for place, end in enumerate(ends):
+            steps = columns[min(place, len(columns) - 1)] if columns else 0 * self.axes[end]
+            wrong = steps != self.axes[end]
+            if wrong.any():
+                odd = int(wrong.argmax())
+                raise BadGraph(
+                    f"graph {odd} adds {steps[odd]} to row {place} of {key!r} (__inc__), but has "
+                    f"{self.axes[end][odd]} nodes of type {end!r}: let __inc__ say so, or give the "
+                    "field a name that does not end in 'index'"
+                )
+
+    def _level(self, key: str, tensors: Any, is_index: bool = False) -> tuple[Level, int]:
+        owner = self._owner(key)
+        lengths = self._lengths(key)
+        if self.schema is not None:
+            self._check_lengths(key, lengths)
+            return self.schema[key].level, self.schema[key].rows
+        if self.cat_dims[key] is None:
+            return "graph", 1
+        if key in self.levels:
+            asked = self.levels[key]
+            return (
+                (asked, int(lengths[0]))
+                if asked == "graph"
+                else (
+                    self._on_axis(key, asked, lengths),
+                    1,
+                )
+            )
+        if owner is not None and np.array_equal(lengths, self.axes[owner.name]):
+            return owner.name, 1
+        if (lengths == lengths[0]).all() and lengths[0] > 0:
+            return "graph", int(lengths[0])
+        shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
+        if shared or is_index or self.cat_dims[key]:
+            return self._on_axis(key, shared[-1] if shared else key, lengths), 1
+        rows = "no type" if owner is None else f"{owner.name}"
+        counts = np.zeros_like(lengths) if owner is None else self.axes[owner.name]
+        odd = int((lengths != counts).argmax())
+        raise BadGraph(
+            f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {counts[odd]} of {rows}, "
+            f"and {lengths[0]} in graph 0: a field belongs to a type, or has the same number of "
+            f"rows in every graph; pass exclude=[{key!r}], or name its rows with "
+            f"levels={{{key!r}: 'rows'}}"
+        )
+
+    def _no_label(self, number: int, key: str) -> Tensor:
+        assert self.schema is not None
+        field = self.schema[key]
+        known = {name: rows[number] for name, rows in self.counts_of.items()}
+        rows = {"graph": field.rows, **known}[field.level]
+        return torch.zeros(rows, *field.shape, dtype=getattr(torch, field.dtype))
+
+    def _built(
+        self,
+        fields: Mapping[str, tuple[Level, Any]],
+        rows: Mapping[str, int],
+        counts: Mapping[str, tuple[Level, ...]],
+        check_finite: bool | tuple[str, ...],
+    ) -> GraphStore:
+        types = {axis.name: axis for axis in self.types}
+        none = np.empty(0, np.int64)
+        return GraphStore.from_arrays(
+            np.asarray(self.nodes, dtype=np.int64),
+            np.asarray(self.edges, dtype=np.int64),
+            none,
+            none,
+            fields,
+            rows=rows,
+            name=self.name,
+            check_finite=check_finite,
+            axes={types.get(name, Axis(name)): found for name, found in self.axes.items()},
+            rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in fields},
+        )
+
+
+def assembled(schema: Schema, values: Mapping[str, Any], rows: Mapping[str, int]) -> Any:
+    """One graph as ``HeteroData``, given its tensors and how many rows it has of each type."""
+    from torch_geometric.data import HeteroData
+
+    data = HeteroData()
+    types = schema.node_axes + schema.edge_axes
+    for axis in schema.node_axes:
+        data[axis.key].num_nodes = rows[axis.name]
+    for name, value in values.items():
+        owners = [axis for axis in types if name.startswith(f"{axis.name}.")]
+        owner = max(owners, key=lambda axis: len(axis.name), default=None)
+        if owner is None:
+            setattr(data, name, value)
+        else:
+            setattr(data[owner.key], name.removeprefix(f"{owner.name}."), value)
+    return data

@@ -1,0 +1,289 @@
+"""PyG ``Data`` objects -> the flat columns of a store.
+
+Which level an attribute belongs to is not written anywhere in a ``Data``: PyG guesses from its
+length, graph by graph. Here it is decided once over the whole data set, so that a graph with as
+many edges as nodes, or a single node, cannot change what ``y`` means; a field that is missing, has
+another dtype or another width in one graph is an error that names the graph.
+
+Index fields follow PyG's ``__cat_dim__`` and ``__inc__`` (:mod:`staticgraph.store.pyg.rules`). What
+they count and what has rows of neither nodes nor edges beside them becomes an axis of the data.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import LEVELS, Axis, Level, Schema
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.store.columns import Array, IndexRule, native
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.pyg.counting import CountedFields
+from staticgraph.store.pyg.rules import Said, asks_nothing, said_by
+
+# What tells rows of nodes and of edges apart by name: a part of it, or all of it.
+OF_EDGES = ("edge", "bond")
+OF_NODES = ("node", "atom", "mask")
+NODE_NAMES = frozenset(
+    {"x", "y", "z", "h", "pos", "vel", "norm", "force", "forces", "charge", "charges", "mass"}
+)
+
+
+class PygReader(CountedFields):
+    """Collects the tensors of every graph, then decides levels and concatenates."""
+
+    def __init__(
+        self,
+        name: str,
+        excluded: set[str] | frozenset[str],
+        schema: Schema | None,
+        levels: Mapping[str, Level],
+    ) -> None:
+        super().__init__(name, schema, levels)
+        self.excluded = excluded
+        self.edge_index: list[Tensor] = []
+
+    def add(self, number: int, data: Any) -> None:
+        hetero = hasattr(data, "node_types")
+        if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
+            raise BadGraph(
+                f"item {number} of {self.name} is a {type(data).__name__}; "
+                f"expected torch_geometric.data.{'Data, as the first' if hetero else 'Data'}"
+            )
+        values = data.to_dict()
+        given = values.get("edge_index")
+        edge_index = torch.empty(2, 0, dtype=torch.int64) if given is None else as_tensor(given)
+        if edge_index is None:
+            raise BadGraph(
+                f"graph {number} has an edge_index of type {type(given).__name__}; expected a "
+                "tensor or an array, int64 [2, edges]"
+            )
+        if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.is_floating_point():
+            raise BadGraph(
+                f"graph {number} has an edge_index of shape {list(edge_index.shape)} and dtype "
+                f"{edge_index.dtype}; expected int64 [2, edges]"
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+            nodes = data.num_nodes
+        self.nodes.append(whole_count(nodes, number))
+        self.edges.append(edge_index.size(1))
+        self.edge_index.append(edge_index)
+        found = {}
+        for key, value in values.items():
+            if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
+                plain = asks_nothing(data, key)
+                found[key] = Said(tensor) if plain else said_by(data, key, tensor, number)
+        self._collect(number, found)
+
+    def _collect(self, number: int, found: dict[str, Said]) -> None:
+        if self.schema is not None:
+            expected = [item.name for item in self.schema]
+        else:
+            expected = list(self.values) if number else list(found)
+        for key in expected:
+            if key not in found:
+                if self.schema is not None and key.rpartition(".")[2] == "y":
+                    found[key] = Said(self._no_label(number, key))
+                else:
+                    raise BadGraph(
+                        f"graph {number} has no {key!r}, which "
+                        f"{'the plan expects' if self.schema else 'graph 0 has'}; add it to "
+                        f"every graph, or pass exclude=[{key!r}]"
+                    )
+            self.values.setdefault(key, []).append(found[key].rows)
+            self.increments.setdefault(key, []).append(found[key].increments)
+            if self.cat_dims.setdefault(key, found[key].cat_dim) != found[key].cat_dim:
+                raise BadGraph(
+                    f"graph {number} gives {found[key].cat_dim} as __cat_dim__ of {key!r}, graph 0 "
+                    f"gave {self.cat_dims[key]}: make them alike in every graph"
+                )
+        extra = set(found) - set(expected)
+        if extra and self.schema is None:
+            raise BadGraph(
+                f"graph {number} has {sorted(extra)}, which graph 0 lacks; add it to every graph, "
+                f"or pass exclude={sorted(extra)}"
+            )
+
+    def _no_label(self, number: int, key: str) -> Tensor:
+        assert self.schema is not None
+        item = self.schema[key]
+        counts = {"node": self.nodes[number], "edge": self.edges[number], "graph": item.rows}
+        if item.level not in counts:
+            raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
+        return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
+
+    def store(self, check_finite: bool | tuple[str, ...]) -> GraphStore:
+        counts = self._counts()
+        fields: dict[str, tuple[Level, Array]] = {}
+        rows: dict[str, int] = {}
+        for key in self._by_rank(counts):
+            tensors = self.values[key]
+            level, count = self._level(key, tensors, bool(counts[key]))
+            self._check_rows(key, tensors)
+            if level == "graph":
+                rows[key] = count
+            fields[key] = (level, _numpy(key, torch.cat(tensors)))
+        fields = {key: fields[key] for key in self.values}
+        store = self._built(fields, rows, counts, check_finite)
+        if self.schema is not None:
+            self._check_schema(store)
+        return store
+
+    def _built(
+        self,
+        fields: Mapping[str, tuple[Level, Array]],
+        rows: Mapping[str, int],
+        counts: Mapping[str, tuple[Level, ...]],
+        check_finite: bool | tuple[str, ...],
+    ) -> GraphStore:
+        edge_index = _numpy("edge_index", torch.cat(self.edge_index, dim=1))
+        return GraphStore.from_arrays(
+            np.asarray(self.nodes, dtype=np.int64),
+            np.asarray(self.edges, dtype=np.int64),
+            edge_index[0],
+            edge_index[1],
+            fields,
+            rows=rows,
+            name=self.name,
+            check_finite=check_finite,
+            axes={Axis(name): found for name, found in self.axes.items()},
+            rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in self.values},
+        )
+
+    def _level(
+        self, key: str, tensors: Sequence[Tensor], is_index: bool = False
+    ) -> tuple[Level, int]:
+        """The level of an attribute over the whole data set, and its rows a graph."""
+        lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
+        if self.schema is not None:
+            self._check_lengths(key, lengths)
+            return self.schema[key].level, self.schema[key].rows
+        is_node = np.array_equal(lengths, self.nodes)
+        is_edge = np.array_equal(lengths, self.edges)
+        constant = bool((lengths == lengths[0]).all())
+        asked = self.levels.get(key)
+        if self.cat_dims[key] is None:
+            return "graph", 1
+        if asked is not None and asked not in LEVELS:
+            return self._on_axis(key, asked, lengths), 1
+        if asked == "graph" and constant:
+            return "graph", int(lengths[0])
+        if (asked == "node" and is_node) or (asked == "edge" and is_edge):
+            return asked, 1
+        if asked is not None:
+            raise BadGraph(
+                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row a {asked} in every "
+                f"graph ({lengths[0]} rows in graph 0, which has {self.nodes[0]} nodes and "
+                f"{self.edges[0]} edges)"
+            )
+        if key in self.axes and np.array_equal(lengths, self.axes[key]):
+            return key, 1  # a row of another field's values counts these
+        if key == "y" and constant and lengths[0] == 1:
+            return "graph", 1  # even where every graph has one node, or one edge
+        if is_edge and is_node:
+            return self._told_by_name(key, int(sum(self.nodes))), 1
+        if is_edge:
+            return "edge", 1
+        if is_node:
+            return "node", 1
+        if constant and lengths[0] > 0:
+            return "graph", int(lengths[0])
+        shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
+        if shared or is_index or self.cat_dims[key]:
+            return self._on_axis(key, shared[0] if shared else key, lengths), 1
+        odd = int(((lengths != self.nodes) & (lengths != self.edges)).argmax())
+        raise BadGraph(
+            f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} nodes "
+            f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
+            f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}], "
+            f"or name its rows with levels={{{key!r}: 'rows'}}"
+        )
+
+    def _told_by_name(self, key: str, rows: int) -> Level:
+        """The level of a field where every graph has as many nodes as edges: names that PyG and
+        its data sets use tell. Edges are sorted and padded apart from nodes, so a guess would put
+        some fields' rows in the wrong order."""
+        if any(part in key for part in OF_EDGES):
+            return "edge"
+        if any(part in key for part in OF_NODES) or key in NODE_NAMES or not rows:
+            return "node"
+        raise BadGraph(
+            f"{key!r} has a row a node and a row an edge, since every graph has as many of both, "
+            f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
+            f"levels={{{key!r}: 'edge'}}"
+        )
+
+    def _check_lengths(self, key: str, lengths: IntArray) -> None:
+        """Refuses a graph with another number of rows than the schema's level asks for."""
+        assert self.schema is not None
+        item = self.schema[key]
+        counts: dict[str, Any] = {
+            "node": self.nodes,
+            "edge": self.edges,
+            "graph": [item.rows] * len(lengths),
+            **self.axes,
+        }
+        expected = np.asarray(counts[item.level], dtype=np.int64)
+        if (lengths != expected).any():
+            odd = int((lengths != expected).argmax())
+            raise BadGraph(
+                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} "
+                f"nodes and {self.edges[odd]} edges; the plan was made for {item.describe()}, "
+                f"which is {expected[odd]} rows: convert the new graphs as the training data was"
+            )
+
+    def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:
+        first = tensors[0]
+        for number, tensor in enumerate(tensors):
+            if tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
+                raise BadGraph(
+                    f"{key!r} is {tensor.dtype} with rows of shape {list(tensor.shape[1:])} in "
+                    f"graph {number}, but {first.dtype} with rows of shape "
+                    f"{list(first.shape[1:])} in graph 0: make them alike in every graph"
+                )
+
+    def _check_schema(self, store: GraphStore) -> None:
+        assert self.schema is not None
+        for item in self.schema:
+            found = store.schema[item.name]
+            if (found.dtype, found.shape) != (item.dtype, item.shape):
+                raise BadGraph(
+                    f"graph 0 has {item.name!r} as {found.describe()}; the plan was made for "
+                    f"{item.describe()}: convert the new graphs as the training data was"
+                )
+
+
+def whole_count(nodes: Any, number: int) -> int:
+    """``num_nodes`` of one graph, which PyG lets be anything."""
+    if nodes is None or type(nodes) is int:
+        return nodes or 0
+    nodes = nodes.item() if isinstance(nodes, Tensor) and nodes.numel() == 1 else nodes
+    return int(whole_numbers(nodes, f"graph {number}: num_nodes", BadGraph).reshape(-1)[0])
+
+
+def as_tensor(value: Any, key: str = "edge_index") -> Tensor | None:
+    """A tensor for numbers, arrays and tensors; None for what a batch cannot carry (strings)."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise BadGraph(
+                "sparse adjacency matrices are not supported: store edge_index instead of adj_t"
+            )
+        return torch.atleast_1d(value.detach().cpu())
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return torch.atleast_1d(torch.from_numpy(native(np.atleast_1d(value), key)))
+    if isinstance(value, bool | int | float):
+        return torch.tensor([value])
+    return None
+
+
+def _numpy(key: str, tensor: Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        raise BadGraph(f"{key!r} is bfloat16, which a store cannot keep; give it as float32")
+    return tensor.contiguous().numpy()

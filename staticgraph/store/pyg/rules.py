@@ -1,0 +1,147 @@
+"""What PyG's ``__cat_dim__`` and ``__inc__`` say of a field, read once and kept as levels.
+
+PyG asks both of every graph whenever it makes a batch: along which dimension to concatenate, and
+how much to add to the values of each graph. Over a data set the answers are always counts: of
+nodes, of edges, of the rows of another field, of clusters. Here each is matched with what it
+counts, over all graphs, so that a batch of fixed shape can add and pad without asking again. What
+is no such count is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Level
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Only for keys with one of these do PyG's own classes say anything but "rows first, add nothing".
+_SPECIAL = ("index", "face", "batch", "adj")
+
+
+class Said(NamedTuple):
+    """What one graph says of one field.
+
+    Attributes:
+        rows: the value with its rows first.
+        cat_dim: where they were, counted from the front; None where PyG stacks.
+        increments: what to add, one number or one for each scalar of a row; empty for nothing.
+    """
+
+    rows: Tensor
+    cat_dim: int | None = 0
+    increments: tuple[int, ...] = ()
+
+
+def asks_nothing(data: Any, key: str) -> bool:
+    """Whether a graph's class has PyG's own rules and they are the plain ones for this key."""
+    from torch_geometric.data import Data
+
+    kind = type(data)
+    stock = kind.__inc__ is Data.__inc__ and kind.__cat_dim__ is Data.__cat_dim__
+    return stock and not any(word in key for word in _SPECIAL)
+
+
+def said_by(data: Any, key: str, value: Tensor, number: int, *store: Any) -> Said:
+    """Asks a graph about one of its fields.
+
+    Raises:
+        BadGraph: an answer that no batch of fixed shape can follow.
+    """
+    try:
+        dim = data.__cat_dim__(key, value, *store)
+        step = data.__inc__(key, value, *store)
+    except Exception as error:  # whatever a user's method raises
+        raise BadGraph(
+            f"graph {number}: its __cat_dim__ or __inc__ of {key!r} raised "
+            f"{type(error).__name__}: {error}; mend it, or pass exclude=[{key!r}]"
+        ) from error
+    if dim is None:
+        rows = value[None]
+    elif isinstance(dim, int) and -value.dim() <= dim < value.dim():
+        dim %= value.dim()
+        rows = value.movedim(dim, 0)
+    else:
+        raise BadGraph(
+            f"graph {number} gives {dim!r} as __cat_dim__ of {key!r}, whose shape is "
+            f"{list(value.shape)}; one of its dimensions, or None, can be concatenated along"
+        )
+    steps = _increments(step, value, dim, key, number)
+    if steps and value.is_floating_point():
+        raise BadGraph(
+            f"graph {number} would add {step} to {key!r}, which is {value.dtype} (__inc__ counts "
+            "for every field whose name has 'batch' or 'index' in it): rename the field, or let "
+            "__inc__ return 0 for it"
+        )
+    return Said(rows.contiguous(), dim, steps)
+
+
+def _increments(
+    step: Any, value: Tensor, dim: int | None, key: str, number: int
+) -> tuple[int, ...]:
+    """One number, or one for each scalar of a row; empty where nothing is added."""
+    steps = torch.as_tensor(step)
+    if steps.is_floating_point() or (steps.numel() and int(steps.min()) < 0):
+        raise BadGraph(
+            f"graph {number} gives {step!r} as __inc__ of {key!r}; whole numbers from 0 on can be "
+            "added"
+        )
+    if steps.numel() <= 1:
+        single = int(steps.sum())
+        return (single,) if single else ()
+    shape = list(value.shape)
+    if dim is not None:
+        shape[dim] = 1
+    try:
+        spread = steps.expand(shape).movedim(dim or 0, 0).reshape(-1)
+    except RuntimeError:
+        raise BadGraph(
+            f"graph {number} gives increments of shape {list(steps.shape)} for {key!r} of shape "
+            f"{list(value.shape)}: what is added must be the same along dimension {dim}, over "
+            f"which graphs are concatenated, so it is a number or of a shape that spreads to "
+            f"{shape}"
+        ) from None
+    return tuple(spread.tolist())
+
+
+class Increments:
+    """The increments of one field over all graphs, ``[n, W]`` or ``[n, 1]``."""
+
+    def __init__(self, key: str, said: list[tuple[int, ...]]) -> None:
+        width = max((len(steps) for steps in said), default=0)
+        self.key = key
+        filled = []
+        for number, steps in enumerate(said):
+            if len(steps) not in (0, 1, width):
+                raise BadGraph(
+                    f"graph {number} gives {len(steps)} increments for {key!r}, others give {width}"
+                )
+            filled.append(steps * width if len(steps) == 1 else steps or (0,) * width)
+        self.steps = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
+
+    def columns(self) -> list[IntArray]:
+        """``[n]`` increments of each scalar of a row; one for all where they are the same."""
+        columns = list(self.steps.T)
+        same = all(np.array_equal(column, columns[0]) for column in columns)
+        return columns[:1] if same else columns
+
+
+def counted_level(
+    steps: IntArray,
+    nodes: IntArray | None,
+    edges: IntArray | None,
+    axes: Mapping[str, IntArray],
+) -> Level | None:
+    """What these increments count: ``""`` nothing, a level, or None where nothing fits."""
+    if not steps.any():
+        return ""
+    known = {"node": nodes, "edge": edges, **axes, "graph": np.ones_like(steps)}
+    fits = (
+        level for level, rows in known.items() if rows is not None and np.array_equal(rows, steps)
+    )
+    return next(fits, None)

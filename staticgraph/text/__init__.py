@@ -1,0 +1,1 @@
+"""Tables, sizes of bytes and progress, for people."""

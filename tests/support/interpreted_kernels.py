@@ -1,0 +1,310 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against the references.
+
+Started by test_kernels_triton.py in a process of its own, since ``TRITON_INTERPRET`` must stand
+before Triton is imported. A kernel's error is bounded by what its dtype can hold: a few units in
+the last place of the largest value that was added up, times the terms of the longest sum; where the
+result itself is bfloat16, one rounding of it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from conftest import EXAMPLES
+
+from support.collated import assert_same_bits, collated, filled, layout_for
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+import staticgraph as sg  # noqa: E402
+from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
+from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
+from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
+from staticgraph.kernels.collate import gpu as collate  # noqa: E402
+from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
+from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
+from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
+from staticgraph.kernels.linear import gpu as dense  # noqa: E402
+from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
+from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
+from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
+from staticgraph.kernels.segment_sum import segment_sum_reference  # noqa: E402
+from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
+from staticgraph.kernels.table_sum import table_sum_reference  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def exact(reference, tensors, grad, *rest):
+    """Result and gradients of the reference in float64, from the same (rounded) inputs."""
+    wide = [None if t is None else t.double().requires_grad_() for t in tensors]
+    out = reference(*wide, *rest)
+    out = out[0] if isinstance(out, tuple) else out
+    wanted = [t for t in wide if t is not None]
+    return out, torch.autograd.grad(out, wanted, grad.double())
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
+    """Within the rounding of ``terms`` float32 additions, and of the result's own dtype."""
+    scale = expected.abs().max().item() + 1e-30
+    bound = terms * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
+    return bool((found.double() - expected).abs().max() <= bound * scale)
+
+
+def graph(nodes: int = 23, edges: int = 60):
+    generator = torch.Generator().manual_seed(nodes)
+    src = torch.randint(nodes, (edges,), generator=generator)
+    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
+    everything = torch.arange(nodes + 1)
+    row_ptr = torch.searchsorted(dst, everything).int()
+    transpose = torch.argsort(src, stable=True)
+    col_ptr = torch.searchsorted(src[transpose].contiguous(), everything).int()
+    return src, dst, row_ptr, col_ptr, transpose.int()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [20])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize(
+    ("transform", "operand"),
+    [
+        ("copy", None),
+        ("multiply", "scalar"),
+        ("multiply", "edge"),
+        ("relu_add", "edge"),
+        ("relu_add", "table"),
+        ("multiply", "table"),
+    ],
+)
+def test_neighbour_sum(dtype, width, mean, transform, operand):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x = torch.randn(23, width).to(dtype)
+    shape = {"scalar": (60,), "edge": (60, width), "table": (7, width), None: None}[operand]
+    edge = None if shape is None else torch.randn(shape).to(dtype)
+    code = torch.randint(7, (60,)) if operand == "table" else None
+    eps = torch.tensor([0.5]) if mean else None
+    grad = torch.randn(23, width).to(dtype)
+    out = neighbour.forward(x, edge, code, src, row_ptr, eps, transform, mean)
+    # What the gradients start from, where the operands were handed on: added at the end.
+    into = [torch.randn_like(t) if mean and t is not None else None for t in (x, edge)]
+    dx, dedge = neighbour.backward(
+        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, *into, transform, mean
+    )
+    expected, gradients = exact(
+        neighbour_sum_reference, [x, edge], grad, code, src, dst, eps, transform, mean
+    )
+    gradients = [g if i is None else g + i for g, i in zip(gradients, into, strict=False)]
+    assert close(out, expected, 12)
+    assert close(dx, gradients[0], 12)
+    if edge is not None:
+        assert dedge.shape == edge.shape
+        assert close(dedge, gradients[1], max(width, 60))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(3, 5), (200, 70)])
+def test_table_sum(dtype, rows, width):
+    torch.manual_seed(0)
+    sizes = (5, 70, 2)
+    index = torch.stack([torch.randint(size, (rows,)) for size in sizes], 1)
+    offsets = torch.tensor([0, 5, 75, 77])
+    weight, grad = torch.randn(77, width).to(dtype), torch.randn(rows, width).to(dtype)
+    expected, (gradient,) = exact(lambda w: table_sum_reference(index, offsets, w), [weight], grad)
+    assert close(table.forward(index, offsets, weight), expected, 3)
+    assert close(table.backward(grad, index, offsets, 77), gradient, rows)
+    codes = table.codes(index, offsets)
+    assert torch.equal(torch.cartesian_prod(*map(torch.arange, sizes))[codes], index)
+
+
+def test_counts_on_the_matrix_unit_lose_nothing():
+    """Each entry named by one row: the gradient comes back to the last bit of float32, over
+    magnitudes that one bfloat16 cannot hold together."""
+    torch.manual_seed(0)
+    grad = torch.randn(70, 20) * 10.0 ** torch.randint(-6, 7, (70, 20))
+    index = torch.randperm(70)[:, None]
+    found = table.backward(grad, index, torch.tensor([0, 70]), 70)
+    assert torch.equal(found[index[:, 0]], grad)
+
+
+def test_an_index_outside_its_table_shows():
+    out = table.forward(torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 3]), torch.ones(3, 4))
+    assert torch.isfinite(out[0]).all()
+    assert torch.isnan(out[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mean", [False, True])
+def test_segment_sum(dtype, mean):
+    torch.manual_seed(0)
+    ptr = torch.tensor([0, 3, 3, 40, 41])
+    values, grad = torch.randn(41, 20).to(dtype), torch.randn(4, 20).to(dtype)
+    expected, (gradient,) = exact(lambda v: segment_sum_reference(v, ptr, mean), [values], grad)
+    assert close(segment.forward(values, ptr, mean), expected, 37)
+    assert close(segment.backward(grad, ptr, 41, mean), gradient, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("norm", "rows", "real"),
+    [(norm, 90, 77), (norm, 2100, 2000), (norm, 40, 0)]
+    + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
+)
+def test_batch_norm(dtype, relu, joined, norm, rows, real):
+    """2,100 rows make several chunks of several blocks; the mean is far from zero. Few rows go by
+    two launches or by one."""
+    torch.manual_seed(0)
+    x = (torch.randn(rows, 20) + 3).to(dtype)
+    residual = torch.randn(rows, 20).to(dtype) if joined else None
+    weight, bias, grad = torch.randn(20), torch.randn(20), torch.randn(rows, 20).to(dtype)
+    count = torch.tensor(real)
+    addend = torch.randn(rows, 20).to(dtype) if joined else None
+    out, mean, var, total = norm.forward(
+        x, addend, residual, weight, bias, count, *(None,) * 4, 1e-5, relu
+    )
+    if addend is not None:  # from here on the sum is what is normalised
+        assert not real or close(total[:real], (x.double() + addend)[:real], 1)
+        total[real:] = x[real:]
+        x = total
+    dx, dweight, dbias = norm.backward(grad, x, weight, bias, mean, var, count, 1e-5, relu)
+    expected, gradients = exact(
+        batch_norm_reference, [x, residual, weight, bias], grad, count, 1e-5, relu
+    )
+    assert close(out, expected, 64)
+    if not real:
+        assert not dx.any()
+        return
+    values = x[:real].double()
+    assert close(mean, values.mean(0), 64)
+    assert close(var, values.var(0, unbiased=False), 64)
+    # A value within rounding of zero may fall on the other side of ReLU: leave its column out.
+    at_zero = (expected if residual is None else expected - residual.double()).abs() < 1e-4
+    sure = ~(at_zero[:real] & (expected[:real] != 0)).any(0) if relu else torch.ones(20).bool()
+    for found, gradient in zip((dx, dweight, dbias), (gradients[0], *gradients[-2:]), strict=True):
+        assert close(found[..., sure], gradient[..., sure], 64)
+
+
+def test_partial_statistics_of_a_full_grid_join_without_loss():
+    """All 64 chunks, the last ones without a real row, and a mean a thousand times the spread."""
+    torch.manual_seed(0)
+    rows, real = 2048 * 3, 5000
+    x = torch.randn(rows, 4) + 1000
+    weight, bias, count = torch.ones(4), torch.zeros(4), torch.tensor(real)
+    x[real:] = torch.nan
+    out, mean, var, _ = norm.forward(x, None, None, weight, bias, count, *(None,) * 4, 1e-5, False)
+    wide = x[:real].double()
+    assert close(mean, wide.mean(0), 64)
+    # Deviations are rounded as the values are: by a thousandth of them, once each.
+    eps = torch.finfo(torch.float32).eps
+    assert ((var - wide.var(0, unbiased=False)).abs() <= 1000 * eps * 4).all()
+    assert not out[real:].any()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_head_blocks(parts):
+    """Copies alone, so exactly the reference's values, both ways; two blocks of different width."""
+    shapes, heads, size = [(2, 4), (1, 3)], 2, 5
+    place_of_node = torch.tensor([0, 1, 2, 3, 8, 9, 10, 11, 11])
+    node_of_place = torch.full((12,), 9)
+    node_of_place[place_of_node] = torch.arange(9)
+    node_of_place = node_of_place[:-1].clone()
+    rows = torch.randn(9, parts * heads * size)
+    graphs, widths = ([shape[i] for shape in shapes] for i in (0, 1))
+    blocks = head_blocks.to_blocks(rows, node_of_place, graphs, widths, heads, parts)
+    padded = torch.cat([rows, torch.zeros(1, rows.size(1))])[node_of_place]
+    for at, own in enumerate(padded.split([8, 3])):
+        for part in range(parts):
+            expected = own.view(*shapes[at], parts, heads, size)[:, :, part].transpose(1, 2)
+            assert torch.equal(blocks[at * parts + part], expected)
+    back = head_blocks.to_rows(blocks, place_of_node, parts)
+    assert torch.equal(back[:7], rows[:7])
+    assert not back[7:].any()
+
+
+@pytest.mark.parametrize(("norm", "momentum"), [(norm, 0.1), (norm, None), (small_norm, 0.1)])
+def test_running_statistics(norm, momentum):
+    """They move in the norm's own launches; 70 columns make two programs of each chunk."""
+    torch.manual_seed(0)
+    stock = torch.nn.BatchNorm1d(70, momentum=momentum)
+    ours = [stock.running_mean.clone(), stock.running_var.clone(), torch.tensor(0)]
+    weight, bias = torch.ones(70), torch.zeros(70)
+    for rows in (9, 30):
+        x = torch.randn(rows + 2, 70)
+        stock(x[:rows])
+        for count in (rows, 0):  # then a batch of padding alone
+            norm.forward(
+                x, None, None, weight, bias, torch.tensor(count), *ours, momentum, 1e-5, False
+            )
+    assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
+    assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
+    assert int(ours[2]) == 2
+
+
+def two_stores():
+    """Node, edge and graph fields, bits and rows wider than a block; nodes with positions."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("pos", (3,)), ("x", (70,))):
+        nodes, edges = np.array([3, 0, 1, 90, 2]), np.array([4, 0, 0, 130, 1])
+        ends = [rng.integers(0, np.repeat(nodes, edges)) for _ in range(2)]
+        fields = {
+            name: ("node", rng.normal(size=(nodes.sum(), *shape)).astype(np.float32)),
+            "one_hot": ("node", rng.integers(0, 2, (nodes.sum(), 11)).astype(np.float32)),
+            "mask": ("node", rng.random(nodes.sum()) < 0.5),
+            "edge_attr": ("edge", rng.integers(0, 9, (edges.sum(), 3))),
+            "y": ("graph", rng.normal(size=(5, 2))),
+            "labels": ("graph", np.where(rng.random((5, 3)) < 0.5, np.nan, 1).astype("f4")),
+        }
+        yield sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
+
+
+@pytest.mark.parametrize("store", list(two_stores()), ids=["positions", "wide"])
+@pytest.mark.parametrize("pointers", [True, False])
+@pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)
+def test_collate(store, pointers, ids, monkeypatch):
+    """Bit for bit what the host fills in, with the graphs added up in several turns."""
+    monkeypatch.setattr(collate, "GRAPHS", 4)
+    layout = layout_for(store, ids, pointers)
+    found = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(found, filled(store, ids, layout))
+
+
+def test_collate_molecules():
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    ids = np.random.default_rng(0).permutation(len(store))[:40]
+    layout = layout_for(store, ids)
+    found = collated(collate.collate, store.to("cpu"), ids, layout)
+    assert_same_bits(found, filled(store, ids, layout))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+def test_dropout_sum(dtype, relu):
+    """Forward by the reference over what it kept; backward keeps the same; the share is right."""
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 90, 20).to(dtype)
+    seed, p, gate = torch.tensor([3]), 0.25, None
+    kept = dropout.fill(torch.ones(90, 20), None, None, seed, 4, p) > 0
+    gate = x if relu else None
+    expected = dropout_sum_reference(x.double(), residual.double(), kept, p, relu)
+    assert close(dropout.fill(x, gate, residual, seed, 4, p), expected, 2)
+    grad = torch.ones_like(x)
+    alive = kept & (x > 0) if relu else kept
+    assert torch.equal(dropout.fill(grad, gate, None, seed, 4, p) > 0, alive)
+    assert abs(kept.double().mean() - (1 - p)) < 5 * (p * (1 - p) / kept.numel()) ** 0.5
+    assert not torch.equal(kept, dropout.fill(torch.ones(90, 20), None, None, seed, 5, p) > 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_sums(dtype):
+    """ReLU's mask and the bias's gradient, over several chunks of several blocks."""
+    torch.manual_seed(0)
+    grad, out = torch.randn(2100, 70).to(dtype), torch.randn(2100, 70).relu().to(dtype)
+    masked, sums = dense.masked_sums(grad, out)
+    expected = torch.where(out > 0, grad, 0)
+    assert torch.equal(masked, expected)
+    assert close(sums, expected.double().sum(0), 2100)

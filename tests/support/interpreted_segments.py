@@ -1,0 +1,168 @@
+"""The Triton kernels for max, softmax and attention, run by Triton's interpreter on the CPU.
+
+Started by test_kernels_triton_segments.py in a process of its own, as interpreted_kernels.py is,
+whose bounds hold here too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference  # noqa: E402
+from staticgraph.kernels.gcn_sum import gpu as gcn  # noqa: E402
+from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E402
+from staticgraph.kernels.neighbour_attention import neighbour_attention_reference  # noqa: E402
+from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
+from staticgraph.kernels.neighbour_max import neighbour_max_reference  # noqa: E402
+from staticgraph.kernels.pair_score import gpu as pairs  # noqa: E402
+from staticgraph.kernels.pair_score import pair_score_reference  # noqa: E402
+from staticgraph.kernels.segment_max import gpu as segment_max  # noqa: E402
+from staticgraph.kernels.segment_max import segment_max_reference  # noqa: E402
+from staticgraph.kernels.segment_softmax import gpu as segment_softmax  # noqa: E402
+from staticgraph.kernels.segment_softmax import segment_softmax_reference  # noqa: E402
+from support.interpreted_kernels import DTYPES, close, exact, graph  # noqa: E402
+
+PTR = torch.tensor([0, 3, 3, 40, 41])
+NODES, EDGES = 23, 60
+
+
+def steps(*shape: int) -> torch.Tensor:
+    """Of few values, so that many are equal."""
+    return torch.randint(-3, 3, shape) / 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segment_max(dtype):
+    torch.manual_seed(0)
+    values, grad = steps(41, 20).to(dtype), torch.randn(4, 20).to(dtype)
+    expected, (gradient,) = exact(lambda v: segment_max_reference(v, PTR), [values], grad)
+    out = segment_max.forward(values, PTR)
+    assert torch.equal(out.double(), expected)
+    assert close(segment_max.backward(grad, values, out, PTR), gradient, 2)
+    values[1, 2] = float("nan")
+    assert segment_max.forward(values, PTR)[0, 2].isnan()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_segment_softmax(dtype):
+    torch.manual_seed(0)
+    values, grad = torch.randn(41, 20).to(dtype), torch.randn(41, 20).to(dtype)
+    values[5] += 200
+    expected, (gradient,) = exact(lambda v: segment_softmax_reference(v, PTR), [values], grad)
+    out = segment_softmax.forward(values, PTR)
+    assert close(out, expected, 37)
+    assert close(segment_softmax.backward(grad, out, PTR), gradient, 37)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("edged", [False, True])
+def test_neighbour_max(dtype, edged):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x, grad = steps(NODES, 20).to(dtype), torch.randn(NODES, 20).to(dtype)
+    edge = steps(EDGES, 20).to(dtype) if edged else None
+    expected, gradients = exact(neighbour_max_reference, [x, edge], grad, src, dst)
+    out = largest.forward(x, edge, src, row_ptr)
+    assert close(out, expected, 1)
+    dx, dedge = largest.backward(grad, x, edge, out, src, dst, row_ptr, col_ptr, transpose)
+    assert close(dx, gradients[0], 12)
+    if edge is not None:
+        assert close(dedge, gradients[1], 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loops", [False, True])
+def test_gcn_sum(dtype, weighted, loops):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x, grad = torch.randn(NODES, 20).to(dtype), torch.randn(NODES, 20).to(dtype)
+    weight = torch.rand(EDGES).to(dtype) if weighted else None
+    bias = torch.randn(20).to(dtype) if weighted else None
+    root, own = gcn.degrees(src, row_ptr, weight, 2.0, loops, x)
+    wide_root, wide_own = gcn_degrees_reference(src, dst, NODES, weight, 2.0, loops)
+    assert close(root, wide_root, 12)
+    assert close(own, wide_own, 1)
+    wide_weight = None if weight is None else weight.double()
+    expected, gradients = exact(
+        gcn_sum_reference, [x, bias], grad, wide_root, wide_own, wide_weight, src, dst, loops
+    )
+    out = gcn.forward(x, bias, root, own, weight, src, row_ptr, loops, dtype)
+    assert close(out, expected, 24)
+    dx = gcn.backward(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype)
+    assert close(dx, gradients[0], 24)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operands", ["pair", "edge", "pair edge own", "edge own"])
+@pytest.mark.parametrize(("heads", "width"), [(1, 20), (3, 5)])
+@pytest.mark.parametrize("loops", [False, True])
+def test_neighbour_attention(dtype, operands, heads, width, loops):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x, grad = torch.randn(NODES, heads * width).to(dtype), torch.randn(NODES, heads * width)
+    pair = torch.randn(heads, NODES, 2).to(dtype) if "pair" in operands else None
+    edge = torch.randn(EDGES, heads).to(dtype) if "edge" in operands else None
+    own = torch.randn(NODES, heads).to(dtype) if "own" in operands and loops else None
+    grad = grad.to(dtype)
+    given = [x, pair, edge, own]
+    expected, gradients = exact(
+        neighbour_attention_reference, given, grad, src, dst, heads, 0.2, loops
+    )
+    out, share, own_share = attention.forward(
+        x, pair, edge, own, src, row_ptr, heads, 0.2, loops, dtype
+    )
+    assert close(out, expected, 64)
+    found = attention.backward(
+        grad,
+        x,
+        out,
+        share,
+        own_share,
+        pair,
+        edge,
+        own,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        heads,
+        0.2,
+        loops,
+    )
+    # The gradient of a score starts from the result as it was rounded, once a column.
+    terms = 64 if dtype == torch.float32 else 2**16 * (2 + width)
+    found = [value for value, one in zip(found, given, strict=True) if one is not None]
+    for value, gradient in zip(found, gradients, strict=True):
+        assert close(value, gradient, terms)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize(("heads", "width"), [(1, 20), (3, 5)])
+def test_pair_score(dtype, more, heads, width):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    shapes = [(NODES, heads * width), (NODES, heads * width), (heads, width)]
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    given += [torch.randn(rows, heads * width).to(dtype) if more else None for rows in (60, 23)]
+    grads = torch.randn(EDGES, heads).to(dtype), torch.randn(NODES, heads).to(dtype)
+
+    def reference(*tensors):
+        return torch.cat(pair_score_reference(*tensors[:3], *given_or(tensors), src, dst, 0.2))
+
+    def given_or(tensors):
+        return tensors[3:] if more else (None, None)
+
+    expected, gradients = exact(reference, given, torch.cat(grads))
+    out = pairs.forward(*given, src, row_ptr, 0.2)
+    assert close(torch.cat(out), expected, width)
+    found = pairs.backward(*grads, *given, src, dst, row_ptr, col_ptr, transpose, 0.2)
+    found = [value for value, one in zip(found, given, strict=True) if one is not None]
+    for value, gradient in zip(found, gradients, strict=True):
+        assert close(value, gradient, EDGES + NODES)

@@ -1,0 +1,166 @@
+"""The oracle of law 2: a model over padding equals plain PyG over the unpadded batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+
+import staticgraph as sg
+from staticgraph.nn import context_of
+from staticgraph.nn.context.present import Restored
+from staticgraph.steps.losses import masked_mean
+from staticgraph.steps.tracing import Trace, trace_step
+
+TOLERANCE = (
+    1e-9  # of the largest, in float64: sums of a thousand terms, reordered, stay below 1e-12
+)
+CAPACITY = (46, 130, 9)
+NODES = (7, 1, 12, 5, 9)
+WIDTH, EDGE_WIDTH = 8, 4
+
+
+def graphs(seed: int = 0) -> list[Data]:
+    """Five random graphs, undirected, with loops, isolated nodes and every field a layer asks for.
+
+    Edges are sorted by destination, as in a store, so that order is no difference."""
+    random = np.random.default_rng(seed)
+
+    def real(*shape: int) -> Tensor:
+        return torch.from_numpy(random.standard_normal(shape))
+
+    made = []
+    for n in NODES:
+        pairs = random.integers(0, n, (2, 2 * n)) if n > 1 else np.empty((2, 0), np.int64)
+        both = np.concatenate([pairs, pairs[::-1], [[0], [0]]], 1)  # and a loop at node 0
+        both = both[:, : 3 * n]
+        both = np.unique(both, axis=1)
+        both = both[:, np.lexsort(both)]
+        e = both.shape[1]
+        made.append(
+            Data(
+                x=real(n, WIDTH),
+                edge_index=torch.from_numpy(both),
+                edge_attr=real(e, EDGE_WIDTH),
+                edge_weight=real(e).abs() + 0.1,
+                edge_type=torch.from_numpy(random.integers(0, 3, e)),
+                node_type=torch.from_numpy(random.integers(0, 3, n)),
+                pos=real(n, 3),
+                normal=torch.nn.functional.normalize(real(n, 3), dim=1),
+                u=real(1, 6),
+                y=real(1, 2),
+            )
+        )
+    return made
+
+
+STORE = sg.GraphStore.from_pyg(graphs())
+BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY)
+
+
+def poisoned(batch: sg.StaticBatch, scale: float, seed: int = 1) -> sg.StaticBatch:
+    """The batch with garbage in every padding row of every field: floats of ``scale``, integers
+    anywhere within the values that occur."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for field in batch.layout.schema:
+        value = batch[field.name].clone()
+        mask = batch.mask_of(value[:: field.rows])
+        mask = mask.repeat_interleave(field.rows)
+        garbage = torch.empty_like(value)
+        if value.is_floating_point():
+            garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
+        else:
+            garbage.random_(0, int(value.max()) + 1, generator=random)
+        value[~mask] = garbage[~mask]
+        tensors[field.name] = value
+    return batch.replace(**tensors)
+
+
+def unknown_counts(batch: sg.StaticBatch) -> sg.StaticBatch:
+    """The batch as a compiled step sees it."""
+    return sg.StaticBatch(batch.layout, batch.tensors())
+
+
+def loss(out: Tensor, batch: Any) -> Tensor:
+    return (out - batch.y).square()
+
+
+class Result:
+    """Outputs, loss, gradients and buffers of one step."""
+
+    def __init__(self, model: nn.Module, out: Tensor, mean: Tensor) -> None:
+        self.values = {"out": out.detach(), "loss": mean.detach()}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                self.values[f"grad {name}"] = parameter.grad.clone()
+        for name, buffer in model.named_buffers():
+            self.values[f"buffer {name}"] = buffer.detach().clone()
+
+    def largest(self, kind: str) -> float:
+        found = [v.abs().max() for k, v in self.values.items() if k.startswith(kind) and v.numel()]
+        return max([float(f) for f in found], default=0.0)
+
+
+def plain_step(model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch) -> Result:
+    """PyG itself, on the unpadded batch."""
+    model = copy.deepcopy(model)
+    data = Batch.from_data_list(batch.to_data_list())
+    out = forward(model, data)
+    mean = loss(out, data).mean()
+    mean.backward()
+    return Result(model, out, mean)
+
+
+def static_step(
+    model: nn.Module, forward: Callable[..., Any], batch: sg.StaticBatch, trace: bool = False
+) -> tuple[Result | None, Trace | None]:
+    """The same through the static forms, eagerly or through the captured graph."""
+    model = copy.deepcopy(model)
+    context = context_of(model)
+    real = BATCH.real.graphs
+
+    def compute(given: sg.StaticBatch) -> tuple[Tensor, Tensor]:
+        context.enter(given)
+        out = forward(model, given)
+        mean = masked_mean(loss(out, given), given)
+        context.leave()
+        return out, mean
+
+    found = None
+    with Restored():
+        if trace:
+            found = trace_step(compute, batch)
+            if found.result is None:
+                return None, found
+            out, mean = found.result
+        else:
+            out, mean = compute(batch)
+        mean.backward()
+    return Result(model, out[:real], mean), found
+
+
+def differences(plain: Result, static: Result, tolerance: float = TOLERANCE) -> list[str]:
+    """What differs by more than the tolerance, relative to the largest of its kind."""
+    wrong = []
+    for name in sorted(plain.values.keys() | static.values.keys()):
+        kind = name.split()[0]
+        if name not in plain.values or name not in static.values:
+            present = plain.values.get(name, static.values.get(name))
+            if present.abs().max() > 0:
+                wrong.append(f"{name} is missing on one side")
+            continue
+        a, b = plain.values[name], static.values[name]
+        if a.shape != b.shape:
+            wrong.append(f"{name}: {list(a.shape)} and {list(b.shape)}")
+            continue
+        scale = max(plain.largest(kind), 1e-30)
+        off = float((a - b).abs().max()) / scale if a.numel() else 0.0
+        if not off <= tolerance:
+            wrong.append(f"{name}: off by {off:.1e}")
+    return wrong
