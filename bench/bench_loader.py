@@ -25,9 +25,10 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from bench.interleave import interleave
 from staticgraph.batches.collate import fill
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.slots import Slot
 from staticgraph.dryrun.operations import OperationCounter
-from staticgraph.kernels.collate import LAUNCHES, Arguments, collate_reference
+from staticgraph.kernels.collate import LAUNCHES, collate_reference
 from staticgraph.text.table import table
 
 BATCH_SIZE = 128
@@ -97,7 +98,7 @@ class Loading:
         tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
         ids = torch.full((layout.capacity.graphs,), -1, dtype=torch.int32, device=self.device)
         with OperationCounter() as counter:
-            collate_reference(ids, *Arguments.of(self.moved, layout, tensors))
+            collate_reference(ids, *collate_arguments(self.moved, layout, tensors))
         return {
             "bytes a batch, filled on the host": layout.nbytes,
             "bytes a batch, ids alone": ids.nbytes,

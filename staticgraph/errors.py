@@ -116,3 +116,15 @@ class FolderInUse(RuntimeError):
 
 class ProbeFailed(RuntimeError):
     """A model's memory could not be measured: not even the smallest capacities fit."""
+
+
+class FitRefused(ValueError):
+    """Measured points do not determine a model of memory, or none explains them."""
+
+
+class DryRunUnavailable(RuntimeError):
+    """A dry run cannot work on this machine; the message says what is missing."""
+
+
+class DryRunBroken(RuntimeError):
+    """Torch changed where a dry run patches it; the message names the symbol."""

@@ -22,11 +22,11 @@ from support.command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
+from staticgraph.checking.preflight import preflight
 from staticgraph.cli import values
 from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.dryrun.operations import count_step
-from staticgraph.preflight.preflight import preflight
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -145,7 +145,7 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("staticgraph.probing.probe.probe", probed)
     monkeypatch.setattr("staticgraph.dryrun.operations.count_step", once("count", count_step))
     monkeypatch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
-    monkeypatch.setattr("staticgraph.preflight.preflight.preflight", once("check", preflight))
+    monkeypatch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
     for picture in (
         "planning.plots.save_plan_picture",
         "planning.plots.save_cost_picture",

@@ -15,8 +15,9 @@ from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.availability import Unavailable, release, torch_version
+from staticgraph.dryrun.availability import release, torch_version
 from staticgraph.dryrun.launched import added, counts
+from staticgraph.errors import DryRunUnavailable
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "bench" / "results" / "launches.json"
@@ -48,7 +49,7 @@ def child():
     try:
         with Child("h100") as started:
             yield started
-    except Unavailable as error:
+    except DryRunUnavailable as error:
         pytest.skip(str(error))
 
 

@@ -13,11 +13,11 @@ from torch import nn
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.dryrun import ask, availability, guard
-from staticgraph.dryrun.availability import Broken, Unavailable
 from staticgraph.dryrun.picture import draw
 from staticgraph.dryrun.report import Cause, DryRun, KernelUse, Run
 from staticgraph.dryrun.stubs.point import Points
 from staticgraph.dryrun.targets import TARGETS
+from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 LAUNCHES = {
     "forward": {"library": {"aten::mm": 2}, "inductor": {"triton_poi_fused_add_0": 1}},
@@ -95,7 +95,7 @@ def test_targets_are_what_their_sheets_say():
 )
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
     monkeypatch.setattr(module, name, value)
-    with pytest.raises(Unavailable, match=said):
+    with pytest.raises(DryRunUnavailable, match=said):
         sg.dry_run("dryrun_models:gine", data="examples/data/esol.npz")
     args = ["check", "--for", "h100", "--model", "dryrun_models:gine", "--data", "esol"]
     assert cli.main(args) == 3
@@ -112,7 +112,7 @@ def test_a_guard_that_does_not_build_says_so(monkeypatch, tmp_path):
     broken = tmp_path / "guard.cpp"
     broken.write_text("#error no such torch\n")
     monkeypatch.setattr(guard, "SOURCE", broken)
-    with pytest.raises(Unavailable, match="could not build the dry run's guard"):
+    with pytest.raises(DryRunUnavailable, match="could not build the dry run's guard"):
         guard.built(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["guard.cpp"], "no half-made file is left"
 
@@ -124,9 +124,9 @@ def test_the_guard_is_not_loaded_after_torch():
 
 def test_a_symbol_that_torch_lost_is_named():
     points = Points()
-    with pytest.raises(Broken, match=r"has no torch\.cuda\.nothing, .*\(asks the driver\)"):
+    with pytest.raises(DryRunBroken, match=r"has no torch\.cuda\.nothing, .*\(asks the driver\)"):
         points.put("torch.cuda:nothing", None, "asks the driver")
-    with pytest.raises(Broken, match=r"has no torch\._inductor\.gone\.Kind\.run"):
+    with pytest.raises(DryRunBroken, match=r"has no torch\._inductor\.gone\.Kind\.run"):
         points.real("torch._inductor.gone:Kind.run", "why")
 
 
@@ -154,7 +154,7 @@ def test_a_module_is_dry_run_from_python(esol, tmp_path):
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
         found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], roles=["eval"])
-    except Unavailable as error:
+    except DryRunUnavailable as error:
         pytest.skip(str(error))
     assert found.ok, found
     assert (found.target, found.device) == ("a100", "NVIDIA A100-SXM4-80GB")
@@ -184,7 +184,7 @@ def test_the_self_test_tells_what_broke(left_out, broken):
 
     try:
         stages = selftest(leave_out=left_out)
-    except Unavailable as error:
+    except DryRunUnavailable as error:
         pytest.skip(str(error))
     failed = {stage["stage"]: stage for stage in stages if not stage["ok"]}
     assert failed.keys() == broken, failed

@@ -19,6 +19,7 @@ from support.collated import (
 from test_gpu import Molecules, bce
 
 import staticgraph as sg
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.kernels.collate import Arguments, collate, collate_reference
 
 pytestmark = pytest.mark.gpu
@@ -105,7 +106,7 @@ def test_a_recording_of_collation_follows_its_ids(hiv):
     layout = layout_for(hiv, range(500))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device="cuda"))
     ids = padded_ids([], layout, "cuda")
-    arguments = Arguments.of(moved, layout, tensors)
+    arguments = collate_arguments(moved, layout, tensors)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         collate(ids, arguments)

@@ -12,8 +12,9 @@ from support.collated import layout_for, odd_graphs, padded_ids, with_positions
 from torch import Tensor
 
 import staticgraph as sg
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.dryrun.operations import OperationCounter
-from staticgraph.kernels.collate import LAUNCHES, Arguments, collate, collate_reference
+from staticgraph.kernels.collate import LAUNCHES, collate, collate_reference
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
@@ -54,7 +55,7 @@ def launches_of(store, monkeypatch, pointers=True) -> list:
     launches = []
     for name in ("starts_kernel", "rows_kernel"):
         monkeypatch.setattr(gpu, name, Noted(getattr(gpu, name), launches))
-    arguments = Arguments.of(store.to("cpu"), layout, tensors)
+    arguments = collate_arguments(store.to("cpu"), layout, tensors)
     gpu.collate(padded_ids(range(6), layout), *arguments)
     return launches
 
@@ -88,7 +89,7 @@ def test_operations_of_the_reference(esol):
     """What two launches stand for: published in docs/datasets.md."""
     layout = layout_for(esol, range(20))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    arguments = Arguments.of(esol.to("cpu"), layout, tensors)
+    arguments = collate_arguments(esol.to("cpu"), layout, tensors)
     ids = padded_ids(range(20), layout)
     with OperationCounter() as counter:
         collate_reference(ids, *arguments)

@@ -19,7 +19,8 @@ from torch_geometric.utils import scatter
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots import SlotLayout
-from staticgraph.memory.fit import FitRefused, Point, counts_of, fit, terms_of
+from staticgraph.errors import FitRefused
+from staticgraph.memory.fit import Point, counts_of, fit, terms_of
 from staticgraph.memory.least_squares import active_set, non_negative
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticgraph.memory.fit import TERMS, FitRefused, Point, counts_of, fit
+from staticgraph.errors import FitRefused
+from staticgraph.memory.fit import TERMS, Point, counts_of, fit
 from staticgraph.memory.forms import line_through, parabola_through, positive_root
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.sizes.capacity import Capacity

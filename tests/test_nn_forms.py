@@ -26,7 +26,7 @@ from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
 import staticgraph as sg
 from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
-from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.subclasses import form_of
 
 

@@ -24,9 +24,10 @@ from support.graphs import graph_lists
 from torch_geometric.data import Data
 
 import staticgraph as sg
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.errors import StaleBatch
-from staticgraph.kernels.collate import Arguments, collate_reference
+from staticgraph.kernels.collate import collate_reference
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.store.on_device import BITS, LABELS, DeviceStore
 
@@ -134,7 +135,7 @@ class TestCollation:
         layout = layout_for(esol, range(20))
         moved = esol.to("cpu")
         ids, tensors = padded_ids(range(20), layout), filled(esol, range(20), layout)
-        arguments = Arguments.of(moved, layout, tensors)
+        arguments = collate_arguments(moved, layout, tensors)
         # Arrays of their own: AOTAutograd takes no views of another dtype to write to.
         found = arguments._replace(out=[torch.zeros_like(value) for value in arguments.out])
         with OperationCounter() as counter:
@@ -149,7 +150,7 @@ class TestCollation:
     def test_operator_is_registered_well(self, esol):
         layout = layout_for(esol, range(5))
         tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
-        arguments = Arguments.of(esol.to("cpu"), layout, tensors)
+        arguments = collate_arguments(esol.to("cpu"), layout, tensors)
         torch.library.opcheck(
             torch.ops.staticgraph.collate.default,
             (padded_ids(range(5), layout), *arguments),

@@ -19,10 +19,10 @@ from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
 from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
+from staticgraph.checking.preflight import preflight
+from staticgraph.checking.watching import Watch
 from staticgraph.cli import main
 from staticgraph.nn import context_of
-from staticgraph.preflight.preflight import preflight
-from staticgraph.preflight.watching import Watch
 
 PLAN = [CAPACITY]
 

@@ -13,8 +13,9 @@ from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
-from staticgraph.kernels.collate import Arguments, collate_reference
+from staticgraph.kernels.collate import collate_reference
 from staticgraph.recording.recorded_collation import RecordedCollation
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
@@ -138,7 +139,7 @@ def test_the_reference_is_recordable_as_it_is(esol, moved):
     layout = layout_for(esol, range(40))
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     ids = padded_ids([], layout)
-    arguments = Arguments.of(moved, layout, tensors)
+    arguments = collate_arguments(moved, layout, tensors)
     recording = TapeRecorder(torch.device("cpu")).record(lambda: collate_reference(ids, *arguments))
     for chosen in (range(40), range(1000, 1020), [3], []):
         ids.copy_(padded_ids(chosen, layout))

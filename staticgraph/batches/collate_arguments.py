@@ -1,14 +1,14 @@
-"""What collation reads and writes, as tensors and numbers that an operator of torch can take."""
+"""A store on the device and the arrays of a slot, as collation takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.schema import COUNTS, LEVELS, Field
 from staticgraph.store.on_device import PLAIN, POINTERS, STRUCTURE, UNSIGNED, Column, DeviceStore
 
@@ -23,64 +23,41 @@ OUTPUTS = (
     "edge_mask",
     "graph_mask",
 )
-# Of the Triton kernels, a batch.
-LAUNCHES = 2
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Arguments(NamedTuple):
-    """The arguments of the operator after the ids.
+def collate_arguments(
+    store: DeviceStore, layout: SlotLayout, tensors: Mapping[str, Tensor]
+) -> Arguments:
+    """The arguments of collation for a store and the arrays of a slot.
 
-    Attributes:
-        structure: the store's arrays, :data:`STRUCTURE` and perhaps :data:`POINTERS`.
-        columns: one a field, ``[rows, width]``, or bytes of bits.
-        levels: of each field, its place in :data:`LEVELS`.
-        widths: scalars in a row of each.
-        kinds: how each is kept: :data:`PLAIN`, :data:`BITS` or :data:`LABELS`.
-        positions: which field gets the padding nodes' places on a line, -1 for none.
-        out: :data:`OUTPUTS`, :data:`POINTERS` where asked for, the fields as ``[rows, width]``.
+    Where a column has the field's own dtype both are taken as integers of that size, so that
+    every bit is copied, a NaN's too.
+
+    Raises:
+        ValueError: row pointers are wanted and the store was moved without.
     """
-
-    structure: list[Tensor]
-    columns: list[Tensor]
-    levels: list[int]
-    widths: list[int]
-    kinds: list[int]
-    positions: int
-    out: list[Tensor]
-
-    @classmethod
-    def of(cls, store: DeviceStore, layout: SlotLayout, tensors: Mapping[str, Tensor]) -> Arguments:
-        """For a store and the arrays of a slot.
-
-        Where a column has the field's own dtype both are taken as integers of that size, so that
-        every bit is copied, a NaN's too.
-
-        Raises:
-            ValueError: row pointers are wanted and the store was moved without.
-        """
-        if layout.pointers and not store.pointers:
-            raise ValueError(
-                f"batches with row pointers are wanted, but {store.name} was moved to "
-                f"{store.device} without: store.to(device, pointers=True)"
-            )
-        more = POINTERS if layout.pointers else ()
-        fields = [field for field in layout.schema if field.width]
-        line = layout.schema.positions_of("node")
-        pairs = [
-            _pair(field, store.columns[field.name], tensors[field.name], field.name == line)
-            for field in fields
-        ]
-        return cls(
-            structure=[store.structure[name] for name in STRUCTURE + more],
-            columns=[column for column, _ in pairs],
-            levels=[LEVELS.index(field.level) for field in fields],
-            widths=[target.size(1) for _, target in pairs],
-            kinds=[store.columns[field.name].kind for field in fields],
-            positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
-            out=[_integers(tensors[name]) for name in OUTPUTS + more]
-            + [target for _, target in pairs],
+    if layout.pointers and not store.pointers:
+        raise ValueError(
+            f"batches with row pointers are wanted, but {store.name} was moved to "
+            f"{store.device} without: store.to(device, pointers=True)"
         )
+    more = POINTERS if layout.pointers else ()
+    fields = [field for field in layout.schema if field.width]
+    line = layout.schema.positions_of("node")
+    pairs = [
+        _pair(field, store.columns[field.name], tensors[field.name], field.name == line)
+        for field in fields
+    ]
+    return Arguments(
+        structure=[store.structure[name] for name in STRUCTURE + more],
+        columns=[column for column, _ in pairs],
+        levels=[LEVELS.index(field.level) for field in fields],
+        widths=[target.size(1) for _, target in pairs],
+        kinds=[store.columns[field.name].kind for field in fields],
+        positions=next((n for n, field in enumerate(fields) if field.name == line), -1),
+        out=[_integers(tensors[name]) for name in OUTPUTS + more] + [target for _, target in pairs],
+    )
 
 
 def _pair(field: Field, column: Column, target: Tensor, line: bool) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.collate import real_counts
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.epochs.batcher import BatchIds
 from staticgraph.errors import StaleBatch
-from staticgraph.kernels.collate import Arguments, collate
+from staticgraph.kernels.collate import collate
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.on_device import DeviceStore
 
@@ -78,7 +79,7 @@ class CollatedTensors(Mapping[str, Tensor]):
             StaleBatch: the batch was given back, and its ids are another's.
         """
         self.check()
-        collate(self.ids, Arguments.of(self.store, layout, arrays))
+        collate(self.ids, collate_arguments(self.store, layout, arrays))
 
     def check(self) -> None:
         """Raises StaleBatch where the ids are another batch's by now."""

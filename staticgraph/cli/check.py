@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.target:
         return check_for.run(args)
     from staticgraph import datasets
+    from staticgraph.checking.preflight import preflight
     from staticgraph.plans.choose import plan_buckets
-    from staticgraph.preflight.preflight import preflight
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))

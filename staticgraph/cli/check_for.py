@@ -34,7 +34,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where every run is whole."""
     from staticgraph.dryrun import dry_run
-    from staticgraph.dryrun.availability import Unavailable
+    from staticgraph.errors import DryRunUnavailable
 
     try:
         report = dry_run(
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             loss=args.loss,
             differentiable=args.differentiable,
         )
-    except Unavailable as error:
+    except DryRunUnavailable as error:
         print(f"skipped: {error}", file=sys.stderr)
         return UNAVAILABLE
     print(report.to_json() if args.json else report)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.dryrun import guard
-from staticgraph.dryrun.availability import Broken, Unavailable, why_not
+from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.report import DryRun
 from staticgraph.dryrun.targets import target_of
+from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 # The last words of a child that died.
 TAIL_CHARACTERS = 3000
@@ -32,15 +33,15 @@ class Child:
         leave_out: a symbol not to patch, for the self-test's own test.
 
     Raises:
-        Unavailable: a dry run cannot work on this machine; the message says why.
-        Broken: torch lacks a symbol that the dry run patches.
+        DryRunUnavailable: a dry run cannot work on this machine; the message says why.
+        DryRunBroken: torch lacks a symbol that the dry run patches.
         ValueError: no such target.
     """
 
     def __init__(self, target: str = "h100", leave_out: str | None = None) -> None:
         target_of(target)
         if reason := why_not():
-            raise Unavailable(reason)
+            raise DryRunUnavailable(reason)
         guard.built()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the child
         paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
@@ -81,7 +82,11 @@ class Child:
         answer = json.loads(line)
         if "error" not in answer:
             return answer
-        kinds = {"ValueError": ValueError, "Broken": Broken, "Unavailable": Unavailable}
+        kinds = {
+            "ValueError": ValueError,
+            "DryRunBroken": DryRunBroken,
+            "DryRunUnavailable": DryRunUnavailable,
+        }
         if kind := kinds.get(answer["kind"]):
             raise kind(answer["error"])
         raise RuntimeError(
@@ -148,7 +153,7 @@ def dry_run(
         compile_kernels: compile every Triton kernel for the target, for its registers and spills.
 
     Raises:
-        Unavailable: a dry run cannot work on this machine; the message says why.
+        DryRunUnavailable: a dry run cannot work on this machine; the message says why.
         TypeError: the model, loss or optimizer cannot be handed to another process.
         ValueError: no such target, mode, or module.
     """

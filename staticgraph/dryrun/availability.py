@@ -13,14 +13,6 @@ TRIED = ("2.13",)
 COMPILERS = ("g++", "c++", "clang++")
 
 
-class Unavailable(RuntimeError):
-    """A dry run cannot work on this machine; the message says why and what would help."""
-
-
-class Broken(RuntimeError):
-    """torch is not as a patch point expects it; the message names the point."""
-
-
 def compiler() -> str | None:
     """The C++ compiler that builds the guard: ``$CXX``, or the first of the usual names."""
     return next((found for name in (os.environ.get("CXX", ""), *COMPILERS)

@@ -16,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from staticgraph.dryrun.availability import Unavailable, compiler, release, torch_version
+from staticgraph.dryrun.availability import compiler, release, torch_version
+from staticgraph.errors import DryRunUnavailable
 
 SOURCE = Path(__file__).with_name("guard.cpp")
 # Beside the data sets that were read once (staticgraph.datasets.CACHE).
@@ -38,7 +39,7 @@ def built(folder: Path | None = None) -> Path:
     """The compiled guard; compiled now where there is none yet, in about ten seconds.
 
     Raises:
-        Unavailable: there is no compiler, or it refused.
+        DryRunUnavailable: there is no compiler, or it refused.
     """
     version = torch_version()
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
@@ -47,7 +48,7 @@ def built(folder: Path | None = None) -> Path:
         return out
     command = compiler()
     if command is None:
-        raise Unavailable("there is no C++ compiler to build the dry run's guard with")
+        raise DryRunUnavailable("there is no C++ compiler to build the dry run's guard with")
     out.parent.mkdir(parents=True, exist_ok=True)
     torch = torch_folder()
     standard = "c++20" if tuple(map(int, release(version).split("."))) >= CXX20_SINCE else "c++17"
@@ -59,7 +60,7 @@ def built(folder: Path | None = None) -> Path:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise Unavailable(
+            raise DryRunUnavailable(
                 f"{command} could not build the dry run's guard for torch {version}:\n"
                 + done.stderr[-2000:]
             )
@@ -71,7 +72,7 @@ def load() -> ctypes.CDLL:
     """Loads the guard; to be called before torch is imported.
 
     Raises:
-        Unavailable: as :func:`built`.
+        DryRunUnavailable: as :func:`built`.
         RuntimeError: torch is imported already.
     """
     if "torch" in sys.modules:

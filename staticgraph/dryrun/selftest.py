@@ -10,7 +10,8 @@ import sys
 from typing import Any
 
 from staticgraph.dryrun.ask import Child
-from staticgraph.dryrun.availability import Broken, Unavailable, torch_version
+from staticgraph.dryrun.availability import torch_version
+from staticgraph.errors import DryRunBroken, DryRunUnavailable
 
 
 def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[str, Any]]:
@@ -18,7 +19,8 @@ def selftest(target: str = "h100", leave_out: str | None = None) -> list[dict[st
     ``points`` (the symbols patched for it).
 
     Raises:
-        Broken: torch lacks a symbol; the message names it. Unavailable: not on this platform.
+        DryRunBroken: torch lacks a symbol; the message names it. DryRunUnavailable: not on this
+        platform.
     """
     with Child(target, leave_out) as child:
         return child.ask({"selftest": True})["stages"]
@@ -28,10 +30,10 @@ def main(argv: list[str]) -> int:
     """Prints the stages."""
     try:
         stages = selftest(*argv[:2])
-    except Unavailable as error:
+    except DryRunUnavailable as error:
         print(f"skipped: {error}")
         return 2
-    except Broken as error:
+    except DryRunBroken as error:
         print(f"broken: {error}")
         return 1
     print(f"torch {torch_version()}")

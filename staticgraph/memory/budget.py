@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from staticgraph.errors import BudgetExceeded
-from staticgraph.memory.fit import FitRefused
+from staticgraph.errors import BudgetExceeded, FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes

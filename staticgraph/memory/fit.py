@@ -33,6 +33,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from staticgraph.errors import FitRefused
 from staticgraph.memory.least_squares import non_negative
 from staticgraph.sizes.attention import attention_path
 from staticgraph.sizes.capacity import Capacity
@@ -86,10 +87,6 @@ WORST_RESIDUAL = 0.05
 GOOD_RESIDUAL = 0.01
 # Enough to meet every moment that is the peak over a noticeable range of capacities.
 ENVELOPE_SAMPLES = 1000
-
-
-class FitRefused(ValueError):
-    """The measured points do not determine a model of memory, or no form explains them."""
 
 
 class Point(NamedTuple):

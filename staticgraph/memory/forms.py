@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from staticgraph.memory.fit import FitRefused
+from staticgraph.errors import FitRefused
 
 
 def line_through(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:

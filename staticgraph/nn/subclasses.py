@@ -7,7 +7,7 @@ what it reaches through ``super()``, is the static form's.
 
 What it does not reach: a subclass that writes the whole forward itself, or that calls the stock
 class by name (``BatchNorm1d.forward(self, x)``). Those run as they are, and the runner's check of
-padding (:mod:`staticgraph.preflight.padding_check`) finds what padding does to them.
+padding (:mod:`staticgraph.checking.padding_check`) finds what padding does to them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 
 Forms = Mapping[type[torch.nn.Module], type[torch.nn.Module]]
 _STOCK = "_staticgraph_stock"
@@ -72,8 +74,6 @@ def _reduced(self: torch.nn.Module, protocol: Any) -> tuple[Any, ...]:
 
 
 def _made_again(kind: type[torch.nn.Module]) -> torch.nn.Module:
-    from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS
-
     form = form_of(kind, STATIC_FORMS | REFUSED_FORMS) or kind
     return form.__new__(form)
 

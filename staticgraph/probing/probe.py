@@ -26,8 +26,8 @@ from torch import Tensor
 
 from staticgraph.batches.slots import ALIGNMENT, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.errors import ProbeFailed
-from staticgraph.memory.fit import TERMS, FitRefused, Form, Point, fit
+from staticgraph.errors import FitRefused, ProbeFailed
+from staticgraph.memory.fit import TERMS, Form, Point, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel
 from staticgraph.plans.choose import sizes_of
 from staticgraph.probing.aligned import aligned

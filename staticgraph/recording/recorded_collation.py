@@ -17,9 +17,10 @@ from functools import partial
 
 import torch
 
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.kernels.collate import Arguments, collate
+from staticgraph.kernels.collate import collate
 from staticgraph.recording.recorder import Recorder, Recording
 from staticgraph.store.on_device import DeviceStore
 
@@ -45,7 +46,7 @@ class RecordedCollation:
         self._recordings: dict[int, Recording] = {}
         for bucket, batch in inputs.items():
             ids = self._ids[: batch.num_graphs]
-            body = partial(collate, ids, Arguments.of(store, batch.layout, batch.tensors()))
+            body = partial(collate, ids, collate_arguments(store, batch.layout, batch.tensors()))
             recorder.warm(body, 1)  # compiles the kernels
             self._recordings[bucket] = recorder.record(body)
 

@@ -24,11 +24,11 @@ from torch import Tensor
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.example_batch import example_of
+from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.memory.budget import MemoryBudget, MemoryModel
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
-from staticgraph.preflight.example_batch import example_of
-from staticgraph.preflight.padding_check import PaddingCheck
 from staticgraph.recording.recorded import OnMiss, Scope
 from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
 from staticgraph.runner import warm_start
@@ -100,7 +100,7 @@ class StaticGraphRunner:
             :meth:`check_finite`; on the CPU each loss is read. 0 leaves them unchecked.
         check_padding: run the first batch (or :meth:`warmup`'s example) with other values in its
             padding, and without padding through plain PyG, and compare; see
-            :mod:`staticgraph.preflight.padding_check`.
+            :mod:`staticgraph.checking.padding_check`.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not

@@ -22,7 +22,6 @@ from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
-from staticgraph.preflight.comparison import tensors_in
 from staticgraph.schema import Level
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.losses import Loss, mean_loss
@@ -34,6 +33,7 @@ from staticgraph.steps.provenance import (
     level_in,
     run_elsewhere,
 )
+from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.undisturbed import attributes_kept
 
 

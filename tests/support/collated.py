@@ -8,8 +8,8 @@ from torch import Tensor
 
 import staticgraph as sg
 from staticgraph.batches.collate import fill
+from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.slots import SlotLayout
-from staticgraph.kernels.collate import Arguments
 
 
 def layout_for(store, ids, pointers=True, spare=(7, 9, 3)) -> SlotLayout:
@@ -42,7 +42,7 @@ def collated(collate, moved, ids, layout) -> dict[str, Tensor]:
     tensors = layout.tensors(garbage.to(moved.device))
     for name in ("node_mask", "edge_mask", "graph_mask"):
         tensors[name].fill_(True)  # a bool that is neither 0 nor 1 is nothing that torch defines
-    collate(padded_ids(ids, layout, moved.device), *Arguments.of(moved, layout, tensors))
+    collate(padded_ids(ids, layout, moved.device), *collate_arguments(moved, layout, tensors))
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 

@@ -20,7 +20,7 @@ def install(guard: ctypes.CDLL, target: Target, leave_out: str | None = None) ->
         leave_out: a symbol not to patch; the self-test is tested with it.
 
     Raises:
-        Broken: torch has no such symbol any more; the message names it.
+        DryRunBroken: torch has no such symbol any more; the message names it.
     """
     points = Points(leave_out)
     with points.of("guard"):

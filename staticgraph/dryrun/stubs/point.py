@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from staticgraph.dryrun.availability import Broken, torch_version
+from staticgraph.dryrun.availability import torch_version
+from staticgraph.errors import DryRunBroken
 
 MISSING = object()
 
@@ -50,7 +51,7 @@ class Points:
             new: the symbol need not exist: a CPU build of torch lacks what CUDA's has.
 
         Raises:
-            Broken: there is no such symbol.
+            DryRunBroken: there is no such symbol.
         """
         owner, name = _owner(symbol, why)
         if getattr(owner, name, MISSING) is MISSING and not new:
@@ -80,8 +81,8 @@ def _owner(symbol: str, why: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _missing(symbol: str, why: str) -> Broken:
-    return Broken(
+def _missing(symbol: str, why: str) -> DryRunBroken:
+    return DryRunBroken(
         f"torch {torch_version()} has no {symbol.replace(':', '.')}, which the dry run patches "
         f"({why})"
     )

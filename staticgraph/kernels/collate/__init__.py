@@ -1,6 +1,6 @@
 """A batch from the ids of its graphs, where the data set is on the device."""
 
-from staticgraph.batches.collate_arguments import LAUNCHES, Arguments
+from staticgraph.kernels.collate.arguments import LAUNCHES, Arguments
 from staticgraph.kernels.collate.op import collate
 from staticgraph.kernels.collate.reference import collate_reference
 

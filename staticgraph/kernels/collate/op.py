@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate_arguments import Arguments
+from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.kernels.collate.reference import collate_reference
 
 

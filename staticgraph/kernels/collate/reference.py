@@ -45,7 +45,7 @@ def collate_reference(
     Args:
         ids: ``[G]`` int32, positions in the store, then -1.
         structure, columns, levels, widths, kinds, positions, out: as
-            :class:`~staticgraph.batches.collate_arguments.Arguments`.
+            :class:`~staticgraph.kernels.collate.arguments.Arguments`.
     """
     nodes, edges = len(out[1]), out[0].size(1)
     offsets = structure[:2]

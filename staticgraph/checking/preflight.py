@@ -19,28 +19,25 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
+from staticgraph.checking.example_batch import batch_of, poisoned
+from staticgraph.checking.report import ModuleRow, PreflightReport
+from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.conv.gps import StaticGPSConv
-from staticgraph.nn.convert import REFUSED_FORMS, STATIC_FORMS, context_of
+from staticgraph.nn.convert import context_of
+from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.subclasses import form_of
 from staticgraph.plans.choose import BucketPlan
-from staticgraph.preflight.comparison import (
-    TOLERANCE,
-    compare_with_plain,
-    relative_difference,
-    tensors_in,
-)
-from staticgraph.preflight.example_batch import batch_of, poisoned
-from staticgraph.preflight.report import ModuleRow, PreflightReport
-from staticgraph.preflight.watching import Watch
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.checking.watching import calling_line
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.preflight.comparison import tensors_in
-from staticgraph.preflight.watching import calling_line
+from staticgraph.steps.tensors import tensors_in
 
 _SEEN_ONLY = {"__get__", "__set__", "size", "dim", "numel", "detach", "stride", "is_floating_point"}
 

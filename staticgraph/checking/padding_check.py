@@ -25,13 +25,13 @@ from torch import Tensor
 from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.example_batch import revalued
+from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
+from staticgraph.checking.plain_batch import measurable, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
-from staticgraph.preflight.comparison import tensors_in
-from staticgraph.preflight.example_batch import revalued
-from staticgraph.preflight.padding_culprit import Culprit, Trail, real_part
-from staticgraph.preflight.plain_batch import measurable, plain_batch, plain_loss
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.computation import Computation, Loss
+from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.undisturbed import undisturbed
 
 # Of the largest value of a kind. Between two paddings: the same sums in the same order, so that

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.checking.example_batch import poisoned
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
-from staticgraph.preflight.example_batch import poisoned
 from staticgraph.steps.arguments import Forward
+from staticgraph.steps.tensors import tensors_in
 
 # Of the largest value: what float32 loses over a deep network, a tenth of what garbage does. GINE
 # 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients among it.
@@ -79,17 +80,6 @@ def compare_with_plain(
         how = f"off by {worst_gradient:.1e} of the largest gradient" if finite else "not finite"
         return Comparison(worst, note, f"the gradient of {name} is {how}", finite)
     return Comparison(worst, note)
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a tensor, or of a tuple, list or dict of such."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
 
 
 def relative_difference(expected: Tensor, found: Tensor) -> float:

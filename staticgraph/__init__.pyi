@@ -1,0 +1,49 @@
+# The front door: every public name once, with the module it lives in; __init__.py reads this.
+
+from staticgraph import datasets as datasets
+from staticgraph import models as models
+from staticgraph import outofcore as outofcore
+from staticgraph.batches.loader import StaticLoader as StaticLoader
+from staticgraph.batches.static_batch import StaticBatch as StaticBatch
+from staticgraph.checking.preflight import preflight as preflight
+from staticgraph.checking.report import PreflightReport as PreflightReport
+from staticgraph.dryrun.ask import dry_run as dry_run
+from staticgraph.errors import BadGraph as BadGraph
+from staticgraph.errors import BudgetExceeded as BudgetExceeded
+from staticgraph.errors import CheckpointCorrupt as CheckpointCorrupt
+from staticgraph.errors import DatasetUnavailable as DatasetUnavailable
+from staticgraph.errors import Diverged as Diverged
+from staticgraph.errors import DryRunBroken as DryRunBroken
+from staticgraph.errors import DryRunUnavailable as DryRunUnavailable
+from staticgraph.errors import FitRefused as FitRefused
+from staticgraph.errors import FolderInUse as FolderInUse
+from staticgraph.errors import GraphTooLarge as GraphTooLarge
+from staticgraph.errors import MissingPackage as MissingPackage
+from staticgraph.errors import NonFiniteLoss as NonFiniteLoss
+from staticgraph.errors import NotStatic as NotStatic
+from staticgraph.errors import PaddingLeaks as PaddingLeaks
+from staticgraph.errors import PlanMismatch as PlanMismatch
+from staticgraph.errors import ProbeFailed as ProbeFailed
+from staticgraph.errors import SlotsExhausted as SlotsExhausted
+from staticgraph.errors import StaleBatch as StaleBatch
+from staticgraph.errors import StaleOutput as StaleOutput
+from staticgraph.errors import StoreCorrupt as StoreCorrupt
+from staticgraph.errors import UnknownDataset as UnknownDataset
+from staticgraph.memory.budget import MemoryBudget as MemoryBudget
+from staticgraph.memory.model import MemoryModel as MemoryModel
+from staticgraph.nn.convert import convert as convert
+from staticgraph.plans.choose import plan_buckets as plan_buckets
+from staticgraph.plans.plan import BucketPlan as BucketPlan
+from staticgraph.probing.probe import probe as probe
+from staticgraph.runner.report import Report as Report
+from staticgraph.runner.runner import EvalResult as EvalResult
+from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
+from staticgraph.schema import Field as Field
+from staticgraph.schema import Schema as Schema
+from staticgraph.sizes.capacity import Capacity as Capacity
+from staticgraph.sizes.capacity import GraphSize as GraphSize
+from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
+from staticgraph.steps.recordable_optimizer import make_capturable as make_capturable
+from staticgraph.store.graph_store import GraphStore as GraphStore
+
+__version__: str

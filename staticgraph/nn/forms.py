@@ -1,0 +1,132 @@
+"""Which layers are exchanged: each stock class and its static form, or the form that refuses it."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.nn import (
+    BatchNorm,
+    ChebConv,
+    ClusterGCNConv,
+    DMoNPooling,
+    FiLMConv,
+    GPSConv,
+    GraphNorm,
+    GraphSizeNorm,
+    HeteroBatchNorm,
+    HeteroLinear,
+    HypergraphConv,
+    InstanceNorm,
+    LabelPropagation,
+    LayerNorm,
+    MaskLabel,
+    MeanSubtractionNorm,
+    MFConv,
+    PairNorm,
+    RGATConv,
+    SAGPooling,
+    TopKPooling,
+)
+from torch_geometric.nn.aggr import (
+    EquilibriumAggregation,
+    GraphMultisetTransformer,
+    GRUAggregation,
+    LCMAggregation,
+    LSTMAggregation,
+    MedianAggregation,
+    PatchTransformerAggregation,
+    QuantileAggregation,
+    SetTransformerAggregation,
+)
+from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
+
+from staticgraph.nn.aggr.aggregations import (
+    StaticEquilibriumAggregation,
+    StaticGRUAggregation,
+    StaticLCMAggregation,
+    StaticLSTMAggregation,
+    StaticMedianAggregation,
+    StaticPatchTransformerAggregation,
+    StaticQuantileAggregation,
+)
+from staticgraph.nn.aggr.recurrent import StaticGRU, StaticLSTM
+from staticgraph.nn.aggr.set_transformer import (
+    StaticGraphMultisetTransformer,
+    StaticSetTransformerAggregation,
+)
+from staticgraph.nn.attention.linear import (
+    StaticPerformerAttention,
+    StaticPolynormerAttention,
+    StaticSGFormerAttention,
+)
+from staticgraph.nn.conv.gps import StaticGPSConv
+from staticgraph.nn.conv.relations import (
+    StaticChebConv,
+    StaticClusterGCNConv,
+    StaticFiLMConv,
+    StaticHeteroLinear,
+    StaticHypergraphConv,
+    StaticMFConv,
+    StaticRGATConv,
+)
+from staticgraph.nn.labels import StaticLabelPropagation, StaticMaskLabel
+from staticgraph.nn.norm.batch_norm import (
+    MaskedBatchNorm1d,
+    MaskedBatchNorm2d,
+    MaskedPygBatchNorm,
+    MaskedSyncBatchNorm,
+)
+from staticgraph.nn.norm.graph_norms import (
+    StaticGraphNorm,
+    StaticGraphSizeNorm,
+    StaticHeteroBatchNorm,
+    StaticInstanceNorm,
+    StaticLayerNorm,
+    StaticMeanSubtractionNorm,
+    StaticPairNorm,
+)
+from staticgraph.nn.pool.dense import StaticDMoNPooling
+from staticgraph.nn.pool.select import StaticSAGPooling, StaticTopKPooling
+from staticgraph.nn.refused import refused_forms
+
+# Stock layer -> its static form. A subclass gets a class of both: see nn.subclasses.
+STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.BatchNorm1d: MaskedBatchNorm1d,
+    torch.nn.BatchNorm2d: MaskedBatchNorm2d,
+    torch.nn.SyncBatchNorm: MaskedSyncBatchNorm,
+    torch.nn.LSTM: StaticLSTM,
+    torch.nn.GRU: StaticGRU,
+    BatchNorm: MaskedPygBatchNorm,
+    LayerNorm: StaticLayerNorm,
+    InstanceNorm: StaticInstanceNorm,
+    GraphNorm: StaticGraphNorm,
+    GraphSizeNorm: StaticGraphSizeNorm,
+    PairNorm: StaticPairNorm,
+    MeanSubtractionNorm: StaticMeanSubtractionNorm,
+    HeteroBatchNorm: StaticHeteroBatchNorm,
+    GPSConv: StaticGPSConv,
+    PerformerAttention: StaticPerformerAttention,
+    SGFormerAttention: StaticSGFormerAttention,
+    PolynormerAttention: StaticPolynormerAttention,
+    TopKPooling: StaticTopKPooling,
+    SAGPooling: StaticSAGPooling,
+    QuantileAggregation: StaticQuantileAggregation,
+    MedianAggregation: StaticMedianAggregation,
+    LSTMAggregation: StaticLSTMAggregation,
+    GRUAggregation: StaticGRUAggregation,
+    LCMAggregation: StaticLCMAggregation,
+    PatchTransformerAggregation: StaticPatchTransformerAggregation,
+    EquilibriumAggregation: StaticEquilibriumAggregation,
+    SetTransformerAggregation: StaticSetTransformerAggregation,
+    GraphMultisetTransformer: StaticGraphMultisetTransformer,
+    ChebConv: StaticChebConv,
+    ClusterGCNConv: StaticClusterGCNConv,
+    FiLMConv: StaticFiLMConv,
+    HeteroLinear: StaticHeteroLinear,
+    HypergraphConv: StaticHypergraphConv,
+    MFConv: StaticMFConv,
+    RGATConv: StaticRGATConv,
+    DMoNPooling: StaticDMoNPooling,
+    MaskLabel: StaticMaskLabel,
+    LabelPropagation: StaticLabelPropagation,
+}
+REFUSED_FORMS = refused_forms()
