@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches import unbatch
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.slots import Lease, SlotLayout
 from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
@@ -380,16 +381,12 @@ class StaticBatch:
         graphs = self.real_counts.graphs
         if level == "graph":
             return list(value[:graphs].unbind())
-        from staticgraph.batches.unbatch import starts
-
-        bounds = starts(self, level)
+        bounds = unbatch.starts(self, level)
         return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
 
     def to_data_list(self) -> list[Any]:
         """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
-        from staticgraph.batches.unbatch import to_data_list
-
-        return to_data_list(self)
+        return unbatch.to_data_list(self)
 
     @property
     def real_counts(self) -> RealCounts:

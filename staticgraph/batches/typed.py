@@ -7,14 +7,12 @@ in it under plain names (``atom.x``). Nothing is copied; masks come by type as w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from staticgraph.batches.arrays import BatchArrays
 from staticgraph.schema import AXIS_ARRAYS, Axis, Schema
-
-if TYPE_CHECKING:
-    from staticgraph.batches.static_batch import StaticBatch
 
 
 def axis_of(schema: Schema, key: Any) -> Axis | None:
@@ -34,7 +32,7 @@ def array_name(axis: Axis, name: str) -> str:
     return f"{axis.name}_{name}" if name in AXIS_ARRAYS else f"{axis.name}.{name}"
 
 
-def by_type(batch: StaticBatch, name: str) -> dict[Any, Tensor] | None:
+def by_type(batch: BatchArrays, name: str) -> dict[Any, Tensor] | None:
     """``{type: tensor}`` of every type that has such a field; None where none has."""
     schema, tensors = batch.layout.schema, batch.tensors()
     axes = schema.node_axes if name in ("batch", "ptr") else schema.axes
@@ -43,7 +41,7 @@ def by_type(batch: StaticBatch, name: str) -> dict[Any, Tensor] | None:
     return found or None
 
 
-def rows_by_type(batch: StaticBatch) -> dict[Any, int]:
+def rows_by_type(batch: BatchArrays) -> dict[Any, int]:
     """``{node type: physical rows}``, PyG's ``num_nodes_dict``."""
     schema = batch.layout.schema
     return {axis.key: batch.capacity.rows(axis.name) for axis in schema.node_axes}
@@ -54,7 +52,7 @@ class TypeView:
 
     __slots__ = ("_axis", "_batch")
 
-    def __init__(self, batch: StaticBatch, axis: Axis) -> None:
+    def __init__(self, batch: BatchArrays, axis: Axis) -> None:
         self._batch = batch
         self._axis = axis
 

@@ -5,19 +5,18 @@ The way back of :mod:`staticgraph.batches.collate`. Edges stay sorted by destina
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from staticgraph.batches.arrays import BatchArrays
 from staticgraph.schema import Field
 from staticgraph.store.indices import counted
-
-if TYPE_CHECKING:
-    from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.store.pyg.assembled import assembled, assembled_typed
 
 
-def starts(batch: StaticBatch, level: str) -> Tensor:
+def starts(batch: BatchArrays, level: str) -> Tensor:
     """``[g + 1]`` int64 on the CPU: where the rows of each real graph begin, and where they end."""
     tensors, graphs = batch.tensors(), batch.real_counts.graphs
     if level == "graph":
@@ -30,7 +29,7 @@ def starts(batch: StaticBatch, level: str) -> Tensor:
     return tensors[name][: graphs + 1].cpu()
 
 
-def pieces(batch: StaticBatch, field: Field) -> list[Tensor]:
+def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:
     """A field cut into one tensor a real graph, its values counted within the graph."""
     value = batch.tensors()[field.name]
     at = field.cat_dim or 0
@@ -52,7 +51,7 @@ def _counted_within(piece: Tensor, field: Field, graph: int, before: dict[str, T
     return flat.view(piece.shape)
 
 
-def to_data_list(batch: StaticBatch) -> list[Any]:
+def to_data_list(batch: BatchArrays) -> list[Any]:
     """The real graphs as ``Data`` or ``HeteroData``."""
     schema, graphs = batch.layout.schema, batch.real_counts.graphs
     values = {field.name: pieces(batch, field) for field in schema}
@@ -60,15 +59,11 @@ def to_data_list(batch: StaticBatch) -> list[Any]:
     rows = [{name: counts[g] for name, counts in bounds.items()} for g in range(graphs)]
     own = [{name: cut[g] for name, cut in values.items()} for g in range(graphs)]
     if schema.hetero:
-        from staticgraph.store.pyg import hetero
-
-        return [hetero.assembled(schema, own[g], rows[g]) for g in range(graphs)]
-    from staticgraph.store.pyg import ruled
-
+        return [assembled_typed(schema, own[g], rows[g]) for g in range(graphs)]
     nodes, edges = starts(batch, "node"), starts(batch, "edge")
     index = batch.tensors()["edge_index"]
     return [
-        ruled.assembled(
+        assembled(
             schema,
             {"edge_index": index[:, edges[g] : edges[g + 1]] - nodes[g], **own[g]},
             {

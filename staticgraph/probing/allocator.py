@@ -103,7 +103,7 @@ class AllocatorReader:
             layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
             batch = StaticBatch.blank(layout, device)
             batch.real = subject.real_counts(capacity)
-            step = ProbeStep(subject, subject.model, subject.optimizer, capacity)
+            step = ProbeStep(subject, subject.model, subject.optimizer)
             for _ in range(WARM_STEPS):
                 step(batch)
             step.free_gradients()

@@ -58,7 +58,7 @@ class FakeTensorReader:
                     for e in layout.entries
                 }
                 batch = StaticBatch(layout, tensors, subject.real_counts(capacity))
-                step = ProbeStep(subject, model, optimizer, capacity)
+                step = ProbeStep(subject, model, optimizer)
                 with live:
                     live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
                     for _ in range(WARM_STEPS - 1):

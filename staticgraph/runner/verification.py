@@ -8,7 +8,7 @@ move. A recording whose input was never copied passes every test of shapes and f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +18,33 @@ from staticgraph.steps.provenance import leaves
 from staticgraph.steps.training_state import untouched
 from staticgraph.text.table import table
 
-if TYPE_CHECKING:
-    from staticgraph.runner.runner import StaticGraphRunner
-
 # Chosen, not derived: far above float32 rounding, far below what a stale or skipped input does.
 # TF32 and bfloat16 round more coarsely and want a larger one.
 TOLERANCE = 1e-3
+
+
+class RunsBothWays(Protocol):
+    """A runner, as a verification uses it: each of its calls, and the same in eager."""
+
+    model: torch.nn.Module
+    loss: Any
+    optimizer: torch.optim.Optimizer | None
+
+    def step(self, batch: StaticBatch) -> Tensor:
+        """One training step."""
+        ...
+
+    def eager_step(self, batch: StaticBatch) -> Tensor:
+        """The same in eager."""
+        ...
+
+    def eval_step(self, batch: StaticBatch) -> Any:
+        """The output, as ``.out``, in evaluation mode."""
+        ...
+
+    def eager_forward(self, batch: StaticBatch) -> Any:
+        """The same in eager."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +77,7 @@ class Verification:
         )
 
 
-def verify(
-    runner: StaticGraphRunner, batch: StaticBatch, tolerance: float = TOLERANCE
-) -> Verification:
+def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANCE) -> Verification:
     """Compares a runner's step and forward with eager on one batch; changes nothing.
 
     Args:
@@ -90,9 +109,7 @@ def verify(
     )
 
 
-def _after_step(
-    runner: StaticGraphRunner, batch: StaticBatch, eager: bool
-) -> dict[str, list[Tensor]]:
+def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> dict[str, list[Tensor]]:
     """Loss, gradients and parameters after one step from the present state."""
     model = runner.model
     with untouched(model, runner.optimizer):
@@ -105,7 +122,7 @@ def _after_step(
         }
 
 
-def _rows(runner: StaticGraphRunner, batch: StaticBatch, eager: bool) -> list[Tensor]:
+def _rows(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> list[Tensor]:
     """The real rows of the output in evaluation mode, or of each tensor of a tuple, list or dict;
     a tensor without rows of the batch, such as a loss among the outputs, whole."""
     out = runner.eager_forward(batch) if eager else runner.eval_step(batch).out

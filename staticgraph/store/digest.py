@@ -6,10 +6,10 @@ import hashlib
 import json
 
 from staticgraph.files.checksum import crc32_of_array
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 
-def digest_of(store: GraphStore) -> str:
+def digest_of(store: GraphColumns) -> str:
     """Sixteen hexadecimal digits that change with any feature, label, edge or split, and not with
     the store's name or place. Reads every array once."""
     store.verify()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -25,11 +25,9 @@ from staticgraph.files.reading import NOT_THERE
 from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
+from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.manifest_check import check_manifest
 from staticgraph.store.structure import EDGES, Damage, check_forms
-
-if TYPE_CHECKING:
-    from staticgraph.store.graph_store import GraphStore
 
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
@@ -53,7 +51,7 @@ def _files(manifest: Mapping[str, Any]) -> Iterable[str]:
 KIND = Kind("store", FORMAT, MANIFEST, _files)
 
 
-def save(store: GraphStore, folder: str | Path, *, overwrite: bool = False) -> None:
+def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) -> None:
     """Writes ``folder``.
 
     Args:
@@ -92,7 +90,7 @@ def save(store: GraphStore, folder: str | Path, *, overwrite: bool = False) -> N
         document.save(scratch / MANIFEST, manifest)
 
 
-def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
+def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) -> Kept:
     """Opens a folder that :func:`save` wrote; columns are memory-mapped, read-only.
 
     Args:
@@ -109,7 +107,7 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
     repair(root)
     manifest = _manifest(root)
     try:
-        return _load(root, manifest, verify)
+        return _load(kind, root, manifest, verify)
     except Damage as error:
         raise StoreCorrupt(f"{root}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -121,9 +119,7 @@ def load(folder: str | Path, *, verify: bool | None = None) -> GraphStore:
         ) from error
 
 
-def _load(root: Path, manifest: Mapping[str, Any], verify: bool | None) -> GraphStore:
-    from staticgraph.store.graph_store import GraphStore
-
+def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: bool | None) -> Kept:
     files: dict[str, dict[str, Any]] = manifest["files"]
     if verify is None:
         verify = sum(file["bytes"] for file in files.values()) <= WHOLE_BYTES
@@ -150,10 +146,10 @@ def _load(root: Path, manifest: Mapping[str, Any], verify: bool | None) -> Graph
         checks.everything()
     picked: dict[str, dict[str, Any]] = {"column": {}, "split": {}, "offsets": {}, "origins": {}}
     for name, array in arrays.items():
-        kind, _, key = name.partition(".")
+        what, _, key = name.partition(".")
         if key:
-            picked[kind][key] = array
-    return GraphStore(
+            picked[what][key] = array
+    return kind(
         schema=schema,
         columns=picked["column"],
         splits=picked["split"],

@@ -1,268 +1,48 @@
-"""A data set of many graphs as flat columns, ready to be copied into batches.
+"""A data set of many graphs: its columns, where they come from, and where they go.
 
-Problem: a list of PyG ``Data`` objects costs tens of microseconds a graph to batch, because each of
-its tensors is a Python object of its own. Idea: one array per attribute over all graphs, with
-offsets that say where each graph begins; a batch is then a handful of block copies. Columns are
-kept in the smallest dtype that holds their values exactly (atom features that PyG keeps in int64
-fit a byte) and widened while a batch is filled. Edges are sorted by destination, graph by graph,
-with row pointers and the permutation that sorts them by source, so that sums over neighbours need
-no atomics.
-
-Invariant: ``store[i]`` is the graph that went in, edges in their first order, dtypes as they were.
-What it does not do: it never changes; to add graphs, build another. On disk a store is one folder
-of ``.npy`` files, memory-mapped when loaded, and a manifest with version and checksums.
+What a store is stands in :mod:`staticgraph.store.graph_columns`; here are the ways in and out of
+it: PyG's data sets, a folder on disk, a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from staticgraph.errors import BadGraph
-from staticgraph.schema import Axis, Field, Level, Schema
-from staticgraph.sizes.capacity import GraphSize
-from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
-from staticgraph.store.columns import (
-    Array,
-    IndexRule,
-    axis_offsets,
-    check_endpoints,
-    checked_columns,
-    checked_offsets,
-    checked_splits,
-    compact,
-    local_positions,
-    require_finite,
-    row_pointers,
-    sort_by_destination,
-)
-from staticgraph.store.indices import (
-    as_tensor_shape,
-    check_indices,
-    renumbered,
-    sort_types,
-    with_first_numbers,
-)
+from staticgraph.store import files
+from staticgraph.store.graph_columns import GraphColumns
 
 if TYPE_CHECKING:
     import torch
 
     from staticgraph.memory.budget import MemoryBudget
-    from staticgraph.store.checks import Checks
     from staticgraph.store.on_device import DeviceStore
 
 
 @dataclass(frozen=True, eq=False)
-class GraphStore:
+class GraphStore(GraphColumns):
     """Graphs as columns. Build one with :meth:`from_pyg`, :meth:`from_arrays` or :meth:`load`.
 
-    Attributes:
-        schema: the fields and the dtypes a model sees.
-        node_offsets: ``[n + 1]`` int64, where each graph's nodes begin in the node columns.
-        edge_offsets: ``[n + 1]`` int64, likewise for edges.
-        edge_src: ``[sum e]``, source of each edge, counted within its graph (compact dtype).
-        edge_dst: ``[sum e]``, destination, ascending within each graph.
-        row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
-        transpose: ``[sum e]``, per graph the permutation that sorts its edges by source (stable).
-        edge_origin: ``[sum e]``, where each edge stood before sorting; empty if they were sorted.
-        columns: one array a field, ``[rows of its level, *shape]``, in a compact dtype.
-        splits: named lists of graph numbers, such as ``train``, where the data set has them.
-        name: what error messages and tables call it.
-        offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
-            schema.
-        origins: edge type -> where each edge stood among all of the type before they were sorted;
-            types that were sorted are left out. Where nodes have types the four arrays of edges
-            above are empty, and each type's ``edge_index`` is a column.
-        checks: which blocks of a large store on disk are still to be compared with their
-            checksums; batches and single graphs do that, a column taken by hand does not (see
-            :meth:`column`).
+    Its attributes are those of :class:`staticgraph.store.graph_columns.GraphColumns`.
     """
 
-    schema: Schema
-    node_offsets: IntArray
-    edge_offsets: IntArray
-    edge_src: Array
-    edge_dst: Array
-    row_ptr: Array
-    transpose: Array
-    edge_origin: Array
-    columns: Mapping[str, Array]
-    splits: Mapping[str, IntArray] = field(default_factory=dict)
-    name: str = "data"
-    offsets: Mapping[str, IntArray] = field(default_factory=dict)
-    origins: Mapping[str, Array] = field(default_factory=dict)
-    checks: Checks | None = field(default=None, repr=False)
-
-    # ------------------------------------------------------------------ building
-
     @classmethod
-    def from_pyg(cls, dataset: Any, **options: Any) -> GraphStore:
+    def from_pyg(cls, dataset: Any, **options: Any) -> Self:
         """Stores a PyG data set, ``Data`` or ``HeteroData``; see
         :func:`staticgraph.store.pyg.flatten.from_pyg` and :mod:`staticgraph.store.pyg.hetero`."""
         from staticgraph.store.pyg.flatten import from_pyg
 
-        return from_pyg(dataset, **options)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        num_nodes: Array,
-        num_edges: Array,
-        edge_src: Array,
-        edge_dst: Array,
-        fields: Mapping[str, tuple[Level, Array]],
-        *,
-        rows: Mapping[str, int] | None = None,
-        splits: Mapping[str, Array] | None = None,
-        name: str = "data",
-        check_finite: bool | tuple[str, ...] = False,
-        axes: Mapping[Axis, Array] | None = None,
-        rules: Mapping[str, IndexRule] | None = None,
-    ) -> GraphStore:
-        """Builds a store from flat arrays over all graphs.
-
-        Args:
-            num_nodes: ``[n]`` nodes of each graph.
-            num_edges: ``[n]`` directed edges of each graph (an undirected one counts twice).
-            edge_src: ``[sum e]`` source of each edge, numbered within its graph, in any order.
-            edge_dst: ``[sum e]`` destination of each edge, likewise.
-            fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is
-                what a model will see, however compactly it is kept.
-            rows: rows a graph of graph-level attributes that have more than one.
-            splits: named lists of graph numbers.
-            name: what error messages call the data set.
-            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
-                named.
-            axes: axis -> ``[n]`` rows of each graph, for rows that are neither nodes nor edges; a
-                field's level may then be the axis's name.
-            rules: index field -> where its rows stand, and what its values count. Where nodes have
-                types, ``num_nodes`` and ``num_edges`` are the sums over the types, and there are
-                no ``edge_src`` and ``edge_dst``: a type's edges are the field
-                ``a__to__b.edge_index``.
-
-        Raises:
-            BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
-                a value that is not finite where that is checked; the message names the graph.
-            ValueError: a field has a name that every batch uses itself.
-        """
-        node_offsets, edge_offsets = checked_offsets(num_nodes, num_edges, name)
-        own = tuple(axes or ())
-        graphs = len(node_offsets) - 1
-        more = axis_offsets({axis.name: rows for axis, rows in (axes or {}).items()}, graphs, name)
-        offsets = {"node": node_offsets, "edge": edge_offsets, **more}
-        schema, columns = checked_columns(fields, rows or {}, offsets, own, rules)
-        require_finite(schema, columns, offsets, check_finite)
-        check_indices(schema, columns, offsets, graphs)
-        origins: dict[str, Array] = {}
-        order = None
-        src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if schema.hetero:
-            row_ptr = transpose = np.empty(0, np.int64)
-            columns, origins = sort_types(schema, columns, offsets, graphs)
-        else:
-            if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
-                raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
-            if not len(src) == len(dst) == edge_offsets[-1]:
-                raise BadGraph(
-                    f"{name}: {len(src)} sources and {len(dst)} destinations for "
-                    f"{edge_offsets[-1]} edges"
-                )
-            check_endpoints(src, dst, node_offsets, edge_offsets)
-            order = sort_by_destination(src, dst, node_offsets, edge_offsets)
-            if order is not None:
-                src, dst = src[order], dst[order]
-                columns = renumbered(schema, columns, offsets, graphs, "edge", order)
-            row_ptr, transpose = row_pointers(src, dst, node_offsets, edge_offsets)
-        local = np.empty(0, np.uint8) if order is None else local_positions(order, edge_offsets)
-        return cls(
-            schema=schema,
-            node_offsets=node_offsets,
-            edge_offsets=edge_offsets,
-            edge_src=compact(src),
-            edge_dst=compact(dst),
-            row_ptr=row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
-            transpose=compact(transpose),
-            edge_origin=compact(local),
-            columns={key: compact(column) for key, column in columns.items()},
-            splits=checked_splits(splits or {}, graphs, name),
-            name=name,
-            offsets=more,
-            origins={
-                axis: compact(local_positions(position, offsets[axis]))
-                for axis, position in origins.items()
-            },
-        )
-
-    @classmethod
-    def zeros(cls, schema: Schema) -> GraphStore:
-        """A store of one graph, one node, no edge, no row of any axis and zeros in every field;
-        only its schema is of use where an index counts what is not there."""
-        length = {"node": 1, "graph": 1}
-        fields: dict[str, tuple[Level, Array]] = {
-            item.name: (
-                item.level,
-                np.zeros((length.get(item.level, 0) * item.rows, *item.shape), item.dtype),
-            )
-            for item in schema
-        }
-        none, nothing = np.empty(0, np.int64), np.zeros(2, np.int64)
-        return cls(
-            schema=schema,
-            node_offsets=np.arange(2),
-            edge_offsets=nothing,
-            edge_src=none,
-            edge_dst=none,
-            row_ptr=np.zeros(2, np.int32),
-            transpose=none,
-            edge_origin=none,
-            columns={name: column for name, (_, column) in fields.items()},
-            offsets={axis.name: nothing for axis in schema.axes},
-        )
-
-    # ------------------------------------------------------------------ on disk
+        return from_pyg(cls, dataset, **options)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes the store as a folder; see :func:`staticgraph.store.files.save`."""
-        from staticgraph.store.files import save
-
-        save(self, folder, overwrite=overwrite)
+        files.save(self, folder, overwrite=overwrite)
 
     @classmethod
-    def load(cls, folder: str | Path, *, verify: bool | None = None) -> GraphStore:
+    def load(cls, folder: str | Path, *, verify: bool | None = None) -> Self:
         """Opens a folder, memory-mapped; see :func:`staticgraph.store.files.load`."""
-        from staticgraph.store.files import load
-
-        return load(folder, verify=verify)
-
-    def verify(self, graphs: IntArray | None = None) -> None:
-        """Compares what was read from disk and not compared yet with its checksums.
-
-        Args:
-            graphs: only the blocks of these; all where None.
-
-        Raises:
-            StoreCorrupt: the message names the array and the graphs.
-        """
-        if self.checks is None:
-            return
-        if graphs is None:
-            self.checks.everything()
-        else:
-            self.checks.touch(graphs)
-
-    def column(self, name: str) -> Array:
-        """A field's column as a whole, compared with its checksums first."""
-        if self.checks is not None:
-            self.checks.column(f"column.{name}")
-        return self.columns[name]
-
-    # ------------------------------------------------------------------ on a device
+        return files.load(cls, folder, verify=verify)
 
     def to(
         self,
@@ -286,137 +66,3 @@ class GraphStore:
         from staticgraph.store.on_device import move
 
         return move(self, device, pointers=pointers, budget=budget)
-
-    # ------------------------------------------------------------------ reading
-
-    def __len__(self) -> int:
-        return len(self.node_offsets) - 1
-
-    @cached_property
-    def sizes(self) -> IntArray:
-        """``[n, C]`` int64: nodes and edges of each graph, then the rows of each axis, without
-        touching a feature."""
-        offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
-        return np.stack([np.diff(each) for each in offsets], axis=1)
-
-    def offsets_of(self, level: Level) -> IntArray:
-        """``[n + 1]`` where each graph's rows of a level begin."""
-        if level == "graph":
-            return np.arange(len(self) + 1)
-        known = {"node": self.node_offsets, "edge": self.edge_offsets}
-        return known[level] if level in known else self.offsets[level]
-
-    @cached_property
-    def histogram(self) -> SizeHistogram:
-        """How many graphs have each size."""
-        return SizeHistogram.from_sizes(self.sizes, self.schema.components)
-
-    def size(self, graph: int) -> GraphSize:
-        """Nodes and edges of one graph."""
-        return GraphSize(*map(int, self.sizes[graph, :2]))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns and indices."""
-        return sum(array.nbytes for array in self.arrays().values())
-
-    def arrays(self) -> dict[str, Array]:
-        """Every array by the name of its file."""
-        structure = {
-            key: getattr(self, key)
-            for key in (
-                "node_offsets",
-                "edge_offsets",
-                "edge_src",
-                "edge_dst",
-                "row_ptr",
-                "transpose",
-                "edge_origin",
-            )
-        }
-        columns = {f"column.{key}": value for key, value in self.columns.items()}
-        splits = {f"split.{key}": value for key, value in self.splits.items()}
-        offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
-        origins = {f"origins.{key}": value for key, value in self.origins.items()}
-        return structure | columns | splits | offsets | origins
-
-    def with_splits(self, **splits: Array) -> GraphStore:
-        """The same store with these named lists of graph numbers."""
-        return replace(self, splits=checked_splits(splits, len(self), self.name))
-
-    def cardinality(self, name: str) -> tuple[int, ...]:
-        """One more than the largest value in each column of an integer field: the rows that an
-        embedding table needs, ``(119, 4, ...)`` for OGB's atom features."""
-        column = self.column(name)
-        column = column.reshape(len(column), -1)
-        if not len(column):
-            return (1,) * column.shape[1]
-        return tuple(int(value) + 1 for value in column.max(axis=0))
-
-    def __getitem__(self, graph: int) -> Any:
-        """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
-
-        Raises:
-            IndexError: there is no graph of that number.
-        """
-        import torch
-
-        if not -len(self) <= graph < len(self):
-            raise IndexError(f"graph {graph} of {len(self)}")
-        graph %= len(self)
-        self.verify(np.array([graph]))
-        places = {"edge": self._origin(graph, "edge", self.edge_origin)}
-        for axis in self.schema.edge_axes:
-            places[axis.name] = self._origin(graph, axis.name, self.origins.get(axis.name))
-        values: dict[str, Any] = {}
-        for item in self.schema:
-            value = self.columns[item.name][self.rows_of(item, graph)].astype(item.dtype)
-            for level, place in places.items():
-                if place is not None:
-                    value = with_first_numbers(value, item, level, place)
-            if (place := places.get(item.level)) is not None:
-                value = value[np.argsort(place)]
-            values[item.name] = torch.from_numpy(as_tensor_shape(value, item))
-        return self._assembled(graph, values, places["edge"])
-
-    def _origin(self, graph: int, level: Level, origin: Array | None) -> Array | None:
-        """Where each edge of one graph stood before it was sorted, or None."""
-        if origin is None or not len(origin):
-            return None
-        offsets = self.offsets_of(level)
-        return origin[offsets[graph] : offsets[graph + 1]]
-
-    def _assembled(self, graph: int, values: dict[str, Any], place: Array | None) -> Any:
-        import torch
-
-        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
-        if self.schema.hetero:
-            from staticgraph.store.pyg import hetero
-
-            return hetero.assembled(self.schema, values, rows)
-        from staticgraph.store.pyg import ruled
-
-        nodes, edges = self.size(graph)
-        here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
-        pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
-        if place is not None:
-            pair = pair[:, np.argsort(place)]
-        values = {"edge_index": torch.from_numpy(pair), **values}
-        return ruled.assembled(self.schema, values, {"node": nodes, "edge": edges, **rows})
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[graph] for graph in range(len(self)))
-
-    def rows_of(self, item: Field, graph: int) -> slice:
-        """The rows of a field's column that belong to one graph."""
-        if item.level == "graph":
-            return slice(graph * item.rows, (graph + 1) * item.rows)
-        offsets = self.offsets_of(item.level)
-        return slice(int(offsets[graph]), int(offsets[graph + 1]))
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{item.name}: {item.describe()}" for item in self.schema)
-        return (
-            f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
-            f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
-        )

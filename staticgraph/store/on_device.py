@@ -32,7 +32,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
@@ -75,7 +75,7 @@ class DeviceStore:
         columns: the fields.
     """
 
-    host: GraphStore
+    host: GraphColumns
     structure: Mapping[str, Tensor]
     columns: Mapping[str, Column]
 
@@ -163,7 +163,7 @@ class DeviceStore:
 
 
 def move(
-    store: GraphStore,
+    store: GraphColumns,
     device: str | torch.device,
     *,
     pointers: bool = True,
@@ -189,13 +189,13 @@ def move(
     )
 
 
-def fits(store: GraphStore, device: str | torch.device, share: float, pointers: bool) -> bool:
+def fits(store: GraphColumns, device: str | torch.device, share: float, pointers: bool) -> bool:
     """Whether a store takes at most this share of what a device has for this process."""
     structure, columns = encoded(store, pointers)
     return _total(structure, columns) <= share * MemoryBudget.of_device(device).max_bytes
 
 
-def encoded(store: GraphStore, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
+def encoded(store: GraphColumns, pointers: bool) -> tuple[dict[str, Array], dict[str, Encoded]]:
     """The arrays as a device keeps them, still on the host: structure and columns.
 
     Raises:
@@ -218,12 +218,12 @@ def encoded(store: GraphStore, pointers: bool) -> tuple[dict[str, Array], dict[s
     return structure, columns
 
 
-def is_simple(store: GraphStore) -> bool:
+def is_simple(store: GraphColumns) -> bool:
     """Whether a store has no axes or index fields of its own, so that a device can collate it."""
     return not _odd(store)
 
 
-def _odd(store: GraphStore) -> list[str]:
+def _odd(store: GraphColumns) -> list[str]:
     axes = [axis.name for axis in store.schema.axes]
     return axes + [field.name for field in store.schema if field.is_index]
 
@@ -282,7 +282,7 @@ def _at_least_one(array: Array) -> Array:
     return np.ascontiguousarray(array) if array.flags.writeable else np.array(array, order="C")
 
 
-def _first_by_source(store: GraphStore) -> IntArray:
+def _first_by_source(store: GraphColumns) -> IntArray:
     """``[sum n]``: among its graph's edges sorted by source, where each node's begin."""
     found = np.empty(int(store.node_offsets[-1]), dtype=np.int64)
     _count_sources(store.edge_src, store.node_offsets, store.edge_offsets, found)
@@ -314,7 +314,7 @@ def _total(structure: Mapping[str, Array], columns: Mapping[str, Encoded]) -> in
 
 
 def _check_budget(
-    store: GraphStore,
+    store: GraphColumns,
     device: torch.device,
     structure: Mapping[str, Array],
     columns: Mapping[str, Encoded],
@@ -343,7 +343,7 @@ def _check_budget(
 
 
 def _lines(
-    store: GraphStore,
+    store: GraphColumns,
     structure: Mapping[str, Array],
     columns: Mapping[str, Encoded],
     total: int,

@@ -7,7 +7,7 @@ from typing import Any
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level, Schema
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.hetero import HeteroReader
 from staticgraph.store.pyg.homogeneous import PygReader
 from staticgraph.text.progress import bar
@@ -19,6 +19,7 @@ PROGRESS_FROM = 5000
 
 
 def from_pyg(
+    kind: type[Kept],
     dataset: Any,
     *,
     schema: Schema | None = None,
@@ -27,7 +28,7 @@ def from_pyg(
     check_finite: bool | tuple[str, ...] = False,
     name: str | None = None,
     progress: bool = True,
-) -> GraphStore:
+) -> Kept:
     """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
 
     Args:
@@ -62,12 +63,12 @@ def from_pyg(
         )
     ):
         if reader is None:
-            kind = HeteroReader if hasattr(data, "node_types") else PygReader
-            reader = kind(name, excluded, schema, levels or {})
+            made_by = HeteroReader if hasattr(data, "node_types") else PygReader
+            reader = made_by(name, excluded, schema, levels or {})
         reader.add(number, data)
     if reader is None:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
-    return reader.store(check_finite)
+    return reader.store(kind, check_finite)
 
 
 def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:

@@ -22,7 +22,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import IndexRule
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.homogeneous import PygReader, as_tensor, whole_count
 from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
 
@@ -243,14 +243,15 @@ class HeteroReader(PygReader):
 
     def _built(
         self,
+        kind: type[Kept],
         fields: Mapping[str, tuple[Level, Any]],
         rows: Mapping[str, int],
         counts: Mapping[str, tuple[Level, ...]],
         check_finite: bool | tuple[str, ...],
-    ) -> GraphStore:
+    ) -> Kept:
         types = {axis.name: axis for axis in self.types}
         none = np.empty(0, np.int64)
-        return GraphStore.from_arrays(
+        return kind.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
             np.asarray(self.edges, dtype=np.int64),
             none,

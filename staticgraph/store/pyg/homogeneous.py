@@ -23,7 +23,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array, IndexRule, native
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.rules import Said, asks_nothing, said_by
 
@@ -119,7 +119,7 @@ class PygReader(CountedFields):
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
-    def store(self, check_finite: bool | tuple[str, ...]) -> GraphStore:
+    def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
         counts = self._counts()
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
@@ -131,20 +131,21 @@ class PygReader(CountedFields):
                 rows[key] = count
             fields[key] = (level, _numpy(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
-        store = self._built(fields, rows, counts, check_finite)
+        store = self._built(kind, fields, rows, counts, check_finite)
         if self.schema is not None:
             self._check_schema(store)
         return store
 
     def _built(
         self,
+        kind: type[Kept],
         fields: Mapping[str, tuple[Level, Array]],
         rows: Mapping[str, int],
         counts: Mapping[str, tuple[Level, ...]],
         check_finite: bool | tuple[str, ...],
-    ) -> GraphStore:
+    ) -> Kept:
         edge_index = _numpy("edge_index", torch.cat(self.edge_index, dim=1))
-        return GraphStore.from_arrays(
+        return kind.from_arrays(
             np.asarray(self.nodes, dtype=np.int64),
             np.asarray(self.edges, dtype=np.int64),
             edge_index[0],
@@ -249,7 +250,7 @@ class PygReader(CountedFields):
                     f"{list(first.shape[1:])} in graph 0: make them alike in every graph"
                 )
 
-    def _check_schema(self, store: GraphStore) -> None:
+    def _check_schema(self, store: GraphColumns) -> None:
         assert self.schema is not None
         for item in self.schema:
             found = store.schema[item.name]

@@ -1,4 +1,4 @@
-"""A graph read back from a store, as PyG's ``Data`` that keeps the rules of its index fields.
+"""A graph read back from a store, as PyG's ``HeteroData``, or as ``Data`` that keeps its rules.
 
 ``__inc__`` and ``__cat_dim__`` belong to a user's class, which a store does not keep. It keeps what
 they said, so a graph that comes out of it is batched by PyG as the one that went in.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from staticgraph.schema import Field, Schema
 from staticgraph.store.indices import counted
@@ -38,6 +38,22 @@ def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -
     data = RuledData(num_nodes=rows["node"], **values)
     rules = {field.name: (field.cat_dim, _increment(field, rows)) for field in schema}
     vars(data)["_rules"] = rules  # beside PyG's storage, not in it
+    return data
+
+
+def assembled_typed(schema: Schema, values: Mapping[str, Any], rows: Mapping[str, int]) -> Any:
+    """One graph as ``HeteroData``, given its tensors and how many rows it has of each type."""
+    data = HeteroData()
+    types = schema.node_axes + schema.edge_axes
+    for axis in schema.node_axes:
+        data[axis.key].num_nodes = rows[axis.name]
+    for name, value in values.items():
+        owners = [axis for axis in types if name.startswith(f"{axis.name}.")]
+        owner = max(owners, key=lambda axis: len(axis.name), default=None)
+        if owner is None:
+            setattr(data, name, value)
+        else:
+            setattr(data[owner.key], name.removeprefix(f"{owner.name}."), value)
     return data
 
 

@@ -1,0 +1,32 @@
+"""What reading a batch needs of it: its layout, its real counts and its tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.sizes.capacity import Capacity
+
+
+class BatchArrays(Protocol):
+    """A :class:`staticgraph.batches.static_batch.StaticBatch`, as those see it that it rests on."""
+
+    layout: SlotLayout
+
+    @property
+    def capacity(self) -> Capacity:
+        """The bucket's physical sizes."""
+        ...
+
+    @property
+    def real_counts(self) -> RealCounts:
+        """The real rows as host numbers."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name."""
+        ...
