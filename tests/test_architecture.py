@@ -1,78 +1,101 @@
-"""Imports go one way, and the pure modules know no torch."""
+"""The house: imports go down, there is no circle of any kind, and the pure rooms know no torch.
+
+What is read is every import, those for type checkers and those inside functions included, since a
+reader follows them all. The front door (``staticgraph/__init__.py``) names everything and is left
+out; nothing inside may come in through it.
+"""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import NamedTuple
 
+import networkx
 import pytest
 
 import staticgraph
 
 ROOT = Path(staticgraph.__file__).parent
 
-# Lowest first; a module imports its own level and those below. Longer names win.
-LEVELS = [
-    ["files"],
-    [
-        "errors",
-        "documents",
-        "jit_cache",
-        "json_text",
-        "progress",
-        "sizes",
-        "schema",
-        "table",
-        "memory.byte_sizes",
-        "memory.out_of_memory",
-    ],
-    ["packing", "plan", "attention_blocks", "reserves"],
-    ["memory.fit", "memory.forms", "memory.least_squares", "memory.model"],
-    ["memory.readers.device"],
-    ["memory.budget", "memory.sizing"],
-    ["buckets", "batching"],
-    ["store", "datasets", "models"],
-    ["slots", "collate", "collate_axes", "batch", "typed", "unbatch"],
-    ["kernels", "nn"],
-    ["running", "predictions", "report", "loader", "device_batches"],
-    ["memory"],
-    ["runner", "outofcore"],
-    ["dryrun"],
-    ["training", "planning"],
-    ["cli"],
-]
-PURE = [
-    "files",
+# The floors, lowest first: a room uses itself and what stands before it.
+ROOMS = (
     "errors",
-    "documents",
-    "sizes",
     "schema",
-    "table",
+    "text",
+    "files",
+    "sizes",
     "packing",
-    "plan",
-    "attention_blocks",
-    "reserves",
-    "buckets",
-    "batching",
-    "memory.byte_sizes",
-    "memory.fit",
-    "memory.forms",
-    "memory.least_squares",
-    "memory.model",
-    "memory.budget",
-    "memory.sizing",
-]
-# Doors to the level above, each opened inside one function, for the reason given.
-DOORS = {
-    ("memory.budget", "memory.readers"): "MemoryBudget.of_device reads the device; the rest counts",
-    ("memory.readers.step", "runner"): "a reading of real steps is a reading of the runner's steps",
+    "memory",
+    "plans",
+    "store",
+    "datasets",
+    "epochs",
+    "kernels",
+    "batches",
+    "models",
+    "nn",
+    "steps",
+    "recording",
+    "probing",
+    "checking",
+    "runner",
+    "dryrun",
+    "outofcore",
+    "training",
+    "cli",
+)
+MOST_ROOMS = 24
+# Rooms within a room, lowest first; files that stand beside them are above them all.
+FLOORS_OF = {
+    "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),
+    "outofcore": ("policies", "disk", "buffer", "sampling", "training"),
 }
+PURE = ("errors", "schema", "text", "files", "sizes", "packing", "memory", "plans", "epochs")
 HEAVY = {"torch", "torch_geometric", "triton"}
+# Packages that an extra brings, or that are there on some machines only: imported where needed.
+EXTRAS = {"matplotlib", "tensorboard", "torchmetrics", "rdkit", "ogb", "scipy", "triton"}
+# Other imports inside a function, each for the reason given.
+SLOW = "torch and PyG take seconds, and most that is done with a store needs neither"
+KERNELS = "numba's loops are read from their cache only where kernels are asked for"
+NEWER = "not in every torch, on every platform or before the device's guard is loaded"
+INSIDE = {
+    ("datasets", "staticgraph.datasets.npz"): SLOW,
+    ("datasets", "staticgraph.datasets.pyg"): SLOW,
+    ("datasets", "staticgraph.datasets.smiles"): SLOW,
+    ("memory.budget", "staticgraph.memory.device"): "arithmetic needs no device, and no torch",
+    ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
+    ("store.graph_columns", "torch"): SLOW,
+    ("store.graph_store", "staticgraph.store.on_device"): SLOW,
+    ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
+    ("nn.call_sites", "staticgraph.nn.fused.pool"): KERNELS,
+    ("nn.convert", "staticgraph.nn.fused"): KERNELS,
+    ("files.folder_lock", "fcntl"): NEWER,
+    ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
+    ("kernels.varlen_attention.op", "torch.nn.attention.varlen"): NEWER,
+    ("nn.norm.batch_norm", "torch.distributed.nn.functional"): NEWER,
+    ("steps.graph_trees", "torch._inductor.cudagraph_trees"): NEWER,
+    ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
+    ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
+}
+# The dry run's child loads its device before torch, so its imports stand where that is done.
+LATE = ("dryrun",)
+# A file of a pure room that is not: what it reads is the device.
+IMPURE = {"memory.device"}
+
+
+class Import(NamedTuple):
+    """One import of one file: of a module, at a line, and whether inside a function."""
+
+    module: str
+    line: int
+    inside: bool
 
 
 def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name, without the package's own."""
     found = {}
-    for path in ROOT.rglob("*.py"):
+    for path in sorted(ROOT.rglob("*.py")):
         parts = list(path.relative_to(ROOT).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         if name:
@@ -80,54 +103,116 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> set[str]:
-    """What a file imports, lazily too, but not for type checkers alone."""
-    tree = ast.parse(path.read_text())
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if id(node) in hidden:
-            continue
+MODULES = modules()
+
+
+def imports(path: Path) -> list[Import]:
+    """All imports of a file."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, inside: bool) -> None:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found.extend(Import(alias.name, node.lineno, inside) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= (
-                {f"staticgraph.{alias.name}" for alias in node.names}
-                if node.module == "staticgraph"
-                else {node.module}
-            )
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                known = full.removeprefix("staticgraph.") in MODULES
+                found.append(Import(full if known else node.module, node.lineno, inside))
+        within = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            visit(child, within)
+
+    visit(ast.parse(path.read_text()), False)
     return found
 
 
-def level(name: str) -> int:
-    matches = [
-        (len(prefix), number)
-        for number, prefixes in enumerate(LEVELS)
-        for prefix in prefixes
-        if name == prefix or name.startswith(prefix + ".")
+IMPORTS = {name: imports(path) for name, path in MODULES.items()}
+
+
+def own(name: str) -> list[tuple[str, int]]:
+    """The modules of this package that a module imports."""
+    return [
+        (item.module.removeprefix("staticgraph."), item.line)
+        for item in IMPORTS[name]
+        if item.module.startswith("staticgraph.")
     ]
-    assert matches, f"staticgraph.{name} has no place in LEVELS: say where it belongs"
-    return max(matches)[1]
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
+def room(name: str) -> str:
+    """The room that a module stands in."""
+    return name.partition(".")[0]
+
+
+def floor(name: str) -> tuple[int, int]:
+    """The place of a module among the floors, and among those of its room."""
+    top, _, rest = name.partition(".")
+    inner = FLOORS_OF.get(top, ())
+    below = rest.partition(".")[0]
+    return ROOMS.index(top), inner.index(below) if below in inner else len(inner)
+
+
+def test_every_room_has_a_floor():
+    assert {room(name) for name in MODULES} == set(ROOMS)
+    assert len(ROOMS) <= MOST_ROOMS
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_go_down(name):
-    for imported in imports(modules()[name]):
-        if imported.startswith("staticgraph."):
-            other = imported.removeprefix("staticgraph.")
-            if other in modules() and (name, other) not in DOORS:
-                assert level(other) <= level(name), f"{name} imports {other}, which stands above it"
+    for other, line in own(name):
+        assert floor(other) <= floor(name), (
+            f"{MODULES[name].relative_to(ROOT)}:{line} imports {other}, which stands above it"
+        )
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_nothing_comes_in_through_the_front_door(name):
+    lines = [item.line for item in IMPORTS[name] if item.module == "staticgraph"]
+    assert not lines or room(name) == "cli", f"{name} imports the front door, lines {lines}"
+
+
+def circles(arrows: list[tuple[str, str]]) -> list[list[str]]:
+    """The strongly connected components of more than one."""
+    graph = networkx.DiGraph((a, b) for a, b in arrows if a != b)
+    return [sorted(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1]
+
+
+def test_no_circle_of_files():
+    assert not circles([(name, other) for name in MODULES for other, _ in own(name)])
+
+
+def test_no_circle_of_rooms():
+    arrows = [(room(name), room(other)) for name in MODULES for other, _ in own(name)]
+    assert not circles(arrows)
+
+
+def test_a_circle_is_seen():
+    assert circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")]) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_inside_functions_have_a_reason(name):
+    for item in IMPORTS[name]:
+        if not item.inside or room(name) == "cli":
+            continue
+        top = item.module.partition(".")[0]
+        triton = top == "staticgraph" and {"gpu", "small"} & {item.module.split(".")[-1]}
+        assert top in EXTRAS or triton or room(name) in LATE or (name, item.module) in INSIDE, (
+            f"{MODULES[name].relative_to(ROOT)}:{item.line} imports {item.module} inside a function"
+        )
 
 
 @pytest.mark.parametrize("prefix", PURE)
-def test_pure_modules_import_no_torch(prefix):
-    chosen = [n for n in modules() if n == prefix or n.startswith(prefix + ".")]
+def test_pure_rooms_import_no_torch(prefix):
+    chosen = [name for name in MODULES if room(name) == prefix]
     assert chosen
     for name in chosen:
-        tops = {imported.split(".")[0] for imported in imports(modules()[name])}
-        assert not tops & HEAVY, f"{name} imports {tops & HEAVY}"
+        tops = {item.module.partition(".")[0] for item in IMPORTS[name]}
+        assert not tops & HEAVY or name in IMPURE, f"{name} imports {tops & HEAVY}"
+
+
+def test_no_room_of_one_file():
+    for name in ROOMS:
+        if (ROOT / name).is_dir():
+            files = [path for path in (ROOT / name).rglob("*.py") if path.name != "__init__.py"]
+            assert len(files) > 1, f"{name}/ has {len(files)} files"

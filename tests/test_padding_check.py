@@ -18,7 +18,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 
 import staticgraph as sg
-from staticgraph.models.build import NAMES, build
+from staticgraph.models import NAMES, build
 
 PLAN = [CAPACITY]
 

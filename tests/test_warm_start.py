@@ -18,7 +18,7 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)
 import staticgraph as sg
-from staticgraph.models.build import build
+from staticgraph.models import build
 from torch._dynamo.utils import counters
 store = sg.datasets.open("examples/data/esol.npz")
 plan = sg.plan_buckets(store, batch_size=16)

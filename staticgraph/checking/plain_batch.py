@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.steps.computation import Loss
@@ -55,8 +56,6 @@ class PlainBatch:
 
 def plain_batch(batch: StaticBatch) -> PlainBatch:
     """The real graphs of a batch, without padding, on its device."""
-    from torch_geometric.data import Batch
-
     graphs: list[Any] = list(batch.to_data_list())
     data: Any = Batch.from_data_list(graphs)
     data = data.to(str(batch.device))

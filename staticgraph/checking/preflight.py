@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
@@ -238,8 +239,6 @@ class _Preflight:
 
     def _compared(self) -> tuple[float | None, str]:
         """Outputs and gradients beside plain PyG's on the same graphs without padding."""
-        from torch_geometric.data import Batch
-
         graphs: list[Any] = list(self._batch.to_data_list())
         data: Any = Batch.from_data_list(graphs)
         unpadded = _AsBatch(data.to(self._batch.device))

@@ -41,7 +41,7 @@ _MACHINERY = frozenset(
     )
 )
 # Plain PyG models that come with this library; their lines are a model's.
-_ZOO = "staticgraph.models.build"
+_ZOO = "staticgraph.models."
 
 # Python calls that read a number, and those that copy to the host.
 _READS: dict[Any, tuple[str, str]] = {
@@ -140,7 +140,7 @@ def _owner(frame: FrameType) -> str:
     file: PyG writes the code of its message passing into files elsewhere."""
     name = frame.f_globals.get("__name__", "")
     top = name.split(".")[0]
-    if name == _ZOO:
+    if name.startswith(_ZOO):
         return "model"
     if name in _MACHINERY or top in sys.stdlib_module_names:
         return "model" if name == "__main__" else "python"

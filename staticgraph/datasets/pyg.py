@@ -13,6 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.datasets import MoleculeNet, TUDataset
 
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 from staticgraph.schema import Field, Schema
@@ -22,8 +26,6 @@ from staticgraph.store.graph_store import GraphStore
 
 def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
     """A TUDataset: ``x`` float32, the one-hot node label or ones; ``y`` int64 ``[1]``."""
-    from torch_geometric.datasets import TUDataset
-
     with _downloading(f"tu:{name}", root):
         dataset = TUDataset(str(root / "tu"), name)
     store = GraphStore.from_pyg(dataset, name=name, progress=progress)
@@ -35,8 +37,6 @@ def open_tu(name: str, root: Path, progress: bool) -> GraphStore:
 
 def open_molnet(name: str, root: Path, progress: bool) -> GraphStore:
     """A MoleculeNet set as PyG featurises it: ``y`` float32 ``[1, T]``, NaN where unlabelled."""
-    from torch_geometric.datasets import MoleculeNet
-
     if name.lower() not in MoleculeNet.names:
         raise UnknownDataset(
             f"molnet:{name}: MoleculeNet has {', '.join(sorted(MoleculeNet.names))}"
@@ -94,10 +94,6 @@ def open_pt(path: Path, progress: bool) -> GraphStore:
 def _data_is_safe() -> torch.serialization.safe_globals:
     """Lets ``torch.load`` read ``Data``: PyG 2.8 registers the class, but not what it consists of.
     OGB 1.3.6 calls ``torch.load`` as it was before torch 2.6, so it needs this, too."""
-    from torch_geometric.data import Data, HeteroData
-    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
-
     plain = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
     return torch.serialization.safe_globals(
         [*plain, HeteroData, BaseStorage, NodeStorage, EdgeStorage]

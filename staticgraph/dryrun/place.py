@@ -47,7 +47,7 @@ def _of_frame(frame: FrameType) -> str:
     """By module, not by file: PyG writes the code of its message passing elsewhere."""
     name = frame.f_globals.get("__name__", "")
     top = name.split(".")[0]
-    if name == "staticgraph.models.build":
+    if name.startswith("staticgraph.models."):
         return "model"
     if name.startswith("staticgraph.dryrun") or top in sys.stdlib_module_names:
         return "python"
@@ -57,7 +57,7 @@ def _of_frame(frame: FrameType) -> str:
 
 
 def _of_file(file: str) -> str:
-    if file.endswith("staticgraph/models/build.py"):
+    if "staticgraph/models/" in file:
         return "model"
     for owner in ("torch", "torch_geometric", "staticgraph"):
         if f"/{owner}/" in file:

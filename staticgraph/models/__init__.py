@@ -1,1 +1,6 @@
 """Plain PyG models, as the train command has them."""
+
+from staticgraph.models.graph_model import GraphModel
+from staticgraph.models.zoo import NAMES, build
+
+__all__ = ["NAMES", "GraphModel", "build"]

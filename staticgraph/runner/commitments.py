@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,12 @@ from staticgraph.errors import BudgetExceeded
 from staticgraph.memory.budget import DEVICE_SLOTS, Ledger, MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.probing.allocator import Allocator, CudaAllocator
 from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.probe import probe
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.byte_sizes import human_bytes
-
-if TYPE_CHECKING:
-    from staticgraph.probing.allocator import Allocator
-
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
 WHAT_NOW = "All recordings were torn down, eager steps still run:"
@@ -100,8 +98,6 @@ class Commitments:
     ) -> Commitments:
         """For a runner of these; probes the model where no ``memory`` is given."""
         if memory is None:
-            from staticgraph.probing.probe import probe
-
             memory = probe(
                 model,
                 PlanSource(plan),
@@ -213,6 +209,4 @@ def allocator_of(device: torch.device) -> Allocator | None:
     """Who can say what a recording took; None on a CPU, where nothing is recorded."""
     if device.type != "cuda":
         return None
-    from staticgraph.probing.allocator import CudaAllocator
-
     return CudaAllocator(device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.steps.computation import Computation
 from staticgraph.steps.provenance import leaves
 from staticgraph.steps.training_state import untouched
 from staticgraph.text.table import table
@@ -29,6 +30,7 @@ class RunsBothWays(Protocol):
     model: torch.nn.Module
     loss: Any
     optimizer: torch.optim.Optimizer | None
+    _computation: Computation
 
     def step(self, batch: StaticBatch) -> Tensor:
         """One training step."""

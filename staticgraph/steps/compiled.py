@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
 
 from staticgraph.errors import NotStatic
 from staticgraph.steps.failures import observed
@@ -38,8 +39,6 @@ class CompileCounts:
 
     def snapshot(self, device: torch.device) -> tuple[int, int, int, int]:
         """torch's own running counts, to be compared later."""
-        from torch._dynamo.utils import counters
-
         return (
             counters["stats"]["unique_graphs"],
             sum(counters["graph_break"].values()),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
 from staticgraph.errors import NotStatic
 
@@ -43,8 +44,6 @@ def _nodes(root: Any) -> int:
 
 def skipped_recordings() -> int:
     """Compiled graphs that Inductor declined to record, as it counts them itself."""
-    from torch._dynamo.utils import counters
-
     return int(counters["inductor"]["cudagraph_skips"])
 
 

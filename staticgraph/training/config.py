@@ -20,7 +20,7 @@ class TrainConfig:
     Attributes:
         data: what :func:`staticgraph.datasets.open` understands.
         target: column of a CSV to predict; all numeric ones where None.
-        model: one of :data:`staticgraph.models.build.NAMES`.
+        model: one of :data:`staticgraph.models.NAMES`.
         hidden: columns of every layer; layers: how many; dropout: between them.
         pool: ``mean`` or ``add``.
         batch_size: graphs in every batch but the last.

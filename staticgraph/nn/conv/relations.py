@@ -23,6 +23,7 @@ from torch_geometric.nn import (
     RGATConv,
     RGCNConv,
 )
+from torch_geometric.nn.conv import cheb_conv  # the binding that is exchanged in a step
 from torch_geometric.nn.conv.rgcn_conv import masked_edge_index
 from torch_geometric.utils import degree
 
@@ -150,8 +151,6 @@ class StaticChebConv(ChebConv):
             return super().__norm__(
                 edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch
             )
-        from torch_geometric.nn.conv import cheb_conv  # the binding that is exchanged in a step
-
         edge_index, weight = cheb_conv.get_laplacian(
             edge_index, edge_weight, normalization, dtype, num_nodes
         )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.table_sum import fold_codes, table_sum
-from staticgraph.models.build import CategoryEncoder
+from staticgraph.models.encoders import CategoryEncoder
 from staticgraph.nn.fused.layer import Fused
 
 # Combinations up to which summed tables are folded: at 64 columns of float32 the folded table is
@@ -97,7 +97,7 @@ class FusedEncoder(Fused):
 
 
 class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
-    """Takes the place of :class:`staticgraph.models.build.CategoryEncoder`, with the same state."""
+    """Takes the place of :class:`staticgraph.models.encoders.CategoryEncoder`, with the same state."""
 
     tables_attribute = "tables"
 

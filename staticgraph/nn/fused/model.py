@@ -12,7 +12,7 @@ from torch_geometric.nn import GPSConv, global_add_pool, global_mean_pool
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.segment_sum import segment_sum
-from staticgraph.models.build import GraphModel
+from staticgraph.models.graph_model import GraphModel
 from staticgraph.nn.fused.conv import handing_on
 from staticgraph.nn.fused.encoder import Folded, FusedEncoder, written_out
 from staticgraph.nn.fused.gps import FusedGPSConv
@@ -24,7 +24,7 @@ _MEAN = {global_add_pool: False, global_mean_pool: True}
 
 
 class FusedGraphModel(Fused, GraphModel):
-    """Takes the place of :class:`staticgraph.models.build.GraphModel`, with the same state."""
+    """Takes the place of :class:`staticgraph.models.graph_model.GraphModel`, with the same state."""
 
     _mean: bool | None
 

@@ -263,21 +263,3 @@ class HeteroReader(PygReader):
             axes={types.get(name, Axis(name)): found for name, found in self.axes.items()},
             rules={key: IndexRule(self.cat_dims[key], counts[key]) for key in fields},
         )
-
-
-def assembled(schema: Schema, values: Mapping[str, Any], rows: Mapping[str, int]) -> Any:
-    """One graph as ``HeteroData``, given its tensors and how many rows it has of each type."""
-    from torch_geometric.data import HeteroData
-
-    data = HeteroData()
-    types = schema.node_axes + schema.edge_axes
-    for axis in schema.node_axes:
-        data[axis.key].num_nodes = rows[axis.name]
-    for name, value in values.items():
-        owners = [axis for axis in types if name.startswith(f"{axis.name}.")]
-        owner = max(owners, key=lambda axis: len(axis.name), default=None)
-        if owner is None:
-            setattr(data, name, value)
-        else:
-            setattr(data[owner.key], name.removeprefix(f"{owner.name}."), value)
-    return data

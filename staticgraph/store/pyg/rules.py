@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level
@@ -40,8 +41,6 @@ class Said(NamedTuple):
 
 def asks_nothing(data: Any, key: str) -> bool:
     """Whether a graph's class has PyG's own rules and they are the plain ones for this key."""
-    from torch_geometric.data import Data
-
     kind = type(data)
     stock = kind.__inc__ is Data.__inc__ and kind.__cat_dim__ is Data.__cat_dim__
     return stock and not any(word in key for word in _SPECIAL)
