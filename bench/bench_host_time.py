@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import staticgraph as sg
-from staticgraph.models import build as models
+from staticgraph import models
 from staticgraph.recording.recorder import Recording
 from staticgraph.text.table import table
 

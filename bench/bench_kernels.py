@@ -28,7 +28,7 @@ from torch import Tensor
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
-from staticgraph.models import build as models
+from staticgraph import models
 from staticgraph.runner.report import versions
 
 DATA = Path(__file__).parents[1] / "examples" / "data" / "hiv.npz"

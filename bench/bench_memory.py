@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import staticgraph as sg
-from staticgraph.models import build as models
+from staticgraph import models
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities

@@ -11,8 +11,7 @@ import pytest
 from support.command import status_of
 
 import staticgraph as sg
-from staticgraph import cli
-from staticgraph.models import build as models
+from staticgraph import cli, models
 from staticgraph.steps import modes
 from staticgraph.text import progress
 from staticgraph.training import train

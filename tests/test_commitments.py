@@ -7,8 +7,8 @@ import torch
 from support.tape import TapeRecorder
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
-from staticgraph.models import build as models
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}

@@ -14,9 +14,9 @@ from support.parity import differences, plain_step, poisoned, static_step, unkno
 from test_nn_size_classes import Attending, batch_of
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.kernels.graph_attention import graph_attention, graph_attention_reference, kept
-from staticgraph.models import build as models
 from staticgraph.sizes.attention import Setting, attention_path
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)

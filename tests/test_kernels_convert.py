@@ -10,8 +10,8 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GINConv, GINEConv, SAGEConv
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
-from staticgraph.models import build as models
 from staticgraph.nn.fused import fused_layers
 from staticgraph.nn.fused.linear import SMALL
 

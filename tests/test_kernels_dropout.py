@@ -9,9 +9,9 @@ import torch
 from torch_geometric.nn import GPSConv
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum, dropout_sum_reference, kept
-from staticgraph.models import build as models
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from staticgraph.models import build as models
+from staticgraph import models
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.probe import probe

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from staticgraph import models
 from staticgraph.errors import BudgetExceeded, ProbeFailed
 from staticgraph.kernels.linear import available
-from staticgraph.models import build as models
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.probing.out_of_memory import is_out_of_memory

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Batch, Data
 
 import staticgraph as sg
-from staticgraph.models import build as models
+from staticgraph import models
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 

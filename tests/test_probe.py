@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
-from staticgraph.models import build as models
 from staticgraph.nn.context.dense_layout import DenseLayout
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader

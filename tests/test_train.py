@@ -18,8 +18,8 @@ from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
+from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt, MissingPackage, NonFiniteLoss
-from staticgraph.models import build as models
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate

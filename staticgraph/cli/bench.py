@@ -91,8 +91,8 @@ def _count(name: str, args: argparse.Namespace) -> Any:
     import torch.nn.functional as F
 
     import staticgraph as sg
+    from staticgraph import models
     from staticgraph.dryrun.operations import count_step
-    from staticgraph.models import build as models
     from staticgraph.steps.losses import mean_loss
 
     store = sg.datasets.open(args.data)

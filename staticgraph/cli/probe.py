@@ -112,7 +112,7 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     """The memory of the model and the training that the options name."""
     import torch
 
-    from staticgraph.models import build as models
+    from staticgraph import models
     from staticgraph.probing.probe import probe
     from staticgraph.training.tasks import task_of
 

@@ -1,6 +1,7 @@
 """Plain PyG models, as the train command has them."""
 
+from staticgraph.models.encoders import CategoryEncoder, NumberEncoder
 from staticgraph.models.graph_model import GraphModel
 from staticgraph.models.zoo import NAMES, build
 
-__all__ = ["NAMES", "GraphModel", "build"]
+__all__ = ["NAMES", "CategoryEncoder", "GraphModel", "NumberEncoder", "build"]

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph import datasets
+from staticgraph import datasets, models
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.errors import Diverged, NonFiniteLoss
-from staticgraph.models import build as models
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
 from staticgraph.runner.runner import StaticGraphRunner

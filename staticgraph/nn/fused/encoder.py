@@ -97,7 +97,7 @@ class FusedEncoder(Fused):
 
 
 class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
-    """Takes the place of :class:`staticgraph.models.encoders.CategoryEncoder`, with the same state."""
+    """Takes the place of ``models.encoders.CategoryEncoder``, with the same state."""
 
     tables_attribute = "tables"
 

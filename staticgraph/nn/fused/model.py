@@ -24,7 +24,7 @@ _MEAN = {global_add_pool: False, global_mean_pool: True}
 
 
 class FusedGraphModel(Fused, GraphModel):
-    """Takes the place of :class:`staticgraph.models.graph_model.GraphModel`, with the same state."""
+    """Takes the place of ``models.graph_model.GraphModel``, with the same state."""
 
     _mean: bool | None
 
