@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.command import status_of
 
 import staticgraph as sg
@@ -154,7 +155,7 @@ def test_errors_are_one_line_and_status_2(
 ):
     monkeypatch.chdir(tmp_path)
     given = [word.format(data=data, finished=finished) for word in arguments]
-    if "max-autotune" in given and sg.runner.torch.cuda.is_available():
+    if "max-autotune" in given and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     assert status_of(given) == cli.FAILED
     err = capsys.readouterr().err

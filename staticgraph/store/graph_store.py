@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from staticgraph.store.on_device import DeviceStore
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GraphStore(GraphColumns):
     """Graphs as columns. Build one with :meth:`from_pyg`, :meth:`from_arrays` or :meth:`load`.
 
