@@ -151,7 +151,8 @@ def twin(subject: Subject) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         return model, copied
     parameters = [p for p in model.parameters() if p.requires_grad]
     if callable(optimizer):
-        return model, optimizer(parameters)
+        made: Any = optimizer(parameters)
+        return model, made
     return model, torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
 
 
