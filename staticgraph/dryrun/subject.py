@@ -150,9 +150,9 @@ def twin(subject: Subject) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     if copied is not None:
         return model, copied
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if optimizer is not None:
-        make: Any = optimizer
-        return model, make(parameters)
+    if callable(optimizer):
+        made: Any = optimizer(parameters)
+        return model, made
     return model, torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
 
 

@@ -65,6 +65,7 @@ class Computation:
     ) -> None:
         self._rows = dict(rows or {})
         self._known: dict[bool, Provenance] = {}  # by the training flag
+        self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
         self._model = model
         self._forward = forward or forward_of(model)
         self._loss = loss
@@ -87,12 +88,13 @@ class Computation:
 
     def known(self, batch: StaticBatch) -> Provenance:
         """What of the model's results are rows, in its present mode: found by a run of its own, the
-        first time that it is asked, and again where a bucket has one of the sizes of that run."""
+        first time that it is asked, and again where a bucket has one of the sizes of that run,
+        then in none of the sizes met so far: buckets that come by turns do not each undo it."""
         training = self._model.training
         found, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
-            used = frozenset() if found is None else found.sizes
+            self._sizes |= sizes | (frozenset() if found is None else found.sizes)
             with self.active(), forgotten(self._model), self._precision():
                 found = run_elsewhere(
                     self._model,
@@ -100,7 +102,7 @@ class Computation:
                     self._loss,
                     batch.layout,
                     self._device,
-                    used,
+                    self._sizes,
                 )
             self._known[training] = found
             self._context.apart = {**self._context.apart, **found.apart}
