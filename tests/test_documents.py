@@ -17,6 +17,7 @@ import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.documents import read_document
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files import document
 from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.memory.probe import probe_capacities
@@ -138,14 +139,14 @@ def test_a_plan_that_is_a_list(tmp_path):
 
 def test_a_manifest_that_lacks_something_says_what(tmp_path):
     path, load = store(tmp_path)
-    whole = json.loads(path.read_text())
+    whole = document.load(path)
     for key in ("name", "schema", "files"):
-        path.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
+        document.save(path, {k: v for k, v in whole.items() if k != key})
         with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{key}'"):
             load()
     for name in ("row_ptr", "column.x"):
         files = {k: v for k, v in whole["files"].items() if k != name}
-        path.write_text(json.dumps({**whole, "files": files}))
+        document.save(path, {**whole, "files": files})
         with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{name}'"):
             load()
 
