@@ -336,7 +336,7 @@ def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"epochs": -1}, "epochs=-1 must be at least 1"),
-        ({"lr": 0.0}, "lr=0.0 must be above 0"),
+        ({"lr": 0.0}, "lr=0.0 must be a number above 0"),
     ],
 )
 def test_settings_are_checked(settings, message):

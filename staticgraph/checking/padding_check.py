@@ -207,7 +207,9 @@ class PaddingCheck:
         )
 
     def _tolerance(self, table: dict[torch.dtype, float]) -> float:
-        return table.get(self._dtype, COARSE[id(table)])
+        kind = next((p.device.type for p in self._model.parameters()), "cpu")
+        around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
+        return max(table.get(dtype, COARSE[id(table)]) for dtype in (self._dtype, around))
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
         """What a run gives, or None where the model raises."""
