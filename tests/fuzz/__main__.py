@@ -38,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     warm_up()
     cases: Counter[str] = Counter()
 
-    def told(result: Round) -> None:
+    def told(result: Round, first: bool) -> None:
         cases[result.subject] += result.cases
-        if result.finding:
+        if result.finding and first:
             text = f"\n--replay {result.subject}:{result.seed}\n{result.finding}"
             print(text, flush=True)
             if args.log:

@@ -123,7 +123,7 @@ def _wait(child: int, notes: Path) -> int:
 
 
 def run_for(
-    subjects: list[Subject], seconds: float, seed: int, told: Callable[[Round], None]
+    subjects: list[Subject], seconds: float, seed: int, told: Callable[[Round, bool], None]
 ) -> list[Round]:
     """Rounds of all subjects in turn until the time is over; those with findings.
 
@@ -131,7 +131,7 @@ def run_for(
         subjects: each has one round at least.
         seconds: for all together.
         seed: which rounds there are.
-        told: hears of every round.
+        told: hears of every round, and whether its finding is the first of its kind.
     """
     begun = time.monotonic()
     rounds = [(subject, seeds_of(subject.name, seed)) for subject in subjects]
@@ -142,8 +142,9 @@ def run_for(
         # In the first turn every subject has its share, however long the ones before it took.
         share = max(seconds / len(rounds), begun + seconds - time.monotonic())
         result = run_round(subject, next(seeds), time.monotonic() + share)
-        told(result)
+        key = (result.subject, result.what)
+        told(result, key not in found)
         if result.finding:
-            found.setdefault((result.subject, result.what), result)
+            found.setdefault(key, result)
         number += 1
     return list(found.values())

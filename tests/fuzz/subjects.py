@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import files, sealed
+from . import files, loading, sealed
 from .subject import Subject
 
 SUBJECTS: dict[str, Subject] = {
-    subject.name: subject for subject in (files.SUBJECT, sealed.SUBJECT)
+    subject.name: subject for subject in (files.SUBJECT, loading.SUBJECT, sealed.SUBJECT)
 }
 
 
