@@ -70,6 +70,10 @@ class GraphSet:
         """The level of each field, for ``from_pyg``: some lengths fit two."""
         own = {f"f{i}": more.level for i, more in enumerate(self.more)}
         fixed = {"x": "node", "edge_attr": "edge", "edge_weight": "edge", "y": self.label}
+        if self.rules in ("triplets", "both"):
+            own |= {"triplets": "triplets", "triplet_angle": "triplets"}
+        if self.rules in ("clusters", "both"):
+            own |= {"cluster_index": "node", "num_clusters": "graph"}
         return {**fixed, **own}
 
     def graphs(self) -> list[Ruled]:
