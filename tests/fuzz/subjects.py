@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import files, loading, sealed
+from . import files, loading, running, sealed
 from .subject import Subject
 
 SUBJECTS: dict[str, Subject] = {
-    subject.name: subject for subject in (files.SUBJECT, loading.SUBJECT, sealed.SUBJECT)
+    subject.name: subject for subject in (files.SUBJECT, loading.SUBJECT, running.SUBJECT, sealed.SUBJECT)
 }
 
 
