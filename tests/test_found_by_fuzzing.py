@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
+from torch import nn
 from torch_geometric.data import Data
+from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
 
@@ -44,3 +49,56 @@ def test_a_field_of_graphs_may_have_no_columns():
     assert batch.note.shape == (batch.num_graphs, 0)
     assert batch.notes.shape == (3 * batch.num_graphs, 0)
     assert [tuple(g.notes.shape) for g in batch.to_data_list()] == [(3, 0), (3, 0)]
+
+
+class OneConv(nn.Module):
+    """A layer that takes self-loops off and puts them on."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+CONVS = {
+    "cheb": lambda: ChebConv(3, 2, K=2),
+    "gat": lambda: GATConv(3, 2),
+    "gcn": lambda: GCNConv(3, 2),
+    "loops added": lambda: ClusterGCNConv(3, 2),
+}
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("graphs", range(10, 15))
+def test_loops_have_a_row_count_of_their_own(conv, graphs):
+    """Five nodes and six edges of a bucket make eleven rows with loops, or twelve: in a bucket of
+    as many graphs those are no rows of graphs."""
+    torch.manual_seed(0)
+    data = Data(
+        x=torch.rand(4, 3).double(),
+        edge_index=torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]]),
+        y=torch.rand(1, 1),
+    )
+    store = sg.GraphStore.from_pyg([data], progress=False)
+    model = OneConv(CONVS[conv]()).double()
+    expected = model(store[0].x, store[0].edge_index)
+    runner = sg.StaticGraphRunner(model, [(5, 6, graphs)], "eager")
+    batch = sg.StaticBatch.of(store, [0], (5, 6, graphs))
+    assert torch.allclose(runner.eval_step(batch).out[:4], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("conv", ["gat", "cheb"])
+def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
+    """The run that tells the model's own sizes from the batch's asked whether the rows it was
+    about to make were known, and took them for the model's: buckets that happened to have as many
+    were refused."""
+    graphs = [graph(n) for n in (1, 1, 1, 1, 4)]
+    for each in graphs:
+        each.edge_index = torch.zeros(2, each.num_nodes).long()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    model = OneConv(CONVS[conv]())
+    for nodes in range(20, 50):
+        runner = sg.StaticGraphRunner(copy.deepcopy(model), [(nodes, 12, 9)], "eager")
+        runner.eval_step(sg.StaticBatch.of(store, range(5), (nodes, 12, 9)))

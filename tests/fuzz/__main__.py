@@ -12,10 +12,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the tests' own helpers are
 
-import torch  # noqa: E402
+import torch
 
-from .rounds import Round, run_for, run_round  # noqa: E402
-from .subjects import SUBJECTS, warm_up  # noqa: E402
+from .rounds import Round, run_for, run_round
+from .subjects import SUBJECTS, warm_up
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -95,7 +95,9 @@ def _read_store(folder: Path, way: int) -> Any:
     store = sg.GraphStore.load(folder / "s", verify=(None, False, True)[way % 3])
     graphs = [store[graph].to_dict() for graph in range(len(store))]
     batches = []
-    for batch in sg.StaticLoader(store, sg.plan_buckets(store, 2), pointers=not store.schema.hetero):
+    for batch in sg.StaticLoader(
+        store, sg.plan_buckets(store, 2), pointers=not store.schema.hetero
+    ):
         batches.append({name: value.clone() for name, value in batch.tensors().items()})
     return [
         dict(store.arrays()), store.schema.to_dict(), store.name, graphs, batches,

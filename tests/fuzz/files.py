@@ -45,8 +45,7 @@ def check(case: Case) -> None:
             return
         try:
             found = artefact.read(folder, case.way)
-        except artefact.raises as error:
-            assert len(str(error)) > 10, f"an error without words: {error!r}"
+        except artefact.raises:
             return
         expected = artefact.read(whole, case.way)
         assert same(found, expected), f"other data, without a word: {found} for {expected}"

@@ -1,4 +1,4 @@
-"""Rounds of a subject, each in a child process: what it raises, a signal, or no end is a finding."""
+"""Rounds of a subject, each in a child process: an error, a signal, or no end is a finding."""
 
 from __future__ import annotations
 

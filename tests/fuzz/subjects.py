@@ -6,7 +6,7 @@ from . import files, loading, running, sealed
 from .subject import Subject
 
 SUBJECTS: dict[str, Subject] = {
-    subject.name: subject for subject in (files.SUBJECT, loading.SUBJECT, running.SUBJECT, sealed.SUBJECT)
+    module.SUBJECT.name: module.SUBJECT for module in (files, loading, running, sealed)
 }
 
 
