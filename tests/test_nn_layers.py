@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from support.layer_cases import CASES, Case, Model
+from support.layer_cases import CASES
+from support.layer_model import call, model_of
 from support.parity import (
     BATCH,
     STORE,
@@ -24,18 +25,6 @@ from staticgraph.steps.computation import Computation
 from staticgraph.steps.tracing import tracing_options
 
 torch.set_num_threads(1)
-
-
-def model_of(case: Case) -> Model:
-    torch.manual_seed(0)
-    model = Model(case).to(case.dtype)
-    with torch.no_grad():  # the head's input is not known before
-        model.eval()(Batch.from_data_list(BATCH.to_data_list()))
-    return model.train()
-
-
-def call(model, batch):
-    return model(batch)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
