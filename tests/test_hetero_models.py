@@ -1,4 +1,4 @@
-"""Law 2 over types: stock heterogeneous models over padding equal plain PyG without it.
+"""Several types: stock heterogeneous models over padding equal plain PyG without it.
 
 The models are PyG's own (``to_hetero``, ``HeteroConv``, HGT, HAN), unedited. Each runs on the same
 molecules unpadded and in static batches, whose padding carries garbage of scale 1,000 in every row

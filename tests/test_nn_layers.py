@@ -1,4 +1,4 @@
-"""Law 2 for every layer of the table: padded with garbage equals plain PyG, and in one graph."""
+"""Every layer of the table: padded with garbage it equals plain PyG, and it is one graph."""
 
 from __future__ import annotations
 

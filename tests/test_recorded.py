@@ -1,4 +1,5 @@
-"""Laws 3 and 5 for our own recorder, on a backend that repeats noted calls on noted tensors."""
+"""Our own recorder, over noted calls repeated on noted tensors: one recording a key, and replay
+equals eager."""
 
 from __future__ import annotations
 
