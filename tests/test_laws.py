@@ -49,7 +49,5 @@ def test_a_test_that_is_named_exists(file, name):
 
 def test_a_name_inside_a_class_is_told_from_one_outside(tmp_path):
     path = tmp_path / "test_it.py"
-    path.write_text(
-        "def test_a(): ...\ndef helper(): ...\nclass TestB:\n    def test_c(self): ...\n"
-    )
+    path.write_text("def test_a(): ...\ndef b(): ...\nclass TestB:\n    def test_c(self): ...\n")
     assert defined_in(path) == {"test_a", "TestB::test_c"}
