@@ -21,7 +21,7 @@ def named(path: Path) -> str:
 
 
 def imported(source: str) -> list[tuple[int, str]]:
-    """Line and module of each import, inside functions as well; a name from a folder of tests too."""
+    """Line and module of each import, in functions as well; a name from a folder of tests too."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
