@@ -41,11 +41,14 @@ def test_padded_with_garbage_equals_plain_pyg(case):
             assert differences(expected, found, case.tolerance) == []
 
 
-@pytest.mark.parametrize("part", range(8))
+PARTS = 16
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as torch.compile would; the captured graph gives PyG's numbers as well."""
     wrong = {}
-    for case in CASES[part::8]:
+    for case in CASES[part::PARTS]:
         model = model_of(case)
         expected = plain_step(model, call, BATCH)
         found, trace = static_step(model, call, unknown_counts(poisoned(BATCH, 1000.0)), trace=True)

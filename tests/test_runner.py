@@ -167,7 +167,9 @@ def test_a_bucket_does_not_matter(hiv):
         assert relative(one, other, largest) < 1e-10
 
 
-@pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
+@pytest.mark.parametrize(
+    "gps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["gine", "gps"]
+)
 def test_fifty_steps_in_float32_follow_pyg(hiv, plan, gps):
     """The trajectory departs from the float64 one no further than PyG's own does in float32.
 
@@ -244,6 +246,7 @@ def trained(hiv):
     return runner, before, after
 
 
+@pytest.mark.slow
 class TestCompiled:
     """One compiled graph a bucket and phase, none after warm-up."""
 

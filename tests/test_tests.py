@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.processor_time import NAME, unmarked
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -65,3 +67,17 @@ def test_laws_are_called_by_what_they_say(path):
     """docs/laws.md may number them; a test says what it holds."""
     found = re.search(r"\b[Ll]aws? (and )?\d", path.read_text())
     assert found is None, f"{named(path)} says {found and found[0]!r}"
+
+
+def test_slow_tests_without_the_marker_are_listed():
+    def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
+        found = {"nodeid": name, "user_properties": [(NAME, seconds)], "keywords": set(keywords)}
+        return SimpleNamespace(**found)
+
+    ended = [report("a", 9.9), report("b", 11.0), report("c", 40.0, "slow"), report("d", 12.0)]
+    assert unmarked(ended) == ["12 s d", "11 s b"]
+
+
+def test_time_of_the_processor_is_noted(request):
+    """The plugin is at work in this very run: what ended before this test has its time."""
+    assert request.config.pluginmanager.has_plugin("support.processor_time")
