@@ -1,5 +1,5 @@
-"""Whether the marker `slow` tells the truth: a run ends with a list of tests that used the processor
-for over ten seconds without it.
+"""Whether the marker `slow` tells the truth: a run ends with a list of the tests that used the
+processor for over ten seconds without it.
 
 Time on the wall depends on what else runs; time on the processor, of this process and of its
 children, hardly does. What a fixture takes is counted to the first test that asks for it.
