@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.tape import TapeRecorder
-from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 
 import staticgraph as sg
 from staticgraph.batches.slots import SlotLayout

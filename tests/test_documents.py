@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.memory_points import points_of
 
 import staticgraph as sg
 from staticgraph import datasets
@@ -24,8 +25,6 @@ from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.runner.report import BucketReport, Report
-from staticgraph.runner.runner import choice, warm_start
-from tests.test_memory_fit import points_of
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])

@@ -263,6 +263,7 @@ def test_the_model_can_be_copied_and_converted_twice(esol):
     assert torch.equal(*outs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gine", "gps"])
 def test_inductor_compiles_it_once_and_trains_to_the_same_losses(name, esol):
     losses = []

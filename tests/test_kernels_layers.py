@@ -1,8 +1,7 @@
 """GCN, GAT, GATv2, GraphConv, max and the pools with kernels: plain PyG's results, or a reason.
 
-The oracle is PyG itself on the unpadded batch (:mod:`parity`): graphs with loops and isolated
-nodes, everything in float64, garbage in the padding. Each model has a layer before and after the
-one under test, so that gradients of its inputs, features and edges alike, are compared too.
+The oracle is PyG itself on the unpadded batch (:mod:`support.parity`): graphs with loops and
+isolated nodes, everything in float64, garbage in the padding.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import copy
 
 import pytest
 import torch
+from support.fused_models import BATCH, LAYERS, Model, call, gat, gcn
 from support.parity import (
     CAPACITY,
     EDGE_WIDTH,
     NODES,
-    STORE,
     WIDTH,
     plain_step,
     poisoned,
@@ -26,9 +25,6 @@ from torch import nn
 from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
-    GCNConv,
-    GINConv,
-    GINEConv,
     GraphConv,
     SAGEConv,
     global_add_pool,
@@ -46,37 +42,8 @@ import staticgraph as sg
 from staticgraph.dryrun.operations import OperationCounter
 from staticgraph.nn.fused import fused_layers
 
-BATCH = sg.StaticBatch.of(STORE, range(len(NODES)), CAPACITY, pointers=True)
 # Sums of at most a hundred terms of size one, in another order.
 TOLERANCE = 1e-10
-
-
-class Model(nn.Module):
-    """Encoders, a layer, a norm, the same layer again, a pool."""
-
-    def __init__(self, conv, edges=None, pool=global_mean_pool):
-        super().__init__()
-        self.node_encoder = nn.Linear(WIDTH, WIDTH)
-        self.edge_encoder = nn.Linear(EDGE_WIDTH, EDGE_WIDTH)
-        self.first, self.second = conv, copy.deepcopy(conv)
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.edges, self.pool, self.head = edges, pool, nn.Linear(WIDTH, 2)
-        self.double()
-
-    def forward(self, x, edge_index, edge_attr, edge_weight, batch):
-        x = self.node_encoder(x)
-        given = []
-        if self.edges == "weight":
-            given = [edge_weight]
-        elif self.edges == "attr":
-            given = [self.edge_encoder(edge_attr)]
-        x = self.norm(self.first(x, edge_index, *given)).relu()
-        x = self.second(x, edge_index, *given)
-        return self.head(self.pool(x, batch))
-
-
-def call(model, batch):
-    return model(batch.x, batch.edge_index, batch.edge_attr, batch.edge_weight, batch.batch)
 
 
 def compare(model: Model) -> nn.Module:
@@ -106,59 +73,6 @@ def reasons_of(model: Model, runner: sg.StaticGraphRunner | None = None) -> dict
     """Why each layer ran its stock code, from a forward of the model itself, not of a copy."""
     (runner or sg.StaticGraphRunner(model, [CAPACITY], forward=call))(BATCH)
     return {layer.name: layer.stock_reason for layer in fused_layers(model)}
-
-
-def gcn(**options):
-    return GCNConv(WIDTH, WIDTH, **options)
-
-
-def gat(kind, **options):
-    heads = options.setdefault("heads", 2)
-    width = WIDTH // heads if options.get("concat", True) else WIDTH
-    return kind(WIDTH, width, **options)
-
-
-def linear():
-    return nn.Linear(WIDTH, WIDTH)
-
-
-LAYERS = {
-    "gcn": lambda: Model(gcn()),
-    "gcn weighted": lambda: Model(gcn(), "weight"),
-    "gcn improved": lambda: Model(gcn(improved=True)),
-    "gcn improved weighted": lambda: Model(gcn(improved=True, bias=False), "weight"),
-    "gcn without loops": lambda: Model(gcn(add_self_loops=False), "weight"),
-    "gcn as it is": lambda: Model(gcn(normalize=False), "weight"),
-    "gcn as it is, mean": lambda: Model(gcn(normalize=False, aggr="mean")),
-    "graph": lambda: Model(GraphConv(WIDTH, WIDTH)),
-    "graph weighted": lambda: Model(GraphConv(WIDTH, WIDTH), "weight"),
-    "graph weighted mean": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="mean"), "weight"),
-    "graph max": lambda: Model(GraphConv(WIDTH, WIDTH, aggr="max")),
-    "sage max": lambda: Model(SAGEConv(WIDTH, WIDTH, aggr="max")),
-    "gin max": lambda: Model(GINConv(linear(), aggr="max", train_eps=True)),
-    "gine max": lambda: Model(GINEConv(linear(), edge_dim=EDGE_WIDTH, aggr="max"), "attr"),
-}
-for name, kind in (("gat", GATConv), ("gatv2", GATv2Conv)):
-    LAYERS |= {
-        name: lambda kind=kind: Model(gat(kind)),
-        f"{name} mean of heads": lambda kind=kind: Model(gat(kind, heads=3, concat=False)),
-        f"{name} without loops": lambda kind=kind: Model(gat(kind, add_self_loops=False)),
-        f"{name} residual": lambda kind=kind: Model(gat(kind, residual=True, bias=False)),
-        f"{name} edges": lambda kind=kind: Model(gat(kind, edge_dim=EDGE_WIDTH), "attr"),
-        f"{name} edges, sum": lambda kind=kind: Model(
-            gat(kind, edge_dim=EDGE_WIDTH, fill_value="add"), "attr"
-        ),
-        f"{name} edges, constant": lambda kind=kind: Model(
-            gat(kind, edge_dim=EDGE_WIDTH, fill_value=torch.arange(4.0)), "attr"
-        ),
-        f"{name} edges, without loops": lambda kind=kind: Model(
-            gat(kind, edge_dim=EDGE_WIDTH, add_self_loops=False, heads=1), "attr"
-        ),
-        f"{name} one number an edge": lambda kind=kind: Model(
-            gat(kind, edge_dim=1, fill_value=0.5), "weight"
-        ),
-    }
-LAYERS["gatv2 shared"] = lambda: Model(gat(GATv2Conv, share_weights=True))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gine_net import CAPACITIES, Net, batches_of
 from support.tape import TapeRecorder
-from test_recorded import CAPACITIES, Net, batches_of
 from torch import nn
 
 import staticgraph as sg

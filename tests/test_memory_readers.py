@@ -234,6 +234,7 @@ def stages(store):
         return first, allocator.count
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_every_stage_leaves_no_trace(esol):
     first, last = stages(esol)
     for stage in range(8):
@@ -250,6 +251,7 @@ def test_out_of_memory_at_every_stage_leaves_no_trace(esol):
         assert torch.equal(torch.get_rng_state(), random), stage
 
 
+@pytest.mark.slow
 def test_a_tight_limit_is_met_with_smaller_probes(esol):
     subject, allocator = prepared(esol), FailingAllocator(limit_bytes=1_000_000)
     memory = run(subject, esol, allocator)
@@ -258,6 +260,7 @@ def test_a_tight_limit_is_met_with_smaller_probes(esol):
     assert memory.reader == "the allocator of a test"
 
 
+@pytest.mark.slow
 def test_the_allocators_reading_is_the_fake_tensors(esol):
     """Two of the three ways over the same step: they must tell the same bytes."""
     subject = prepared(esol)
@@ -293,6 +296,7 @@ class Workspace(torch.nn.Module):
         return self.model(x, edge_index, edge_attr, batch, batch_size)
 
 
+@pytest.mark.slow
 def test_what_a_library_takes_and_keeps_is_told_apart(esol):
     subject = prepared(esol)
     wrapped = Subject(Workspace(subject.model), esol.schema, squared, subject.optimizer)

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.layer_cases import CASES, C
+from support.layer_model import model_of
 from support.parity import BATCH, CAPACITY, STORE
-from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool

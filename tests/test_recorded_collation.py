@@ -1,4 +1,4 @@
-"""Law 5 where a batch is made from its ids by a recording: ids in, step out."""
+"""Replay equals eager where a recording makes the batch from its ids: ids in, step out."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from support.layer_cases import CASES
+from support.layer_model import call, model_of
 from support.parity import BATCH, CAPACITY, STORE, loss
 from support.tape import TapeRecorder
-from test_nn_layers import call, model_of
 
 import staticgraph as sg
 

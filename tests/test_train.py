@@ -209,6 +209,7 @@ train.train(TrainConfig(**eval(sys.argv[1])), sys.argv[2], progress=False)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
