@@ -24,6 +24,7 @@ from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
+from staticgraph.runner import choice, warm_start
 from staticgraph.runner.report import BucketReport, Report
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
