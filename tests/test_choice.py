@@ -15,8 +15,10 @@ from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixe
 
 import staticgraph as sg
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.runner.auto import Stopwatch
 from staticgraph.runner.choice import MARGIN, choose
-from staticgraph.runner.trials import Choosing, Stopwatch, trial_batch
+from staticgraph.runner.trials import trial_batch
+from tests.support.runners import made_runner
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -93,14 +95,14 @@ def watch(**table):
 
 def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options):
     choosing = {"ways": EAGER_OR_RECORDED, "rounds": 5, "stopwatch": watch(eager=3, cuda_graph=1)}
-    choosing |= options.pop("choosing", {})
-    runner = sg.StaticGraphRunner(
+    choosing |= options.pop("choosing", {}) | {"on_cpu": True}
+    runner = made_runner(
         model,
         capacities,
+        sg.Auto(**choosing),
         loss=bce,
         optimizer=optimizer or adam(model),
         recorder=options.pop("recorder", TapeRecorder),
-        choosing=Choosing(**choosing),
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -311,9 +313,9 @@ def test_without_being_told_a_cpu_measures_nothing(hiv):
 
 def test_options_are_checked():
     with pytest.raises(ValueError, match="eager first"):
-        Choosing(ways=("default",))
+        sg.Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
-        Choosing(rounds=1)
+        sg.Auto(rounds=1)
 
 
 def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):

@@ -9,6 +9,7 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
+from tests.support.runners import made_runner
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
@@ -21,13 +22,12 @@ def squared(out, batch):
 def made(store, budget, memory=None, name="gcn", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=16, layers=1)
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         options.pop("plan", BUCKETS),
         loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        budget=budget,
-        memory=memory,
+        budget=budget if memory is None else budget.with_memory(memory),
         **options,
     )
 

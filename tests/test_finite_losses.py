@@ -12,6 +12,7 @@ from torch_geometric.nn import global_add_pool
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
 from staticgraph.steps.finite import FiniteLosses
+from tests.support.runners import made_runner
 
 CAPACITIES = [(20, 31, 4), (30, 41, 5)]
 
@@ -47,7 +48,7 @@ def runner_of(store, mode="eager", **options):
     model = Net()
     if mode == "cuda-graph":
         options["recorder"] = TapeRecorder
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         CAPACITIES,
         mode,
@@ -119,7 +120,7 @@ def test_warming_up_leaves_no_flag(store):
         "cuda-graph",
         loss=lambda out, batch: (out - batch.y).square() / batch.num_real_graphs,
         optimizer=adam(model),
-        recorder=TapeRecorder,
+        recording=sg.Recording(recorder=TapeRecorder),
     ).warmup(store, phases=("step",), progress=False)
     runner.step(batch_of(store, 0))
     runner.check_finite()

@@ -12,6 +12,7 @@ from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
+from tests.support.runners import made_runner
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +47,7 @@ def bce(out, batch):
 
 def runner_of(model, plan, mode, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-    return sg.StaticGraphRunner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
+    return made_runner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
 
 
 def batches_of(hiv, plan, count):

@@ -15,6 +15,7 @@ from torch_geometric.nn import global_add_pool
 
 import staticgraph as sg
 from staticgraph.errors import NonFiniteLoss
+from tests.support.runners import made_runner
 
 CAPACITY = (60, 70, 12)
 NAN = float("nan")
@@ -60,7 +61,7 @@ def runner_of(loss, mode="eager", store=None, model=None, **options):
     model = Net() if model is None else model
     if mode == "cuda-graph":
         options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         mode,

@@ -13,6 +13,7 @@ from torch_geometric.nn import SchNet, global_mean_pool
 
 import staticgraph as sg
 from staticgraph.steps.tracing import trace_step
+from tests.support.runners import made_runner
 
 CUTOFF = 3.0
 
@@ -74,7 +75,7 @@ def runner_of(model, batch, **options):
         return energy + per_graph.mean(1, keepdim=True)
 
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    return sg.StaticGraphRunner(
+    return made_runner(
         model, [batch.capacity], loss=both, optimizer=optimizer, differentiable=("pos",), **options
     )
 

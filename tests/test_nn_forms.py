@@ -28,6 +28,7 @@ from staticgraph.nn import context_of
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.subclasses import form_of
+from tests.support.runners import made_runner
 
 
 def inside(model, call, batch=BATCH):
@@ -184,7 +185,7 @@ def step_of(batch, **options):
     torch.manual_seed(0)
     model = Net().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
+    runner = made_runner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
     value = runner.step(batch)
     return [value, *model.state_dict().values()], runner.eval_step(batch).out
 

@@ -17,6 +17,7 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import NotStatic
 from staticgraph.schema import Axis
 from staticgraph.steps.provenance import other_capacity
+from tests.support.runners import made_runner
 
 GRAPHS = 33  # physical graphs, of which 20 are real
 CAPACITY = (150, 310, GRAPHS)
@@ -73,7 +74,7 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode):
     torch.manual_seed(0)
     model = Several(kind)
     options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, **options)
+    runner = made_runner(model, [CAPACITY], mode, loss=mse, **options)
     runner.warmup(store, phases=("eval",), progress=False)
     out = runner.eval_step(batch).out
     out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
@@ -137,7 +138,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels):
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         mode,
@@ -196,14 +197,14 @@ def test_what_cannot_be_known_must_be_said(batch):
     with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
         sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
     said = {"y": "graph", "other": None}
-    out = sg.StaticGraphRunner(OnlyHere(), [CAPACITY], rows=said)(batch)
+    out = sg.StaticGraphRunner(sg.Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
     assert not out["y"][20:].any()
     assert bool(out["other"][20:].any())
 
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        return sg.StaticGraphRunner(Several(), [CAPACITY], rows=rows)(batch)
+        return sg.StaticGraphRunner(sg.Subject(Several(), rows=rows), [CAPACITY])(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
     assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from tests.support.runners import made_runner
 
 CAPACITIES = [(900, 1900, 33), (1400, 3000, 34)]
 
@@ -44,7 +45,7 @@ def adam(model, lr=None):
 
 
 def runner_of(model, hiv, optimizer=None, warm=True, **options):
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         mode="cuda-graph",
@@ -66,9 +67,7 @@ def batches_of(hiv, count=20):
 
 
 def eager_of(model, optimizer, **options):
-    return sg.StaticGraphRunner(
-        model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options
-    )
+    return made_runner(model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options)
 
 
 def fixed(batch):
@@ -177,7 +176,12 @@ def test_one_recording_a_key_and_none_later(hiv):
 
     model = Net()
     runner = sg.StaticGraphRunner(
-        model, CAPACITIES, mode="cuda-graph", loss=bce, optimizer=adam(model), recorder=recorder
+        model,
+        CAPACITIES,
+        mode="cuda-graph",
+        loss=bce,
+        optimizer=adam(model),
+        recording=sg.Recording(recorder=recorder),
     ).warmup(hiv, progress=False)
     assert recorders[0].recorded == 4
     for batch in batches_of(hiv, 10):
@@ -350,7 +354,12 @@ class TestRefusals:
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
         runner = sg.StaticGraphRunner(
-            model, CAPACITIES, "cuda-graph", loss=bce, optimizer=optimizer, recorder=Dying
+            model,
+            CAPACITIES,
+            "cuda-graph",
+            loss=bce,
+            optimizer=optimizer,
+            recording=sg.Recording(recorder=Dying),
         )
         try:
             with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
@@ -462,11 +471,13 @@ def test_verify_compares_every_tensor_of_an_output(hiv):
     model = Several()
     plan = sg.BucketPlan.of(CAPACITIES)
     runner = sg.StaticGraphRunner(
-        model,
+        sg.Subject(
+            model,
+            forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
+            check_padding=False,
+        ),
         plan,
         mode="eager",
-        forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
-        check_padding=False,  # the largest of all rows is padding's too
     )
     assert runner.verify(batches_of(hiv, 1)[0]).passed
 

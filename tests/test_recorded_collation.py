@@ -17,6 +17,7 @@ from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.errors import StaleBatch
 from staticgraph.kernels.collate import collate_reference
 from staticgraph.recording.recorded_collation import RecordedCollation
+from tests.support.runners import made_runner
 
 CAPACITIES = [(410, 850, 31), (900, 1900, 33)]
 
@@ -37,7 +38,7 @@ def runner_of(model, example, **options):
     optimizer = torch.optim.Adam(
         model.parameters(), lr=torch.tensor(1e-2), fused=True, capturable=True
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         mode="cuda-graph",

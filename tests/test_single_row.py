@@ -14,6 +14,7 @@ from torch_geometric.nn import BatchNorm, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.batch_norm import Running, batch_norm
+from tests.support.runners import made_runner
 
 CAPACITY = (12, 20, 4)
 
@@ -50,7 +51,7 @@ def loss_of(out, batch):
 def runner_of(store, model, mode="eager", kernels=False):
     sg.convert(model, kernels=kernels)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         [CAPACITY],
         mode,

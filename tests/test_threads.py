@@ -33,6 +33,7 @@ from staticgraph.nn.context import present
 from staticgraph.nn.context.dispatch import stock
 from staticgraph.runner import turns
 from staticgraph.steps.compiled import CompiledFunction
+from tests.support.runners import made_runner
 
 PATIENCE_S = 60.0  # until a test that hangs fails; nothing is timed
 
@@ -89,7 +90,7 @@ def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.05, fused=options.get("mode") == "cuda-graph"
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         **{"mode": "eager", "loss": loss, "check_padding": False} | options,
