@@ -196,15 +196,16 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
 def test_an_optimizer_that_cannot_be_inside_steps_outside(hiv):
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # it has a state, made on the host
+    twin, others = copy.deepcopy((model, optimizer))
     runner = auto(model, hiv, optimizer)
     assert set(ways(runner).values()) == {"cuda-graph"}
     (note,) = runner.report().fallbacks
     assert note.startswith(
         "recordings end at the gradients (scope='forward_backward'): Adam counts"
     )
-    eager = eager_of(twin, torch.optim.Adam(twin.parameters(), lr=1e-2))
+    eager = eager_of(twin, others)
     for batch in batches_of(hiv, 6):
         assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
 

@@ -76,7 +76,7 @@ def test_a_budget_alone_probes_by_itself(esol):
     plan = sg.plan_buckets(esol, 8)
     runner = made(esol, sg.MemoryBudget("1GiB"), plan=plan)
     assert 0 < runner.stats().bytes_committed < 1 << 30
-    with pytest.raises(ValueError, match=r"pass memory=probe\(model, store"):
+    with pytest.raises(ValueError, match=r"pass budget.with_memory\(probe\(model, store"):
         made(esol, sg.MemoryBudget("1GiB"))
 
 

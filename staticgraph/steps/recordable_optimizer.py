@@ -40,7 +40,7 @@ def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
     One with a state is left as it is, since whoever made that state may rely on its form; so is one
     that cannot be recorded at all. :func:`check_recordable` says what is in the way then.
     """
-    if optimizer is None or optimizer.state or type(optimizer) not in STARTS_AT_ZERO:
+    if optimizer is None or optimizer.state or not starts_at_zero(optimizer):
         return
     for group in optimizer.param_groups:
         if type(optimizer) in HAVE_FUSED and _can_be_fused(group):
@@ -100,6 +100,11 @@ def check_recordable(optimizer: torch.optim.Optimizer) -> None:
             "SGD, or scope='forward_backward', which steps it outside the recording"
         )
     for group in optimizer.param_groups:
+        if group.get("momentum") and group.get("dampening"):
+            raise NotStatic(
+                f"{kind} with dampening treats its first step differently: use dampening=0, "
+                "or scope='forward_backward'"
+            )
         if "capturable" in group and not group["capturable"]:
             raise NotStatic(
                 f"{kind} counts its steps on the host, so a recording would repeat the same "
@@ -109,11 +114,6 @@ def check_recordable(optimizer: torch.optim.Optimizer) -> None:
             raise NotStatic(
                 "SGD reads its learning rate on the host unless it is fused: make it with "
                 f"fused=True, {REMEDY}"
-            )
-        if group.get("momentum") and group.get("dampening"):
-            raise NotStatic(
-                f"{kind} with dampening treats its first step differently: use dampening=0, "
-                "or scope='forward_backward'"
             )
 
 
