@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from staticgraph.models.build import build
 from torchmetrics.functional.classification import binary_auroc
 
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
-from staticgraph.models.build import build
 
 
 def train(
@@ -42,7 +42,9 @@ def train(
     loader = sg.StaticLoader(store, plan, indices=ids, shuffle=True, seed=seed, **options)
     held = store.splits["val"][:graphs]
     validation = sg.StaticLoader(store, plan, indices=held, exact=False, **options)
-    runner = sg.StaticGraphRunner(model, plan, mode, loss=bce, optimizer=optimizer, allow_cpu=True)
+    runner = sg.StaticGraphRunner(
+        model, plan, mode, loss=bce, optimizer=optimizer, recording=sg.Recording(allow_cpu=True)
+    )
     started = time.perf_counter()
     runner.warmup(store, progress=False)
     found: dict[str, Any] = {

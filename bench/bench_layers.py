@@ -50,11 +50,12 @@ def recorded(case: Case) -> dict[str, Any]:
         model,
         [sg.Capacity(*CAPACITY)],
         "cuda-graph",
-        scope="forward_backward",
         loss=loss,
         forward=call,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder,
+        recording=sg.Recording(
+            scope="forward_backward", recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder
+        ),
     )
     try:
         runner.warmup(STORE, progress=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from staticgraph.models.build import build
 
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, bce
-from staticgraph.models.build import build
 from staticgraph.recording.recorder import CudaGraphRecorder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,7 +52,7 @@ def recorded_bytes(
         "cuda-graph" if on_cuda else "eager",
         loss=bce,
         optimizer=optimizer,
-        recorder=Uncompiled if on_cuda else None,
+        recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
     steps = runner._steps
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)

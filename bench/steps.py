@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from staticgraph.models.build import build
 from torch_geometric.data import Batch
 
 import staticgraph as sg
 from bench.pad_to_max import largest_batch, padded
 from staticgraph.dryrun.operations import kernels_on_cuda
-from staticgraph.models.build import build
 
 HIV = "examples/data/hiv.npz"
 # Batches kept on the device and stepped over in turn, so that no cache holds one by heart.
@@ -132,7 +132,7 @@ class Workload:
             loss=bce,
             optimizer=optimizer,
             autocast=torch.bfloat16 if self.precision == "bf16" else None,
-            allow_cpu=True,
+            recording=sg.Recording(allow_cpu=True),
         )
         runner.warmup(self.store, phases=("step",), progress=False)
         batches = []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.gine_net import bce
 from support.molecule_net import Molecules
+from support.runners import made_runner
 from torch import nn
 
 import staticgraph as sg
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 def runner_of(model, plan, mode, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-    return sg.StaticGraphRunner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
+    return made_runner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
 
 
 def batches_of(hiv, plan, count):

@@ -245,7 +245,7 @@ def test_encoders_of_ogb_are_known_by_name(esol):
     expected = model(batch.x)
     sg.convert(model, kernels=True)
     runner = sg.StaticGraphRunner(
-        model, [CAPACITY], forward=lambda m, b: m(b.x), check_padding=False
+        sg.Subject(model, forward=lambda m, b: m(b.x), check_padding=False), [CAPACITY]
     )
     with OperationCounter() as counter:
         out, real = runner(batch), batch.node_mask

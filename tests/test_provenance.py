@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -74,7 +75,7 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode):
     model = Several(kind)
     options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
     # The products and the sum take padding in, as a model's own may.
-    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
+    runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
     runner.warmup(store, phases=("eval",), progress=False)
     out = runner.eval_step(batch).out
     out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
@@ -138,7 +139,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels):
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         mode,
@@ -197,14 +198,15 @@ def test_what_cannot_be_known_must_be_said(batch):
     with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
         sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
     said = {"y": "graph", "other": None}
-    out = sg.StaticGraphRunner(OnlyHere(), [CAPACITY], rows=said)(batch)
+    out = sg.StaticGraphRunner(sg.Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
     assert not out["y"][20:].any()
     assert bool(out["other"][20:].any())
 
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        return sg.StaticGraphRunner(Several(), [CAPACITY], rows=rows, check_padding=False)(batch)
+        subject = sg.Subject(Several(), rows=rows, check_padding=False)
+        return sg.StaticGraphRunner(subject, [CAPACITY])(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
     assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())

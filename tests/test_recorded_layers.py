@@ -26,11 +26,10 @@ def test_every_layer_replays_like_eager():
             model,
             [CAPACITY],
             "cuda-graph",
-            scope="forward_backward",
             loss=loss,
             forward=call,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            recorder=TapeRecorder,
+            recording=sg.Recording(scope="forward_backward", recorder=TapeRecorder),
         )
         try:
             found = runner.warmup(STORE, progress=False).verify(BATCH)

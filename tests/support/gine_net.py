@@ -8,6 +8,7 @@ from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from support.runners import made_runner
 
 CAPACITIES = [(900, 1900, 33), (1400, 3000, 34)]
 
@@ -48,9 +49,7 @@ def batches_of(hiv, count=20):
 
 
 def eager_of(model, optimizer, **options):
-    return sg.StaticGraphRunner(
-        model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options
-    )
+    return made_runner(model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options)
 
 
 def fixed(batch):
