@@ -64,7 +64,7 @@ def compare(model: Model) -> nn.Module:
 
 def known(model: Model) -> sg.StaticGraphRunner:
     """A runner that has no run left but those it is called for."""
-    runner = sg.StaticGraphRunner(model, [CAPACITY], forward=call, check_padding=False)
+    runner = sg.StaticGraphRunner(sg.Subject(model, forward=call, check_padding=False), [CAPACITY])
     runner._computation.known(BATCH)
     return runner
 
@@ -225,7 +225,8 @@ def test_a_pool_by_another_vector_is_the_stock_one():
     expected = forward(model, BATCH)
     sg.convert(model, kernels="all")
     # Padding nodes come into graph 2 as well, which the check would refuse.
-    runner = sg.StaticGraphRunner(model, [CAPACITY], forward=forward, check_padding=False)
+    subject = sg.Subject(model, forward=forward, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, [CAPACITY])
     found = runner(BATCH)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     assert "not the batch's own" in model[0].stock_reason

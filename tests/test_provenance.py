@@ -105,7 +105,7 @@ def test_a_sole_output_of_the_models_own_is_left_alone(batch):
 
 
 def test_predict_names_the_output_without_rows(store):
-    runner = sg.StaticGraphRunner(Several(), [CAPACITY], check_padding=False)
+    runner = sg.StaticGraphRunner(sg.Subject(Several(), check_padding=False), [CAPACITY])
     with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
         runner.predict(store)
 
@@ -261,7 +261,7 @@ def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
     """The first run's sizes may be a later bucket's, and the second's the first bucket's again."""
     buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
     model, forwards = WithTable(), []
-    probe = sg.StaticGraphRunner(model, [CAPACITY], loss=mse, check_padding=False)
+    probe = sg.StaticGraphRunner(sg.Subject(model, loss=mse, check_padding=False), [CAPACITY])
     plans = [(nodes, edges, graphs) for graphs, nodes, edges in buckets]
     batches = [sg.StaticBatch.of(store, [0, 1], plan) for plan in plans]
     first = other_capacity(batches[0].layout)

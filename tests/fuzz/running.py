@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import Tensor, nn
 from torch_geometric.data import Batch
@@ -86,7 +87,7 @@ def _check(case: Case) -> None:
     kernels = "kernels" in case.way
     if kernels:
         sg.convert(model, kernels="all")
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model, plan, loss=_loss(case.loss), optimizer=_sgd(model), clip_norm=case.clip,
         check_finite=0, **_mode(case.way),
     ).warmup(store, progress=False)  # fmt: skip
