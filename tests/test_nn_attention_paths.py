@@ -18,7 +18,7 @@ from torch_geometric.nn import GPSConv, aggr, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.varlen_attention import op, varlen_attention
-from staticgraph.nn.attention.linear import paths as attention_paths
+from staticgraph.nn.attention import paths as attention_paths
 from staticgraph.nn.context import document_mask
 from staticgraph.nn.context.document_mask import DocumentLayout
 from staticgraph.nn.context.present import Restored
