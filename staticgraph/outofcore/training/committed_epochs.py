@@ -85,7 +85,7 @@ class CommittedEpochs:
                 swaps=passed.schedule.swaps,
                 partitions_read=passed.schedule.reads,
                 bytes_read=self.file.bytes_read - read_before,
-                bias=edge_permutation_bias(passed.schedule, self.graph.bucket_sizes),
+                bias=edge_permutation_bias(passed.schedule, self.graph.cell_sizes),
                 seconds=time.perf_counter() - started,
                 waited_s=self.buffer.waited_s - waited,
             )

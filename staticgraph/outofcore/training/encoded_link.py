@@ -217,7 +217,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         values, sums = np.empty((2, p * size, self.config.dimension), np.float32)
         for k in range(p):
             self.file.read(k, values[k * size : (k + 1) * size], sums[k * size : (k + 1) * size])
-        every = graph.read_buckets([(i, j) for i in range(p) for j in range(p)])
+        every = graph.read_cells([(i, j) for i in range(p) for j in range(p)])
         ends = torch.from_numpy(np.stack([every[:, 0], every[:, -1]]).astype(np.int64))
         ways = {"in": [ends], "out": [ends.flip(0)], "both": [ends, ends.flip(0)]}
         edges = torch.cat(ways[self._direction], 1).to(self.runner.device)
