@@ -369,7 +369,7 @@ def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_pa
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 def test_training_learns_two_communities(tmp_path, kind):
-    """Edges within two halves of 40 nodes: the true end must rank far above chance."""
+    """Edges within two halves of 40 nodes: the true end must stand far above chance."""
     rng = np.random.default_rng(0)
     ends = np.unique(rng.integers(0, 20, (2, 300)), axis=1)
     edges = np.concatenate([ends, ends + 20], axis=1)

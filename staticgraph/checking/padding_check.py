@@ -206,8 +206,8 @@ class PaddingCheck:
             "from plain PyG on the same graphs without padding",
         )
 
-    def _tolerance(self, table: dict[torch.dtype, float]) -> float:
-        return table.get(self._dtype, COARSE[id(table)])
+    def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
+        return tolerances.get(self._dtype, COARSE[id(tolerances)])
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
         """What a run gives, or None where the model raises."""
@@ -230,7 +230,7 @@ class PaddingCheck:
         self,
         first: Callable[[], Outcome],
         second: Callable[[], Outcome],
-        table: dict[torch.dtype, float],
+        tolerances: dict[torch.dtype, float],
         operations: bool = True,
     ) -> Culprit | None:
         """Where two runs part, if it can be told."""
@@ -241,7 +241,7 @@ class PaddingCheck:
                 if self._again(run) is None:
                     return None
             trails.append(trail)
-        return trails[0].parting(trails[1], self._tolerance(table))
+        return trails[0].parting(trails[1], self._tolerance(tolerances))
 
     # ------------------------------------------------------------------ running
 
