@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from staticgraph.nn.functions import install
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.nn.functions import install
 from staticgraph.nn.subclasses import form_of
 
 

@@ -2,8 +2,8 @@
 
 Embeddings that are not finite teach nothing and order nothing: whatever is trained from them is
 lost too. So an epoch whose loss, embeddings or parameters are not finite is not committed: what
-stands on disk is the last good epoch, and the error names the one that diverged. The loss is looked at
-when a state ends, which costs nothing beside a state; embeddings as they are written.
+stands on disk is the last good epoch, and the error names the one that diverged. The loss is looked
+at when a state ends, which costs nothing beside a state; embeddings as they are written.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.policies.policy import EdgePolicy
-from staticgraph.outofcore.sampling.loader import SampledLoader
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.adagrad import EPSILON, adagrad_rows
 from staticgraph.outofcore.training.committed_epochs import CommittedEpochs, Pass
 from staticgraph.outofcore.training.decoders import DECODERS, Decoder
