@@ -21,12 +21,12 @@ import torch
 
 import staticgraph as sg
 from staticgraph import models
+from staticgraph.files.versions import STEPS, versions
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed
-from staticgraph.runner.report import versions
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
@@ -153,7 +153,7 @@ def main() -> None:
 
 def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
     """The rows as JSON."""
-    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions()}
+    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions(STEPS)}
     with open(path, "w") as file:
         json.dump({"setting": setting, "rows": rows}, file, indent=1)
         file.write("\n")

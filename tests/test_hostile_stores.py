@@ -294,7 +294,7 @@ def reseal(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        (0, 7, r"bucket \(0, 0\) at byte 0: node 7 is not of partition 0, 0 to 4"),
+        (0, 7, r"cell \(0, 0\) at byte 0: node 7 is not of partition 0, 0 to 4"),
         (0, -1, "node -1 is not of partition 0"),
         (2, 2**30, "node 1073741824 is not of partition 0"),
         (1, 3, "relations go from 0 to 3, but there are 3"),
@@ -307,9 +307,9 @@ def test_edges_outside_their_partitions_are_refused(graph, column, value, messag
     edges.tofile(graph / "edges.bin")
     reseal(graph)
     opened = PartitionedGraph(graph)
-    assert len(opened.read_buckets([(1, 1)]))
+    assert len(opened.read_cells([(1, 1)]))
     with pytest.raises(StoreCorrupt, match=message):
-        opened.read_buckets([(0, 0)])
+        opened.read_cells([(0, 0)])
     with pytest.raises(StoreCorrupt, match=message):
         opened.degrees()
 

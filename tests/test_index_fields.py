@@ -123,11 +123,11 @@ def sorted_edges(data: Data) -> Data:
         return data
     data = data.clone()
     order = torch.from_numpy(np.argsort(data.edge_index[1].numpy(), kind="stable"))
-    rank = torch.argsort(order)
+    now = torch.argsort(order)
     data.edge_index, data.edge_attr = data.edge_index[:, order], data.edge_attr[order]
     if "reverse_index" in data:
         data.reverse_index = data.reverse_index[order]
-        data.triplets = rank[data.triplets]
+        data.triplets = now[data.triplets]
     return data
 
 

@@ -22,7 +22,9 @@ from staticgraph.sizes.attention import Setting, attention_path
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
 # At batch size 128, as ogbg-molhiv's: many molecules beside a few that are large.
-MOLECULES = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+MOLECULES = sg.Capacity(
+    3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
+)
 CUDA = Setting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
 
 

@@ -25,8 +25,8 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import PATHS, WORTH_IT, Setting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
-RANKS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
-BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, ranks=RANKS))
+BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
+BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, order_statistics=BOUNDS))
 # Tiles of 128 that graphs lie across, a graph larger than a tile, and tiles of padding alone.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
@@ -167,7 +167,9 @@ def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):
 
 def test_auto_takes_the_fewest_entries():
     """Molecules go in blocks; graphs of thousands of nodes, where a tile is little, do not."""
-    molecules = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+    molecules = sg.Capacity(
+        3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
+    )
     assert attention_path(molecules, "auto", CUDA).name == "size-classed"
     large = attention_path(LARGE, "auto", CUDA)
     assert large.name in ("flex", "varlen")

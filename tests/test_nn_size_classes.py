@@ -39,7 +39,7 @@ def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
 
 
 def test_the_bound_holds_for_the_sizes_it_was_made_for():
-    """Ranks and widths against the definition: n // (i + 1) at the first rank of each block."""
+    """Blocks and widths against the definition: n // (i + 1) at the first graph of each block."""
     capacity = sg.Capacity(3295, 7093, 129, 222)
     path = attention_path(capacity)
     assert path.name == "size-classed"
@@ -67,8 +67,10 @@ def test_every_path_gives_the_same(known, monkeypatch):
     """Outputs and gradients of each path against plain PyG in float64."""
     torch.manual_seed(0)
     model = Attending().double()
-    ranks = ((0, 60), (1, 30), (3, 9), (6, 5))
-    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, ranks=ranks))
+    bounds = ((0, 60), (1, 30), (3, 9), (6, 5))
+    batch = batch_of(
+        [60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, order_statistics=bounds)
+    )
     assert len(attention_path(batch.capacity, "size-classed").blocks) == 4
     monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, lambda m, d: m(d), batch)

@@ -29,7 +29,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import staticgraph as sg
-from staticgraph.nn import call_sites
+from staticgraph.nn import functions
 from staticgraph.nn.context import present
 from staticgraph.nn.context.dispatch import stock
 from staticgraph.runner import turns
@@ -450,7 +450,7 @@ def test_a_kept_output_keeps_no_slot_of_the_loader():
 # ---------------------------------------------------------------- PyG itself
 
 
-LISTED = sorted(call_sites.static_functions(), key=lambda f: f.__qualname__)
+LISTED = sorted(functions.static_functions(), key=lambda f: f.__qualname__)
 
 
 @pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__qualname__)
@@ -464,7 +464,7 @@ def test_a_listed_function_is_still_itself(function):
     assert (function.__defaults__, function.__name__) == (own.__defaults__, own.__name__)
     assert pickle.loads(pickle.dumps(function)) is function
     assert copy.deepcopy(function) is function
-    call_sites.install()
+    functions.install()
     assert stock(function) is own
 
 

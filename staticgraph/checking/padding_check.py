@@ -200,10 +200,11 @@ class PaddingCheck:
             "from plain PyG on the same graphs without padding",
         )
 
-    def _tolerance(self, table: dict[torch.dtype, float]) -> float:
+    def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
-        return max(table.get(dtype, COARSE[id(table)]) for dtype in (self._dtype, around))
+        coarse = COARSE[id(tolerances)]
+        return max(tolerances.get(dtype, coarse) for dtype in (self._dtype, around))
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
         """What a run gives, or None where the model raises."""
@@ -226,7 +227,7 @@ class PaddingCheck:
         self,
         first: Callable[[], Outcome],
         second: Callable[[], Outcome],
-        table: dict[torch.dtype, float],
+        tolerances: dict[torch.dtype, float],
         operations: bool = True,
     ) -> Culprit | None:
         """Where two runs part, if it can be told."""
@@ -237,7 +238,7 @@ class PaddingCheck:
                 if self._again(run) is None:
                     return None
             trails.append(trail)
-        return trails[0].parting(trails[1], self._tolerance(table))
+        return trails[0].parting(trails[1], self._tolerance(tolerances))
 
     # ------------------------------------------------------------------ running
 

@@ -267,8 +267,8 @@ class _Preflight:
 
     def _row(self, path: str, inert: bool | None) -> ModuleRow:
         module = self._stock.get_submodule(path)
-        table = STATIC_FORMS | REFUSED_FORMS
-        form = form_of(type(module), table, made=False)
+        forms = STATIC_FORMS | REFUSED_FORMS
+        form = form_of(type(module), forms, made=False)
         own = [o for o in self._obstacles if o.module == path]
         if own:
             how = own[0].kind

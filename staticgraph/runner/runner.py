@@ -27,6 +27,7 @@ from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
@@ -35,7 +36,7 @@ from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import Choice
 from staticgraph.runner.commitments import Commitments, RunnerStats
-from staticgraph.runner.report import Report, device_name, versions
+from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.statistics import BucketStatistics
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.turns import Turns, check_not_traced
@@ -432,7 +433,7 @@ class StaticGraphRunner:
             replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
             buckets=tuple(buckets),
             fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
-            versions=versions(),
+            versions=versions(STEPS),
             choices=self._choices,
             attention=self._attention(),
         )
