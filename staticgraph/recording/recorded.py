@@ -93,8 +93,9 @@ class RecordedSteps:
         self._autocast = subject.precision
         self._on_miss = recording.on_miss
         self._finite = finite
-        inside = self.scope == "step" and optimizer is not None
-        self._watched = RecordableOptimizer(optimizer) if inside else None
+        self._watched: RecordableOptimizer | None = None
+        if self.scope == "step" and optimizer is not None:
+            self._watched = RecordableOptimizer(optimizer)
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
         self._collation: RecordedCollation | None = None
