@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from staticgraph.models.build import build
 from torch import nn
 from torch_geometric.nn import SAGEConv, SchNet, global_add_pool, to_hetero
-
-from staticgraph.models.build import build
 
 HIDDEN = 32
 LAYERS = 2

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tape import HostRead, TapeRecorder
+from support.arena import ArenaRecorder
+from support.tape import HostRead
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -50,7 +51,7 @@ def runner_of(model, hiv, optimizer=None, warm=True, **options):
         mode="cuda-graph",
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -172,7 +173,7 @@ def test_one_recording_a_key_and_none_later(hiv):
     recorders = []
 
     def recorder(device):
-        recorders.append(TapeRecorder(device))
+        recorders.append(ArenaRecorder(device))
         return recorders[-1]
 
     model = Net()
@@ -338,7 +339,7 @@ class TestRefusals:
 
         refuses = Refuses()
 
-        class Dying(TapeRecorder):
+        class Dying(ArenaRecorder):
             def record(self, body):
                 refuses.__enter__()
                 raise HostRead("the first error")
