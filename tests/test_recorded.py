@@ -7,9 +7,10 @@ import copy
 
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.runners import made_runner
-from support.tape import HostRead, TapeRecorder
+from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -23,7 +24,7 @@ def runner_of(model, hiv, optimizer=None, warm=True, **options):
         mode="cuda-graph",
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -124,7 +125,7 @@ def test_one_recording_a_key_and_none_later(hiv):
     recorders = []
 
     def recorder(device):
-        recorders.append(TapeRecorder(device))
+        recorders.append(ArenaRecorder(device))
         return recorders[-1]
 
     model = Net()
@@ -294,7 +295,7 @@ class TestRefusals:
 
         refuses = Refuses()
 
-        class Dying(TapeRecorder):
+        class Dying(ArenaRecorder):
             def record(self, body):
                 refuses.__enter__()
                 raise HostRead("the first error")
