@@ -112,28 +112,6 @@ class BucketPlan:
         )
         return replace(self, capacities=(*self.capacities, extra))
 
-    def bucket_for(
-        self, nodes: int, edges: int, graphs: int = 1, max_graph_nodes: int = 0
-    ) -> int | None:
-        """The number of the first bucket that holds so much, or None.
-
-        Args:
-            nodes: real nodes of the batch.
-            edges: real edges of the batch.
-            graphs: real graphs of the batch.
-            max_graph_nodes: nodes of its largest graph; ``nodes`` itself for a single graph.
-        """
-        largest = max_graph_nodes or (nodes if graphs == 1 else 0)
-        for number, capacity in enumerate(self.capacities):
-            if (
-                nodes <= capacity.node_limit
-                and edges <= capacity.edge_limit
-                and graphs <= capacity.graph_limit
-                and largest <= capacity.max_graph_nodes
-            ):
-                return number
-        return None
-
     def check(self, source: Any) -> None:
         """Raises where this plan was made for other data.
 
