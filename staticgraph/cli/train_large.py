@@ -64,7 +64,7 @@ def _add_sizes(buffer: Any) -> None:
         "--logical", type=values.whole(), metavar="L", help="comet's groups (default: 2P/C)"
     )
     buffer.add_argument(
-        "--memory", type=values.byte_count, metavar="BYTES",
+        "--memory", type=values.byte_size, metavar="SIZE",
         help="choose all three for so much memory, as in 512M (comet)",
     )  # fmt: skip
 
