@@ -145,7 +145,7 @@ def _remove_run(args: argparse.Namespace) -> None:
         for path in args.out.iterdir()
         if path.name not in (GRAPH, EMBEDDINGS, REPORT, PICTURE) and path.name[0] != "."
     }
-    ours = manifest.is_ours(args.out / GRAPH)
+    ours = manifest.KIND.is_that_of(args.out / GRAPH)
     if (foreign and not ours) or ((args.out / GRAPH).exists() and not ours):
         args.parser.error(f"{args.out} is not a run; choose another --out")
     for name in (EMBEDDINGS, GRAPH):

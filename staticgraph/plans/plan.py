@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
 from staticgraph.files import document
-from staticgraph.files.reading import read_document
+from staticgraph.files.document import read_document
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch_geometric
 
+from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
-from staticgraph.files.reading import read_document
 from staticgraph.runner.choice import Choice
 from staticgraph.steps.attention_choices import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes

@@ -9,7 +9,6 @@ not fit each other are refused here, the values of files where they are first re
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +21,8 @@ import numpy as np
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_stretch
+from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import Kind, repair
-from staticgraph.files.reading import NOT_THERE
 
 FORMAT = "staticgraph.outofcore"
 # 2: a checksum of each bucket of edges, a digest of the manifest.
@@ -188,11 +187,3 @@ class Manifest:
                 raise ValueError(f"{name} has {record.bytes} bytes in blocks {record.blocks[:4]}")
         if not all(type(k) is int and 0 <= k < p for k in self.training_partitions):
             raise ValueError(f"training partitions are {self.training_partitions[:4]}")
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is a partitioned graph, of whatever version, by its own word."""
-    try:
-        return json.loads((folder / NAME).read_text())["format"] == FORMAT
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
