@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.fake_cuda import FakeCuda
-from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
 
 import staticgraph as sg
 from staticgraph.outofcore.training import hop_runner
