@@ -42,8 +42,11 @@ def test_a_crash_is_a_finding():
     assert found.what.startswith("signal 11 in ")
 
 
-def test_time_decides_how_many_rounds_and_the_seed_which():
+def test_the_seed_decides_which_rounds_there_are():
     rounds = []
-    found = run_for([NUMBERS], 0.0, 3, lambda result, first: rounds.append(result.seed))
-    assert rounds == [next(seeds_of("numbers", 3))]
+    found = run_for([NUMBERS], 2.0, 3, lambda result, first: rounds.append((result.seed, first)))
+    wanted = seeds_of("numbers", 3)
+    assert [seed for seed, _ in rounds] == [next(wanted) for _ in rounds]
+    assert rounds[0][1]
+    assert not any(first for _, first in rounds[1:]), "a finding is told once"
     assert [result.what for result in found] == ["ValueError: 41 is too many"]
