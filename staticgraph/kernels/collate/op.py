@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.batches.collate_arguments import Arguments
+from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.kernels.collate.reference import collate_reference
 from staticgraph.kernels.register import operator
 
