@@ -149,7 +149,7 @@ def train(strategy: str, seed: int, epochs: int) -> tuple[list[float], float, in
     from torch.nn.functional import cross_entropy
 
     import staticgraph as sg
-    from staticgraph.models.build import build
+    from staticgraph.models import build
 
     store = sg.datasets.open(NCI1)
     ids = np.random.default_rng(1).permutation(len(store.sizes))

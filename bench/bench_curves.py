@@ -23,7 +23,7 @@ from torchmetrics.functional.classification import binary_auroc
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
-from staticgraph.models.build import build
+from staticgraph.models import build
 
 
 def train(

@@ -18,7 +18,7 @@ import torch
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, bce
-from staticgraph.models.build import build
+from staticgraph.models import build
 from staticgraph.recording.recorder import CudaGraphRecorder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -25,7 +25,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.models.build import build
+from staticgraph.models import build
 from staticgraph.runner.report import device_name, versions
 from staticgraph.text.table import table
 

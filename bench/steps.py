@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 import staticgraph as sg
 from bench.pad_to_max import largest_batch, padded
 from staticgraph.dryrun.operations import kernels_on_cuda
-from staticgraph.models.build import build
+from staticgraph.models import build
 
 HIV = "examples/data/hiv.npz"
 # Batches kept on the device and stepped over in turn, so that no cache holds one by heart.
