@@ -33,7 +33,7 @@ from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
-from staticgraph.steps.undisturbed import undisturbed
+from staticgraph.steps.training_state import untouched
 
 # Of the largest value of a kind. Between two paddings: the same sums in the same order, so that
 # only what atomics reorder is left. Beside plain PyG: sums of other lengths; GINE 5x300 in float32
@@ -245,7 +245,8 @@ class PaddingCheck:
     @contextmanager
     def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
         gradients = torch.enable_grad() if step else torch.no_grad()
-        with undisturbed(self._model, self._optimizer), gradients:
+        kept = untouched(self._model, self._optimizer, attributes=True, seeded=True)
+        with kept, gradients:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:
