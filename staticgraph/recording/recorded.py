@@ -127,8 +127,12 @@ class RecordedSteps:
         """The key of a bucket's phase."""
         return RecordingKey(bucket, phase, self._autocast, self.scope)
 
-    def record(self, bucket: int, phase: str) -> None:
+    def record(self, bucket: int, phase: str, warmed: Callable[[], None] | None = None) -> None:
         """Warms up and records one key; everything the run touched is put back.
+
+        Args:
+            bucket, phase: the key's.
+            warmed: called in between, when no gradients are held.
 
         Raises:
             NotStatic: the work cannot be recorded. All recordings are torn down then, since they
@@ -149,6 +153,10 @@ class RecordedSteps:
                 train(self._model) if phase == "step" else self._model.eval()
                 self._computation.known(inputs)  # a recording is no place for a run of its own
                 self._recorder.warm(body, WARM_RUNS)
+                if phase == "step":
+                    self._update.zero_grad()  # the warm-up's; a recording makes its own
+                if warmed is not None:
+                    warmed()
                 self._recordings[key] = self._recorder.record(body)
                 self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
         except NotStatic as error:
