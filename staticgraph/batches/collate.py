@@ -27,7 +27,7 @@ from staticgraph.schema import COUNTS
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 # The bits of every byte's value in half precision.
 HALVES = np.arange(256).astype(np.float16).view(np.uint16)
@@ -51,7 +51,7 @@ class RealCounts(NamedTuple):
 
 
 def fill(
-    store: GraphStore, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
+    store: GraphColumns, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
 ) -> RealCounts:
     """Writes graphs ``ids`` (int64 positions in the store, in this order) into a slot.
 
@@ -128,7 +128,7 @@ def fill(
     return real
 
 
-def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:
+def real_counts(store: GraphColumns, ids: IntArray, capacity: Capacity) -> RealCounts:
     """What these graphs come to.
 
     Raises:
@@ -163,7 +163,7 @@ def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCou
     )
 
 
-def _extra(store: GraphStore, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
+def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
     """The rows of each axis, refused where they exceed the bucket."""
     extra = tuple(
         (name, int((offsets[ids + 1] - offsets[ids]).sum()))

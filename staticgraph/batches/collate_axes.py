@@ -18,7 +18,7 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.schema import Field, Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.indices import counted
 
 # Padding nodes of different types stand on one line, so far apart from those of the type before
@@ -27,7 +27,7 @@ BETWEEN_TYPES = 0.125
 
 
 def fill_axes(
-    store: GraphStore, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
+    store: GraphColumns, ids: IntArray, layout: SlotLayout, arrays: dict[str, Array]
 ) -> None:
     """Masks, graphs and pointers of every axis."""
     for axis in layout.schema.axes:
@@ -58,7 +58,7 @@ def _axis(ids: IntArray, offsets: IntArray, mask: Array, batch: Array, ptr: Arra
 
 
 def fill_index(
-    store: GraphStore, ids: IntArray, layout: SlotLayout, field: Field, target: Array
+    store: GraphColumns, ids: IntArray, layout: SlotLayout, field: Field, target: Array
 ) -> None:
     """One field whose values count rows, or whose rows do not come first."""
     before = np.zeros((field.width, len(ids) + 1), np.int64)
@@ -85,7 +85,7 @@ def fill_index(
     )
 
 
-def _before(store: GraphStore, ids: IntArray, level: Level) -> IntArray:
+def _before(store: GraphColumns, ids: IntArray, level: Level) -> IntArray:
     """``[g + 1]`` rows of a level that stand before each graph of the batch, and all of them."""
     if level == "graph":
         return np.arange(len(ids) + 1)

@@ -8,7 +8,7 @@ Order, content and resume depend on the seed and the position alone, never on th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -143,7 +143,7 @@ class StaticLoader:
         self._batcher.load_state_dict(state)
         self._resumed = True
 
-    def __iter__(self) -> Iterator[StaticBatch]:
+    def __iter__(self) -> Generator[StaticBatch, None, None]:
         if self._batcher.position and not self._resumed:  # the last iteration was broken off
             self.set_epoch(self.epoch + 1)
         self._resumed = False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import Level
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 
 class Predictions:
@@ -20,7 +20,7 @@ class Predictions:
         ValueError: rows that are neither graphs, nodes nor edges.
     """
 
-    def __init__(self, store: GraphStore) -> None:
+    def __init__(self, store: GraphColumns) -> None:
         self._store = store
         self._pieces: list[Tensor | None] = [None] * len(store)
         self._level: Level | None = None

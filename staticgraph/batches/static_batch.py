@@ -22,7 +22,7 @@ from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
 from staticgraph.errors import StaleBatch
 from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE, Level
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
@@ -75,7 +75,7 @@ class StaticBatch:
     @classmethod
     def of(
         cls,
-        store: GraphStore,
+        store: GraphColumns,
         ids: Iterable[int],
         capacity: Capacity | tuple[int, ...],
         bucket: int = 0,
@@ -97,7 +97,7 @@ class StaticBatch:
     def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
         """A batch of padding alone, with real counts left out: what a compiled step is warmed up
         with before any data is read."""
-        store = GraphStore.zeros(layout.schema)
+        store = GraphColumns.zeros(layout.schema)
         tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         fill(store, np.empty(0, np.int64), layout, arrays)

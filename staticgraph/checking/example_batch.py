@@ -15,16 +15,16 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.columns import IndexRule
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 # Large beside any feature, and its square is far from overflow in float32.
 GARBAGE = 1000.0
 
 
-def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> StaticBatch:
+def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> StaticBatch:
     if isinstance(example, StaticBatch):
         return example
-    if example is not None and not isinstance(example, GraphStore):
+    if example is not None and not isinstance(example, GraphColumns):
         raise TypeError(
             f"the example is a {type(example).__name__}; a preflight takes a GraphStore or a "
             "StaticBatch: GraphStore.from_pyg(graphs)"
@@ -45,7 +45,7 @@ def batch_of(plan: BucketPlan, example: GraphStore | StaticBatch | None) -> Stat
 def example_of(
     plan: BucketPlan,
     schema: Schema | None,
-    example: GraphStore | StaticBatch | None,
+    example: GraphColumns | StaticBatch | None,
     pointers: bool = False,
 ) -> StaticBatch | None:
     """A batch with padding for a warm-up to look at; None where nothing is known of the data.
@@ -87,14 +87,14 @@ def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
     )
 
 
-def _fitting(store: GraphStore, capacity: Capacity) -> list[int]:
+def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
     """The first graphs of a store that together leave some padding of every kind: in a dense block
     of nodes, too, so without those as large as the largest, if there are others."""
     small = _graphs_below(store, capacity, capacity.max_graph_nodes)
     return small or _graphs_below(store, capacity, capacity.max_graph_nodes + 1)
 
 
-def _graphs_below(store: GraphStore, capacity: Capacity, bound: int) -> list[int]:
+def _graphs_below(store: GraphColumns, capacity: Capacity, bound: int) -> list[int]:
     """The first graphs of fewer nodes than a bound."""
     limits = np.array(capacity.size_limits)
     ids, total = [], np.zeros_like(limits)
@@ -112,7 +112,7 @@ def _graphs_below(store: GraphStore, capacity: Capacity, bound: int) -> list[int
     return ids
 
 
-def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
+def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
     """A few rings with normal numbers, one of a single node; of types and other rows a few each."""
     if schema.axes:
         return _made_up_rows(schema, capacity)
@@ -130,14 +130,14 @@ def _made_up(schema: Schema, capacity: Capacity) -> GraphStore:
         made = random.standard_normal(shape) if numbers else np.zeros(shape)
         fields[field.name] = (field.level, made.astype(field.dtype))
     rows = {field.name: field.rows for field in schema if field.level == "graph"}
-    return GraphStore.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
+    return GraphColumns.from_arrays(nodes, edges, source, target, fields, rows=rows, name="made up")
 
 
 # Graphs that are made up where rows have types.
 FEW = 3
 
 
-def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphStore:
+def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphColumns:
     """Graphs with some rows of every axis that the capacity has room for, indices at random."""
     random = np.random.default_rng(0)
     of_graph = {"graph": 1, "node": 0 if schema.hetero else 2, "edge": 0 if schema.hetero else 2}
@@ -164,7 +164,7 @@ def _made_up_rows(schema: Schema, capacity: Capacity) -> GraphStore:
     if schema.hetero:
         nodes = sum((counts[axis.name] for axis in schema.node_axes), nodes)
         edges = sum((counts[axis.name] for axis in schema.edge_axes), edges)
-    return GraphStore.from_arrays(
+    return GraphColumns.from_arrays(
         nodes,
         edges,
         ends,

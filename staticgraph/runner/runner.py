@@ -53,6 +53,7 @@ from staticgraph.steps.provenance import name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.progress import bar
@@ -336,14 +337,17 @@ class StaticGraphRunner:
 
     def _warmup(
         self,
-        example: StaticBatch | GraphStore | DeviceStore | None,
+        given: StaticBatch | GraphStore | DeviceStore | None,
         phases: Iterable[str] | None,
         progress: bool,
         cache: str | Path | bool | None,
         choices: str | Path | None,
     ) -> StaticGraphRunner:
-        if isinstance(example, DeviceStore):
-            self._steps.store, example = example, example.host
+        example: StaticBatch | GraphColumns | None
+        if isinstance(given, DeviceStore):
+            self._steps.store, example = given, given.host
+        else:
+            example = given
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
@@ -482,7 +486,7 @@ class StaticGraphRunner:
                 self._padding.of(batch, phase)
         return batch
 
-    def _check_example(self, example: StaticBatch | GraphStore | None, made_up: bool) -> None:
+    def _check_example(self, example: StaticBatch | GraphColumns | None, made_up: bool) -> None:
         """The check of padding before anything is compiled; on made-up graphs, where there is no
         example, and then on the first batch as well unless that is replayed."""
         if self._padding is None or (example is None and not made_up):

@@ -31,7 +31,7 @@ from staticgraph.schema import Schema
 from staticgraph.steps.modes import OWN
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
-from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.graph_columns import GraphColumns
 
 # Not timed: workspaces, autotuned products and the first touch of memory belong to nobody.
 UNTIMED_ROUNDS = 2
@@ -198,7 +198,7 @@ def trial_batch(layout: SlotLayout, example: Any, device: torch.device) -> Stati
     capacity = layout.capacity
     if isinstance(example, StaticBatch) and example.layout == layout:
         return example.clone().to(device)
-    if isinstance(example, GraphStore):
+    if isinstance(example, GraphColumns):
         sizes = example.sizes
         fit = np.flatnonzero(
             (sizes[:, 0] <= min(capacity.max_graph_nodes, capacity.node_limit))
