@@ -25,8 +25,8 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.models import build
 from staticgraph.files.versions import STEPS, versions
+from staticgraph.models import build
 from staticgraph.runner.report import device_name
 from staticgraph.text.table import table
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hetero_parity import plain, poisoned, static
 from support.parity import differences
-from test_hetero_models import plain, poisoned, static
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 from torch_geometric.utils import scatter

@@ -8,10 +8,10 @@ import importlib
 import numpy as np
 import pytest
 import torch
+from support.attending import Attending, batch_of
 from support.compiled import launches
 from support.interpreted import needs_interpreter, run_interpreted
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
-from test_nn_size_classes import Attending, batch_of
 
 import staticgraph as sg
 from staticgraph import models
@@ -141,7 +141,7 @@ def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
     """GPS with kernels under it, attention by the operator, garbage in the padding."""
     torch.manual_seed(0)
     batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60), np.float32)
-    monkeypatch.setattr("parity.BATCH", batch)
+    monkeypatch.setattr("support.parity.BATCH", batch)
     model = Attending()
     expected = plain_step(copy.deepcopy(model), lambda m, d: m(d), batch)
     sg.convert(model, kernels=True, attention="kernel")

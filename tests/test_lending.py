@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gine_net import CAPACITIES, Net, batches_of
 from support.tape import TapeRecorder
-from test_recorded import CAPACITIES, Net, batches_of
 from torch import nn
 
 import staticgraph as sg
 from staticgraph.errors import StaleOutput
 from staticgraph.recording import lending
 from staticgraph.recording.lending import LentTensor, handed_out
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.recorder import Recorded
 
 
 class Nodes(nn.Module):
@@ -34,7 +34,9 @@ def limit(monkeypatch):
 
 
 def runner_of(model, hiv):
-    runner = sg.StaticGraphRunner(model, CAPACITIES, "cuda-graph", recorder=TapeRecorder)
+    runner = sg.StaticGraphRunner(
+        model, CAPACITIES, "cuda-graph", recording=sg.Recording(recorder=TapeRecorder)
+    )
     return runner.warmup(hiv, progress=False)
 
 
@@ -78,7 +80,7 @@ def test_an_output_held_over_a_step_is_an_error(hiv, limit):
 
 def test_what_is_computed_from_it_is_an_ordinary_tensor(limit):
     value = torch.randn(100, 16)
-    lent = handed_out(value, Recording(lambda: None, value))
+    lent = handed_out(value, Recorded(lambda: None, value))
     for made in (lent + 1, lent.clone(), lent.sum(), lent[lent[:, 0] > 0], torch.cat([lent, lent])):
         assert type(made) is torch.Tensor
     for view in (lent[3], lent.t(), lent.detach(), lent.view(-1), lent.unbind()[0]):
@@ -89,7 +91,7 @@ def test_what_is_computed_from_it_is_an_ordinary_tensor(limit):
 
 def test_the_limit_is_in_bytes(limit):
     small, large = torch.zeros(1024), torch.zeros(1025)
-    results = handed_out([small, (large, 7)], Recording(lambda: None, None))
+    results = handed_out([small, (large, 7)], Recorded(lambda: None, None))
     assert type(results[0]) is torch.Tensor
     assert results[0].data_ptr() != small.data_ptr()
     assert type(results[1][0]) is LentTensor
@@ -119,9 +121,9 @@ def test_losses_are_copies(hiv, monkeypatch):
         model,
         CAPACITIES,
         "cuda-graph",
-        recorder=TapeRecorder,
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True),
+        recording=sg.Recording(recorder=TapeRecorder),
     ).warmup(hiv, progress=False)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)

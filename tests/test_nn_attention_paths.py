@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from support.attending import Attending, batch_of, batches
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
-from test_nn_size_classes import Attending, batch_of, batches
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
 from torch_geometric.data import Batch
@@ -48,7 +48,7 @@ def test_a_compiled_step_is_one_graph_and_equals_plain_pyg(path, batch, monkeypa
     """Outputs and gradients, float64, counts unknown and garbage in the padding."""
     torch.manual_seed(0)
     model = Attending().double()
-    monkeypatch.setattr("parity.BATCH", batch)
+    monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, forward, batch)
     sg.convert(own := copy.deepcopy(model), attention=path)
     padded = unknown_counts(poisoned(batch, 1000.0))
@@ -64,7 +64,7 @@ def test_a_further_key_for_each_graph_equals_plain_pyg(path, option, monkeypatch
     model = Attending()
     model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
     model = model.double()
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     expected = plain_step(model, forward, BATCH)
     sg.convert(model, attention=path)
     found, _ = static_step(model, forward, unknown_counts(BATCH))
@@ -95,7 +95,7 @@ def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeyp
     torch.manual_seed(0)
     model = Pooling(POOLS[pool]()).double()
     model(Batch.from_data_list(BATCH.to_data_list()))
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     expected = plain_step(model, forward, BATCH)
     sg.convert(model, attention=path)
     padded = poisoned(BATCH, 1000.0)
@@ -307,7 +307,7 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
             return *wide, None, None
 
     monkeypatch.setattr(attention_paths, "varlen_attention", Kernel.apply)
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     torch.manual_seed(0)
     model = Attending().double()
     expected = plain_step(model, forward, BATCH)

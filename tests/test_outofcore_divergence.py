@@ -196,7 +196,7 @@ def test_embeddings_of_another_numbering_are_refused(graph, tmp_path, made):
     assert other.digest != graph.digest
     with pytest.raises(ValueError, match=rf"{graph.digest}.* is {other.digest}.* the same seed"):
         made(other, tmp_path / "e")
-    same = partition(generated(), N, 4, tmp_path / "g", seed=0)
+    same = partition(generated(), N, 4, tmp_path / "g", seed=0, overwrite=True)
     assert same.digest == graph.digest
     made(same, tmp_path / "e").close()
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted_graphs import counting
+from support.hop_samples import edge_list, reference
 from support.tape import TapeRecorder
-from test_outofcore_hops import edge_list, reference
-from test_outofcore_loader import counting
 from torch_geometric.nn import SAGEConv
 
 from staticgraph.errors import NotStatic

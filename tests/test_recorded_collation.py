@@ -1,4 +1,4 @@
-"""Law 5 where a batch is made from its ids by a recording: ids in, step out."""
+"""Replay equals eager where a recording makes the batch from its ids: ids in, step out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.collated import assert_same_bits, filled, layout_for, padded_ids
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -37,7 +38,7 @@ def runner_of(model, example, **options):
     optimizer = torch.optim.Adam(
         model.parameters(), lr=torch.tensor(1e-2), fused=True, capturable=True
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         mode="cuda-graph",

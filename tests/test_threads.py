@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric import utils
@@ -89,7 +90,7 @@ def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.05, fused=options.get("mode") == "cuda-graph"
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         **{"mode": "eager", "loss": loss, "check_padding": False} | options,

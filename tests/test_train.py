@@ -209,6 +209,7 @@ train.train(TrainConfig(**eval(sys.argv[1])), sys.argv[2], progress=False)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
@@ -336,7 +337,7 @@ def test_a_run_does_not_go_on_with_other_labels(config, molecules, uninterrupted
     [
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"epochs": -1}, "epochs=-1 must be at least 1"),
-        ({"lr": 0.0}, "lr=0.0 must be above 0"),
+        ({"lr": 0.0}, "lr=0.0 must be a number above 0"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -103,6 +103,8 @@ def fill(
             arrays["transpose"],
         )
     for field in schema:
+        if not field.width:
+            continue
         if field.is_index:
             fill_index(store, ids, layout, field, arrays[field.name])
             continue

@@ -88,7 +88,8 @@ def plan_buckets(
         fits: whether the device holds a capacity; every capacity where None.
         memory: predicts the bytes of a step (:func:`staticgraph.probing.probe.probe`); with a
             ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
-        budget: the cap that the plan is held to.
+        budget: the cap that the plan is held to; its own memory model counts where ``memory`` is
+            None.
         min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
@@ -109,6 +110,8 @@ def plan_buckets(
     trained = sizes if indices is None else sizes[np.asarray(indices)]
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    if memory is None and budget is not None:
+        memory = budget.memory
     if memory is not None or budget is not None:
         if memory is None or budget is None:
             raise ValueError("memory= and budget= go together: what a step takes, and the cap")

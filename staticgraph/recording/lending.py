@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from staticgraph.errors import StaleOutput
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.recorder import Recorded
 
 # Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
 # measured): less than a lend costs the host.
@@ -45,11 +45,11 @@ _HARMLESS = frozenset(
 class LentTensor(Tensor):
     """A result at the address that its recording writes; see the module."""
 
-    _recording: Recording
+    _recording: Recorded
     _replay: int
 
     @classmethod
-    def of(cls, value: Tensor, recording: Recording, replay: int) -> LentTensor:
+    def of(cls, value: Tensor, recording: Recorded, replay: int) -> LentTensor:
         """Lends a result of one replay."""
         lent = value.as_subclass(cls)
         lent._recording, lent._replay = recording, replay
@@ -96,7 +96,7 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def handed_out(result: Any, recording: Recording) -> Any:
+def handed_out(result: Any, recording: Recorded) -> Any:
     """A result as a caller may have it: every tensor copied or lent, in the same structure.
 
     Args:

@@ -21,7 +21,7 @@ from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.collate import collate
-from staticgraph.recording.recorder import Recorder, Recording
+from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.store.on_device import DeviceStore
 
 
@@ -43,7 +43,7 @@ class RecordedCollation:
         self._store = store
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, Recorded] = {}
         for bucket, batch in inputs.items():
             ids = self._ids[: batch.num_graphs]
             body = partial(collate, ids, collate_arguments(store, batch.layout, batch.tensors()))

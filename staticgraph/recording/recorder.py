@@ -21,7 +21,7 @@ import torch
 
 
 @dataclass(slots=True)
-class Recording:
+class Recorded:
     """Work that can be repeated. ``result`` is what the function returned: tensors at fixed
     addresses, which every replay overwrites."""
 
@@ -43,7 +43,7 @@ class Recorder(Protocol):
         """Runs the function for real, where it will be recorded."""
         ...
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+    def record(self, body: Callable[[], Any]) -> Recorded:
         """Records one run of the function.
 
         Raises:
@@ -80,13 +80,13 @@ class CudaGraphRecorder:
                 body()
         present.wait_stream(self._stream)
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+    def record(self, body: Callable[[], Any]) -> Recorded:
         """One CUDA graph; whatever synchronises or allocates outside the pool raises."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             result = body()
         self._graphs.append(graph)
-        return Recording(graph.replay, result)
+        return Recorded(graph.replay, result)
 
     def close(self) -> None:
         """Waits for the device, then frees all graphs and their pool."""

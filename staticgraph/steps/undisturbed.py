@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from staticgraph.nn.context.asked import APART
 from staticgraph.steps.training_state import SavedTraining
 
 SEED = 0
@@ -57,8 +58,9 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
-    """Only what has changed: another thread may be reading the rest."""
-    for name in present.keys() - before.keys():
+    """Only what has changed: another thread may be reading the rest. What was found out of a norm
+    meanwhile is known to the whole runner, and stays."""
+    for name in present.keys() - before.keys() - {APART}:
         del present[name]
     for name, value in before.items():
         if name not in present or present[name] is not value:

@@ -21,6 +21,7 @@ from staticgraph.batches.loader import StaticLoader
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
@@ -107,7 +108,7 @@ class Training:
             config.compile_mode,
             loss=lambda out, batch: task.row_loss(out, batch.y),
             optimizer=self.optimizer,
-            allow_cpu=config.allow_cpu,
+            recording=Recording(allow_cpu=config.allow_cpu),
         )
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []

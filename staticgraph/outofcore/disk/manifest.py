@@ -9,7 +9,6 @@ not fit each other are refused here, the values of files where they are first re
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -193,6 +192,6 @@ class Manifest:
 def is_ours(folder: Path) -> bool:
     """Whether a folder is a partitioned graph, of whatever version, by its own word."""
     try:
-        return json.loads((folder / NAME).read_text())["format"] == FORMAT
+        return document.read(folder / NAME)["format"] == FORMAT
     except (OSError, ValueError, LookupError, TypeError):
         return False
