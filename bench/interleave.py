@@ -19,10 +19,6 @@ class Timing(NamedTuple):
     def median(self) -> float:
         return float(np.median(self.seconds))
 
-    def ratio_text(self) -> str:
-        low, middle, high = np.percentile(self.ratio, [10, 50, 90])
-        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
 
 def interleave(
     contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1

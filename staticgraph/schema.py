@@ -178,10 +178,6 @@ class Schema:
                 return field
         raise KeyError(f"no field {name!r}; there are {', '.join(f.name for f in self.fields)}")
 
-    def of_level(self, level: Level) -> tuple[Field, ...]:
-        """The fields whose rows are nodes, edges or graphs."""
-        return tuple(field for field in self.fields if field.level == level)
-
     @property
     def node_axes(self) -> tuple[Axis, ...]:
         """The node types of a heterogeneous data set; empty for any other."""

@@ -173,7 +173,14 @@ def test_largest_is_the_last_that_fits(low, span):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("20GiB", 20 << 30), ("1.5 gb", 1_500_000_000), ("4096", 4096), (7, 7), (" .5 KiB", 512)],
+    [
+        ("20GiB", 20 << 30),
+        ("1.5 gb", 1_500_000_000),
+        ("4096", 4096),
+        (7, 7),
+        (" .5 KiB", 512),
+        ("512M", 512 << 20),
+    ],
 )
 def test_amounts_are_read(text, count):
     assert parse_bytes(text) == count

@@ -239,7 +239,7 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
         (["train", "--data", "empty.npz"], "empty.npz is not an .npz of plain arrays"),
         ([*BASES["train-large link"], "--epochs", "0"], "argument --epochs: '0'"),
         ([*BASES["train-large link"], "--partitions", "0"], "argument --partitions: '0'"),
-        ([*BASES["train-large link"], "--memory", "0"], "give bytes, or a number with K, M or G"),
+        ([*BASES["train-large link"], "--memory", "0"], "must be at least 1 byte"),
         ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is no .npz of plain"),
         (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
         (["plan", "--histogram", "sizes.csv", "--graphs", "0"], "argument --graphs: '0'"),
@@ -254,6 +254,28 @@ def test_the_line_names_option_value_and_range(words, message, tiny, capsys):
     assert message in err
     assert len(err.splitlines()) == 1
     assert not out
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (BASES["train-large link"], "--memory"),
+        (["plan", "--data", "few"], "--max-memory"),
+        (["probe", "--data", "few"], "--max-memory"),
+    ],
+)
+def test_every_option_of_memory_reads_the_same_sizes(words, option, capsys):
+    """And names the units where it is given none."""
+    assert status_of([*words, option, "3 parsecs"]) == 2
+    assert "'3 parsecs' is no amount of memory: write a number" in capsys.readouterr().err
+    parsed = []
+    for size in ("512M", "512MiB", "536870912"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("staticgraph.cli.train_large.run", lambda args: parsed.append(args) or 0)
+            patch.setattr("staticgraph.cli.plan.run", lambda args: parsed.append(args) or 0)
+            patch.setattr("staticgraph.cli.probe.run", lambda args: parsed.append(args) or 0)
+            assert status_of([*words, option, size]) == 0
+    assert [getattr(p, option[2:].replace("-", "_")) for p in parsed] == [512 << 20] * 3
 
 
 def test_a_byte_order_mark_changes_nothing(tiny, capsys):
@@ -274,8 +296,9 @@ def test_a_byte_order_mark_changes_nothing(tiny, capsys):
         (values.share, "1", 1.0),
         (values.rate, "1e30", 1e30),
         (values.seed, str(2**63 - 1), 2**63 - 1),
-        (values.byte_count, "1.5K", 1536),
-        (values.byte_count, "512m", 512 << 20),
+        (values.byte_size, "1.5K", 1536),
+        (values.byte_size, "512m", 512 << 20),
+        (values.byte_size, "20GiB", 20 << 30),
         (values.fanouts, "10,5", [10, 5]),
         (values.auto_or(values.whole()), "auto", "auto"),
         (values.auto_or(values.whole()), "4", 4),

@@ -19,7 +19,7 @@ import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
-from staticgraph.files.reading import read_document
+from staticgraph.files.document import read_document
 from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.outofcore import PartitionedGraph, partition

@@ -28,7 +28,7 @@ from staticgraph.kernels.neighbour_sum import (
     neighbour_sum_handed_on,
     neighbour_sum_reference,
 )
-from staticgraph.kernels.segment_sum import segment_sum_reference
+from staticgraph.kernels.segments import segment_sum_reference
 from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
 
 

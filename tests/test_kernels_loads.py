@@ -24,9 +24,7 @@ from staticgraph.kernels.neighbour_attention import gpu as attention
 from staticgraph.kernels.neighbour_max import gpu as largest
 from staticgraph.kernels.neighbour_sum import gpu as neighbour
 from staticgraph.kernels.pair_score import gpu as pair
-from staticgraph.kernels.segment_max import gpu as segment_max
-from staticgraph.kernels.segment_softmax import gpu as segment_softmax
-from staticgraph.kernels.segment_sum import gpu as segment
+from staticgraph.kernels.segments import gpu as segments
 from staticgraph.kernels.table_sum import gpu as table
 
 WIDTH, NODES, EDGES, HEADS = 300, 23, 61, 5
@@ -66,11 +64,14 @@ BOTH_WAYS = {
     ),
     "linear": lambda x, e: dense.masked_sums(x, x),
     "dropout_sum": lambda x, e: dropout.fill(x, x, x, SEED, 3, 0.5),
-    "segment_sum": lambda x, e: (segment.forward(x, PTR, True), segment.backward(x, PTR, 23, True)),
-    "segment_max": lambda x, e: (segment_max.forward(x, PTR), segment_max.backward(x, x, x, PTR)),
+    "segment_sum": lambda x, e: (
+        segments.sum_forward(x, PTR, True),
+        segments.sum_backward(x, PTR, 23, True),
+    ),
+    "segment_max": lambda x, e: (segments.max_forward(x, PTR), segments.max_backward(x, x, x, PTR)),
     "segment_softmax": lambda x, e: (
-        segment_softmax.forward(x, PTR),
-        segment_softmax.backward(x, x, PTR),
+        segments.softmax_forward(x, PTR),
+        segments.softmax_backward(x, x, PTR),
     ),
     "neighbour_max": lambda x, e: (
         largest.forward(x, e, ENDS, PTR),
@@ -96,7 +97,7 @@ BOTH_WAYS = {
     ),
 }
 # Kernels that load no rows of features, or one for the many that they store.
-NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "backward_kernel")}
+NARROW = {("neighbour_attention", "targets_kernel"), ("segment_sum", "sum_backward_kernel")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

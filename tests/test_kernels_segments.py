@@ -26,9 +26,11 @@ from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
 from staticgraph.kernels.neighbour_max import neighbour_max_reference
 from staticgraph.kernels.pair_score import pair_score_reference
-from staticgraph.kernels.segment_max import segment_max_reference
-from staticgraph.kernels.segment_softmax import segment_softmax_reference
-from staticgraph.kernels.segment_sum import segment_sum_reference
+from staticgraph.kernels.segments import (
+    segment_max_reference,
+    segment_softmax_reference,
+    segment_sum_reference,
+)
 
 PTR = torch.tensor([0, 0, 3, 40, 41, 41])
 

@@ -15,7 +15,7 @@ from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as heads  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
-from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
+from staticgraph.kernels.segments import gpu as segments  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -94,8 +94,8 @@ KERNELS = [
     table.join_kernel,
     dropout.fill_kernel,
     dense.masked_sums_kernel,
-    segment.forward_kernel,
-    segment.backward_kernel,
+    segments.sum_forward_kernel,
+    segments.sum_backward_kernel,
     heads.to_block_kernel,
     heads.to_rows_kernel,
     norm.statistics_kernel,

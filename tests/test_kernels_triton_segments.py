@@ -14,8 +14,7 @@ from staticgraph.kernels.gcn_sum import gpu as gcn  # noqa: E402
 from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E402
 from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
 from staticgraph.kernels.pair_score import gpu as pair  # noqa: E402
-from staticgraph.kernels.segment_max import gpu as segment_max  # noqa: E402
-from staticgraph.kernels.segment_softmax import gpu as segment_softmax  # noqa: E402
+from staticgraph.kernels.segments import gpu as segments  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = dict.fromkeys(("width", "heads", "nodes"), "i32")
@@ -48,10 +47,10 @@ KERNELS = [
     (largest.forward_kernel, {}),
     (largest.shares_kernel, {}),
     (largest.backward_kernel, {}),
-    (segment_max.forward_kernel, {}),
-    (segment_max.backward_kernel, {}),
-    (segment_softmax.forward_kernel, {}),
-    (segment_softmax.backward_kernel, {}),
+    (segments.max_forward_kernel, {}),
+    (segments.max_backward_kernel, {}),
+    (segments.softmax_forward_kernel, {}),
+    (segments.softmax_backward_kernel, {}),
 ]
 
 

@@ -12,7 +12,6 @@ from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.fit import TERMS, Point, counts_of, fit
-from staticgraph.memory.forms import line_through, parabola_through, positive_root
 from staticgraph.sizes.capacity import Capacity
 
 coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
@@ -124,51 +123,3 @@ def test_a_point_without_bytes_is_refused():
 def test_unknown_forms_are_named():
     with pytest.raises(ValueError, match="'cubic'; choose 'auto', 'linear'"):
         fit(points_of(TERMS["linear"], (1.0,) * 5), "cubic")
-
-
-# ---------------------------------------------------------------------- two and three points
-
-
-@given(st.floats(0, 1e6), st.floats(0, 1e9), st.integers(1, 1000))
-def test_a_line_through_a_small_and_a_ten_times_larger_batch(slope, intercept, small):
-    found = line_through(
-        (small, slope * small + intercept), (10 * small, slope * 10 * small + intercept)
-    )
-    assert math.isclose(found[0], slope, rel_tol=1e-6, abs_tol=1e-6 * max(1.0, intercept))
-    assert math.isclose(found[1], intercept, rel_tol=1e-6, abs_tol=1e-3 * max(1.0, slope))
-
-
-def test_lines_and_parabolas_that_cannot_be():
-    with pytest.raises(FitRefused, match="two sizes"):
-        line_through((3, 1.0), (3, 2.0))
-    with pytest.raises(FitRefused, match="measure again, warm"):
-        line_through((3, 2.0), (30, 1.0))
-    with pytest.raises(FitRefused, match="2 distinct sizes"):
-        parabola_through([(1, 1.0), (2, 2.0), (2, 2.0)])
-    with pytest.raises(FitRefused, match="curvature"):
-        parabola_through([(1, 0.0), (2, 2.0), (3, 3.0)])
-
-
-@given(st.floats(1e-3, 1e3), st.floats(-1e3, 1e3), st.floats(-1e6, 1e6))
-def test_a_parabola_through_three(alpha, beta, gamma):
-    truth = (alpha, beta, gamma)
-    found = parabola_through([(v, float(np.polyval(truth, v))) for v in (10.0, 100.0, 50.0)])
-    sizes = np.array([10.0, 77.0, 200.0])
-    assert np.allclose(np.polyval(found, sizes), np.polyval(truth, sizes), rtol=1e-6, atol=1e-2)
-
-
-@given(
-    *[st.sampled_from([-3.0, -1e-3, 0.0, 1e-3, 2.0]) for _ in range(2)],
-    st.sampled_from([-50.0, 0.0, 7.0, 100.0, 130.0]),
-)
-def test_the_positive_root_for_every_sign(alpha, beta, gamma):
-    """The limit holds all the way up to the root, and is passed right after it."""
-    limit = 100.0
-    root = positive_root(alpha, beta, gamma, limit)
-    sizes = np.linspace(0, min(root, 1e6), 1001)
-    below = alpha * sizes**2 + beta * sizes + gamma
-    if root > 0:
-        assert below.max() <= limit + 1e-6 * max(1.0, abs(below).max())
-    if root < math.inf:
-        after = root * 1.001 + 1e-6
-        assert alpha * after * after + beta * after + gamma > limit - 1e-9

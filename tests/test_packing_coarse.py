@@ -17,7 +17,7 @@ from staticgraph.packing.coarse import MOST_SIZES, coarsened
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, pack_histogram
 from staticgraph.plans import several
-from staticgraph.plans.cost import ATTENTION
+from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import efficiency_map, limits_for_efficiency, limits_for_graphs
 from staticgraph.plans.margin import stream_limits
 from staticgraph.sizes.histogram import SizeHistogram
@@ -177,13 +177,15 @@ def test_trials_of_a_stream_draw_so_many_graphs_at_most(monkeypatch):
 
 
 def test_a_plan_says_what_rounding_cost_and_holds_every_graph(many, monkeypatch):
-    plan = sg.plan_buckets(many, num_buckets=3, graphs=16, cost=ATTENTION)
+    cost = StepCost(pair=0.25)
+    plan = sg.plan_buckets(many, num_buckets=3, graphs=16, cost=cost)
     assert "rounded up by" in plan.note
-    assert all(plan.bucket_for(int(n), int(e)) is not None for n, e in many.sizes[::7])
-    assert sg.plan_buckets(many.sizes[:100], num_buckets=3, graphs=16, cost=ATTENTION).note == ""
+    graphs = [sg.GraphSize(int(n), int(e)) for n, e in many.sizes[::7]]
+    assert all(any(c.holds(graph) for c in plan.capacities) for graph in graphs)
+    assert sg.plan_buckets(many.sizes[:100], num_buckets=3, graphs=16, cost=cost).note == ""
     fine = plan.efficiency
     monkeypatch.setattr(coarse_module, "MOST_SIZES", 50)
-    crude = sg.plan_buckets(many, num_buckets=3, graphs=16, cost=ATTENTION)
+    crude = sg.plan_buckets(many, num_buckets=3, graphs=16, cost=cost)
     assert crude.efficiency[0] < fine[0] + 0.01, "rounded rows count as padding, not as real"
 
 

@@ -7,9 +7,10 @@ import copy
 
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 from support.runners import made_runner
-from support.tape import HostRead, TapeRecorder
+from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
@@ -23,7 +24,7 @@ def runner_of(model, hiv, optimizer=None, warm=True, **options):
         mode="cuda-graph",
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -124,7 +125,7 @@ def test_one_recording_a_key_and_none_later(hiv):
     recorders = []
 
     def recorder(device):
-        recorders.append(TapeRecorder(device))
+        recorders.append(ArenaRecorder(device))
         return recorders[-1]
 
     model = Net()
@@ -198,6 +199,40 @@ def test_a_learning_rate_is_followed(hiv):
             schedule.step()
 
 
+@pytest.mark.parametrize("made_first", ["scheduler", "recordings"])
+@pytest.mark.parametrize("as_tensor", [True, False])
+def test_a_scheduler_costs_no_host_read_a_step(hiv, made_first, as_tensor):
+    """A scheduler keeps its first rate in the group, a tensor where the rate is one; comparing it
+    would make every step wait for the device."""
+
+    class NoReads(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                raise HostRead("a value is read on the host")
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    rates = [torch.tensor(0.01) if as_tensor else 0.01 for _ in range(2)]
+    optimizer, other = adam(model, rates[0]), adam(twin, rates[1])
+    twins_schedule = torch.optim.lr_scheduler.ExponentialLR(other, 0.5)
+    eager = eager_of(twin, other)
+    if made_first == "scheduler":
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        runner = runner_of(model, hiv, optimizer)
+    else:
+        runner = runner_of(model, hiv, optimizer)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    recorded = runner._steps.recorded
+    for batch in batches_of(hiv, 4):
+        with NoReads():
+            recorded._watched.before_replay()
+        assert torch.allclose(runner.step(batch), eager.step(fixed(batch)), rtol=1e-6)
+        schedule.step()
+        twins_schedule.step()
+
+
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
     torch.manual_seed(0)
     model = Net(dropout=0.5)
@@ -244,6 +279,17 @@ class TestRefusals:
         runner = runner_of(model, hiv, optimizer)
         optimizer.param_groups[0]["weight_decay"] = 0.1
         with pytest.raises(sg.NotStatic, match="weight_decay changed after"):
+            runner.step(batches_of(hiv, 1)[0])
+
+    def test_a_setting_that_a_scheduler_changes(self, hiv):
+        """``OneCycleLR`` turns the momentum as well, which a recording has as it was."""
+        model = Net()
+        optimizer = adam(model)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+        runner = runner_of(model, hiv, optimizer)
+        runner.step(batches_of(hiv, 1)[0])
+        schedule.step()
+        with pytest.raises(sg.NotStatic, match="betas changed after"):
             runner.step(batches_of(hiv, 1)[0])
 
     def test_state_loaded_later(self, hiv):
@@ -294,7 +340,7 @@ class TestRefusals:
 
         refuses = Refuses()
 
-        class Dying(TapeRecorder):
+        class Dying(ArenaRecorder):
             def record(self, body):
                 refuses.__enter__()
                 raise HostRead("the first error")

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.arena import ArenaRecorder
 from support.collated import assert_same_bits, filled, layout_for, padded_ids
 from support.runners import made_runner
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
@@ -44,7 +44,7 @@ def runner_of(model, example, **options):
         mode="cuda-graph",
         loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
         optimizer=optimizer,
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(example, progress=False)
@@ -141,7 +141,9 @@ def test_the_reference_is_recordable_as_it_is(esol, moved):
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     ids = padded_ids([], layout)
     arguments = collate_arguments(moved, layout, tensors)
-    recording = TapeRecorder(torch.device("cpu")).record(lambda: collate_reference(ids, *arguments))
+    recording = ArenaRecorder(torch.device("cpu")).record(
+        lambda: collate_reference(ids, *arguments)
+    )
     for chosen in (range(40), range(1000, 1020), [3], []):
         ids.copy_(padded_ids(chosen, layout))
         recording.replay()

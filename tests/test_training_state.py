@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -49,6 +51,32 @@ def test_nothing_is_saved_on_the_device(monkeypatch):
             SavedTraining(model, optimizer)
     assert saving.nbytes["cuda"] == 0
     assert saving.nbytes["cpu"] >= 3 * 4 * (100 * 100 + 100)
+
+
+def test_a_look_leaves_what_waits_for_its_backward():
+    """What is not trained stays as it is, to the version that autograd compares; attributes, bound
+    buffers and every random state return."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model.seen = 1
+    mean = model[1].running_mean
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[2]  # noqa: NPY002
+    model(torch.randn(4, 3)).sum().backward()
+    grads, before = [p.grad for p in model.parameters()], mean.clone()
+    torch.set_rng_state(drawn[0])
+    versions = [t._version for t in (*model.parameters(), mean)]
+    with untouched(model, trained=False, attributes=True, seeded=True):
+        model.seen, model[1].running_mean = 2, torch.ones(3)
+        torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+    assert model.seen == 1
+    assert model[1].running_mean is mean
+    assert [t._version for t in (*model.parameters(), mean)] == versions
+    with untouched(model, trained=False):
+        model(torch.randn(4, 3))
+        assert not torch.equal(mean, before)
+    assert torch.equal(mean, before)
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (random.getstate(), np.random.get_state()[2]) == drawn[1:]  # noqa: NPY002
 
 
 def test_values_return_to_their_addresses():

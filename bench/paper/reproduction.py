@@ -2,14 +2,14 @@
 
 Which figures: the efficiencies of table 2 per data set and heuristic at the largest graph's limits,
 and the efficiencies over limits on PCQM4Mv2 of section 3.2, as printed in the paper's tutorial
-(``packing/published/README.md`` has the source). A figure whose histogram is not at hand says so.
+(``published/README.md`` has the source). A figure whose histogram is not at hand says so.
 """
 
 from __future__ import annotations
 
 import csv
 from dataclasses import asdict, dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from bench.paper.heuristics import no_packing, pack_one_component, pack_paper
@@ -17,6 +17,8 @@ from staticgraph.packing.fill import pack_histogram
 from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.sizes.histogram import SizeHistogram
 
+PRINTED_FIGURES = Path(__file__).parent / "published" / "efficiency.csv"
+DATA = Path(__file__).parent.parent.parent / "tests" / "data" / "histograms"
 # The histogram for each name in the published table.
 HISTOGRAMS = {
     "ogbg-molhiv": "ogbg-molhiv_train.csv",
@@ -65,16 +67,13 @@ class Reproduced:
 
 def reproduce() -> list[Reproduced]:
     """Every printed figure beside ours, then the baselines and our packer at the same limits."""
-    folder = resources.files("staticgraph.packing") / "published"
-    text = (folder / "published_packing_efficiency.csv").read_text()
-    printed = list(csv.DictReader(text.splitlines()))
+    printed = list(csv.DictReader(PRINTED_FIGURES.read_text().splitlines()))
     found = []
     for name in dict.fromkeys(row["dataset"] for row in printed):
         rows = [row for row in printed if row["dataset"] == name]
         histogram = None
         if name in HISTOGRAMS:
-            with resources.as_file(folder / HISTOGRAMS[name]) as path:
-                histogram = SizeHistogram.from_csv(path)
+            histogram = SizeHistogram.from_csv(DATA / HISTOGRAMS[name])
         found += [_printed_row(row, histogram) for row in rows]
         if histogram is not None:
             limits = dict.fromkeys(

@@ -23,7 +23,7 @@ import numpy as np
 from staticgraph.batches.collate_axes import fill_axes, fill_index, stand_apart
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge
-from staticgraph.schema import COUNTS, Schema
+from staticgraph.schema import COUNTS
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
@@ -126,11 +126,6 @@ def fill(
         _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
     stand_apart(layout, arrays, real.of)
     return real
-
-
-def has_positions(schema: Schema) -> bool:
-    """Whether padding nodes are to stand apart."""
-    return schema.positions_of("node") is not None
 
 
 def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCounts:

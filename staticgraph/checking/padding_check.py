@@ -33,7 +33,7 @@ from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
-from staticgraph.steps.undisturbed import undisturbed
+from staticgraph.steps.training_state import untouched
 
 # Of the largest value of a kind. Between two paddings: the same sums in the same order, so that
 # only what atomics reorder is left. Beside plain PyG: sums of other lengths; GINE 5x300 in float32
@@ -203,7 +203,8 @@ class PaddingCheck:
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
         kind = next((p.device.type for p in self._model.parameters()), "cpu")
         around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
-        return max(tolerances.get(dtype, COARSE[id(tolerances)]) for dtype in (self._dtype, around))
+        coarse = COARSE[id(tolerances)]
+        return max(tolerances.get(dtype, coarse) for dtype in (self._dtype, around))
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
         """What a run gives, or None where the model raises."""
@@ -244,7 +245,8 @@ class PaddingCheck:
     @contextmanager
     def _run(self, training: bool, step: bool, nudged: bool) -> Iterator[Any]:
         gradients = torch.enable_grad() if step else torch.no_grad()
-        with undisturbed(self._model, self._optimizer), gradients:
+        kept = untouched(self._model, self._optimizer, attributes=True, seeded=True)
+        with kept, gradients:
             if training is not self._model.training:
                 self._model.train(training)
             if nudged:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
 from staticgraph.checking.example_batch import batch_of, poisoned
+from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import ModuleRow, PreflightReport
 from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
@@ -240,9 +240,7 @@ class _Preflight:
 
     def _compared(self) -> tuple[float | None, str]:
         """Outputs and gradients beside plain PyG's on the same graphs without padding."""
-        graphs: list[Any] = list(self._batch.to_data_list())
-        data: Any = Batch.from_data_list(graphs)
-        unpadded = _AsBatch(data.to(self._batch.device))
+        unpadded = plain_batch(self._batch)
         found = compare_with_plain(self._stock, self._forward, self._batch, unpadded)
         if found.what is not None and not self._obstacles:
             kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
@@ -284,29 +282,6 @@ class _Preflight:
         else:
             how = "as it is"
         return ModuleRow(path, type(module).__name__, how, inert)
-
-
-class _AsBatch:
-    """A PyG ``Batch`` that can be asked for a model's arguments as a StaticBatch can."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._data[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._data
-
-    def argument(self, name: str) -> Any:
-        """What a model's parameter of this name gets; None if there is nothing for it."""
-        found = getattr(self._data, name, None)
-        if found is None and hasattr(self._data, "node_types"):  # x: one of each type
-            found = getattr(self._data, f"{name}_dict", None)
-        return found
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:

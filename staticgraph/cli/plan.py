@@ -25,7 +25,6 @@ examples:
   staticgraph plan --histogram sizes.csv --efficiency 0.99
   staticgraph plan --histogram sizes.csv --limits 222 502 --max-graphs 256 --json
   staticgraph plan --data examples/data/hiv.npz --model gps --max-memory 20GiB
-  staticgraph plan --reproduce-paper
 
 A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
 literature; a bucket's capacity has one node and one graph more, which stay padding.
@@ -49,11 +48,6 @@ def register(subparsers: Any) -> None:
     )
     source.add_argument(
         "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
-    )
-    source.add_argument(
-        "--reproduce-paper",
-        action="store_true",
-        help="print the published efficiencies of tuple packing beside ours",
     )
     target = parser.add_argument_group("what to plan (one of; --graphs 128 by default)")
     target.add_argument(
@@ -107,9 +101,6 @@ def register(subparsers: Any) -> None:
     more.add_argument(
         "--certify", action="store_true", help="with --limits: prove how far from best (SciPy)"
     )
-    more.add_argument(
-        "--compare", action="store_true", help="with --limits: beside the paper's heuristics"
-    )
     out = parser.add_argument_group("output")
     for name, what in (
         ("--out", "write the plan as JSON"),
@@ -123,10 +114,8 @@ def register(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plans, packs or reproduces, and prints what came of it."""
+    """Plans or packs, and prints what came of it."""
     _check(args)
-    if args.reproduce_paper:
-        return _reproduce(args)
     histogram, source = _sizes(args)
     if args.limits:
         return _pack(args, histogram)
@@ -137,21 +126,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Ends with a usage error where the options do not go together."""
-    given = [bool(args.data), bool(args.histogram), args.reproduce_paper]
-    if sum(given) != 1:
-        args.parser.error("give one of --data, --histogram and --reproduce-paper")
+    if bool(args.data) == bool(args.histogram):
+        args.parser.error("give one of --data and --histogram")
     targets = [args.batch_size, args.graphs, args.efficiency, args.limits]
     if sum(target is not None for target in targets) > 1:
         args.parser.error("give one of --batch-size, --graphs, --efficiency and --limits")
-    if (args.certify or args.compare) and not args.limits:
-        args.parser.error("--certify and --compare need --limits")
+    if args.certify and not args.limits:
+        args.parser.error("--certify needs --limits")
     if args.memory and not args.max_memory:
         args.parser.error("--memory needs the cap: give --max-memory")
     if args.max_memory and not args.data:
         args.parser.error("--max-memory needs the fields of the data: give --data")
     if args.max_memory and (args.limits or args.efficiency or args.graphs):
         args.parser.error("--max-memory chooses exact batches: leave --graphs and the limits out")
-    if args.out and (args.limits or args.efficiency or args.reproduce_paper):
+    if args.out and (args.limits or args.efficiency):
         args.parser.error("--out writes a plan: give --batch-size or --graphs")
 
 
@@ -197,8 +185,6 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
         found["linear_bound"] = bound.linear
         found["bound_columns"] = bound.columns
         found["bound_seconds"] = time.perf_counter() - begin
-    if args.compare:
-        found["paper"] = _paper_results(args, histogram)
     _pictures(args, histogram, [packing])
     if args.json:
         print(to_json(found))
@@ -207,33 +193,14 @@ def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     return 0
 
 
-def _paper_results(args: argparse.Namespace, histogram: SizeHistogram) -> dict[str, Any]:
-    """Packs and seconds of each heuristic of the paper."""
-    from bench.paper.heuristics import HEURISTICS, pack_paper
-
-    results = {}
-    for heuristic in HEURISTICS:
-        begin = time.perf_counter()
-        packing = pack_paper(
-            histogram, args.limits, heuristic=heuristic, max_graphs=args.max_graphs
-        )
-        seconds = time.perf_counter() - begin
-        results[heuristic] = {**packing.to_dict(), "seconds": seconds}
-    return results
-
-
 def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
     from staticgraph.text.table import table
 
-    def row(name: str, of: dict[str, Any]) -> list[str]:
-        filled = [f"{v:.2%}" for k, v in of.items() if k.endswith("_efficiency")]
-        return [name, f"{of['packs']:,}", *filled, f"{1000 * of['seconds']:.1f} ms"]
-
-    components = [k.removesuffix("_efficiency") for k in found if k.endswith("_efficiency")]
-    rows = [row("staticgraph", found)]
-    rows += [row(f"paper, {name}", result) for name, result in found.get("paper", {}).items()]
+    filled = {k: v for k, v in found.items() if k.endswith("_efficiency")}
+    names = [f"{name.removesuffix('_efficiency')}s filled" for name in filled]
+    row = [f"{found['packs']:,}", *(f"{v:.2%}" for v in filled.values())]
     print(f"limits {', '.join(map(str, args.limits))}, at most {args.max_graphs or 'any'} graphs")
-    print(table(["packing", "packs", *(f"{c}s filled" for c in components), "time"], rows))
+    print(table(["packs", *names, "time"], [[*row, f"{1000 * found['seconds']:.1f} ms"]]))
     if "bound" in found:
         print(
             f"no packing has fewer than {found['bound']:,} packs (linear programming "
@@ -339,41 +306,3 @@ def _pictures(
         plots_plan.save_map(args.map, shown)
     if args.plot:
         plots_plan.save_plan_picture(args.plot, histogram, shown, packings, plan)
-
-
-def _reproduce(args: argparse.Namespace) -> int:
-    """The published figures beside ours."""
-    from bench.paper.reproduction import reproduce
-    from staticgraph.text.table import table
-
-    rows = reproduce()
-    if args.json:
-        print(to_json([row.to_dict() for row in rows]))
-        return 0
-
-    def pair(of: tuple[float, float] | None) -> str:
-        return "-" if of is None else f"{of[0]:.2f} {of[1]:.2f}"
-
-    def mean(of: tuple[float, float] | None) -> str:
-        return "-" if of is None else f"{2 / (1 / of[0] + 1 / of[1]):.2f}"
-
-    print("node and edge efficiency in percent; printed figures are those of the paper's tutorial")
-    print(
-        table(
-            ["data", "limits", "method", "printed", "ours", "harmonic", "packs", "note"],
-            [
-                [
-                    row.data,
-                    f"{row.nodes} {row.edges}",
-                    row.method,
-                    pair(row.published),
-                    pair(row.ours),
-                    mean(row.ours),
-                    "-" if row.packs is None else f"{row.packs:,}",
-                    row.note,
-                ]
-                for row in rows
-            ],
-        )
-    )
-    return 0

@@ -91,8 +91,9 @@ def register(commands: Any) -> None:
         help="where the graphs are: auto is on CUDA if they fit a quarter of it (default: auto)",
     )
     machine.add_argument(
-        "--workers", type=values.whole(0, 256), help="threads that fill batches (default: 0)"
-    )
+        "--workers", type=values.auto_or(values.whole(0, 256)), metavar="N",
+        help="threads that fill batches; auto times the first steps (default: 0)",
+    )  # fmt: skip
     files = parser.add_argument_group("files")
     files.add_argument(
         "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"

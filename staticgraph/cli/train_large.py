@@ -64,7 +64,7 @@ def _add_sizes(buffer: Any) -> None:
         "--logical", type=values.whole(), metavar="L", help="comet's groups (default: 2P/C)"
     )
     buffer.add_argument(
-        "--memory", type=values.byte_count, metavar="BYTES",
+        "--memory", type=values.byte_size, metavar="SIZE",
         help="choose all three for so much memory, as in 512M (comet)",
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def _remove_run(args: argparse.Namespace) -> None:
         for path in args.out.iterdir()
         if path.name not in (GRAPH, EMBEDDINGS, REPORT, PICTURE) and path.name[0] != "."
     }
-    ours = manifest.is_ours(args.out / GRAPH)
+    ours = manifest.KIND.is_that_of(args.out / GRAPH)
     if (foreign and not ours) or ((args.out / GRAPH).exists() and not ours):
         args.parser.error(f"{args.out} is not a run; choose another --out")
     require_replaceable(args.out / GRAPH, manifest.KIND, True)

@@ -24,7 +24,6 @@ LARGEST = 3.4e38
 # Beyond these a model is a slip of the finger: 65,536 columns take 16 GiB a square matrix.
 WIDEST = 65_536
 MOST_LAYERS = 1_000
-SUFFIXES = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
@@ -75,22 +74,12 @@ def share(text: str) -> float:
     return number(0.0, 1.0)(text)
 
 
-def byte_size(text: str) -> str:
-    """An amount of memory, such as 20GiB; as it was written."""
+def byte_size(text: str) -> int:
+    """An amount of memory, such as 20GiB or 512M, in bytes."""
     try:
-        parse_bytes(text)
+        return parse_bytes(text)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def byte_count(text: str) -> int:
-    """Bytes, or a number with K, M or G, which are powers of 1,024."""
-    unit = SUFFIXES.get(text[-1:].upper(), 1)
-    try:
-        return int(number(1 / unit, 2.0**60)(text[:-1] if unit > 1 else text) * unit)
-    except argparse.ArgumentTypeError:
-        raise _refused(text, "give bytes, or a number with K, M or G, as in 512M") from None
 
 
 def auto_or(kind: Callable[[str], int]) -> Callable[[str], int | str]:

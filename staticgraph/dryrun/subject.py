@@ -154,7 +154,7 @@ def twin(candidate: Candidate) -> Subject:
     return replace(subject, model=model, optimizer=copied, check_padding=False)
 
 
-def _fused_adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+def _fused_adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
 
 

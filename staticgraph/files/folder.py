@@ -44,6 +44,13 @@ class Kind:
     manifest: str
     files: Callable[[Mapping[str, Any]], Iterable[str]]
 
+    def is_that_of(self, folder: Path) -> bool:
+        """Whether a folder is of this kind, of whatever version, by its own word."""
+        try:
+            return document.read(folder / self.manifest)["format"] == self.format
+        except (OSError, *document.NOT_THERE):
+            return False
+
 
 @contextmanager
 def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterator[Path]:

@@ -16,9 +16,7 @@ from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.pair_score import pair_score
-from staticgraph.kernels.segment_max import segment_max
-from staticgraph.kernels.segment_softmax import segment_softmax
-from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.kernels.table_sum import table_sum
 
 __all__ = [

@@ -1,9 +1,10 @@
 """Operators of this library in torch's registry: a CPU kernel, a CUDA kernel, shapes.
 
 ``torch.library.custom_op`` does the same with several layers of Python around each call, which in a
-step of hundreds of small calls are a good part of its time. Derivatives are
-:class:`torch.autograd.Function` around the operators, which torch.compile and the tracers of this
-library follow as they follow the operators.
+step of hundreds of small calls are a good part of its time. Every operator is registered here, so
+that a dry run knows the CUDA side of each. Its derivative is given with it, or, where an operator
+has several, a :class:`torch.autograd.Function` around it, which torch.compile and the tracers of
+this library follow as they follow the operators.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def operator(
     cpu: Callable[..., Any],
     cuda: Callable[..., Any],
     fake: Callable[..., Any],
+    derivative: Callable[..., Any] | None = None,
+    setup: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Registers an operator and returns it.
 
@@ -34,6 +37,8 @@ def operator(
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
         cpu, cuda: what runs there, on plain tensors without a tape.
         fake: the same in shapes and dtypes alone.
+        derivative, setup: as ``torch.library.register_autograd`` takes them: ``derivative(ctx,
+            *grads)``, and ``setup(ctx, inputs, output)`` that keeps what it needs.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -41,4 +46,8 @@ def operator(
     LIBRARY.impl(name, cuda, "CUDA")
     CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    if derivative is not None:
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", derivative, setup_context=setup, lib=LIBRARY
+        )
     return getattr(getattr(torch.ops, NAMESPACE), name).default

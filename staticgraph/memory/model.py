@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from staticgraph.files import document
-from staticgraph.files.reading import read_document
+from staticgraph.files.document import read_document
 from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes

@@ -32,7 +32,3 @@ class StepCost:
             + self.edge * capacity.edges
             + self.pair * capacity.graphs * capacity.max_graph_nodes**2
         )
-
-
-# Message passing beside dense attention with 4 heads in 64 channels: a pair costs as an edge does.
-ATTENTION = StepCost(pair=0.25)

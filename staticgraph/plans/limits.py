@@ -12,7 +12,7 @@ Limits are usable limits; a capacity has one node and one graph more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -207,44 +207,6 @@ def limits_for_efficiency(
     else:
         best = coarse.expanded(best)
     return LimitsChoice(best, False, _why_not(histogram, best, best.num_packs, efficiency))
-
-
-def limits_for_budget(
-    histogram: SizeHistogram,
-    fits: Callable[[Capacity], bool],
-    *,
-    efficiency: float = 0.99,
-    most_graphs: int = 4096,
-    efforts: tuple[Effort, ...] = QUICK,
-) -> LimitsChoice:
-    """The limits with the most graphs a pack that the device still holds.
-
-    Args:
-        histogram: the sizes.
-        fits: whether a capacity fits the memory; larger ones must not fit where smaller do not.
-        efficiency: the harmonic mean to reach.
-        most_graphs: no more graphs a pack than this.
-        efforts: settings of the packer.
-
-    Raises:
-        ValueError: not even packs of one graph fit.
-    """
-    low, high = 0, min(most_graphs, max(1, histogram.num_graphs))
-    chosen: LimitsChoice | None = None
-    while low < high:
-        middle = (low + high + 1) // 2
-        choice = limits_for_graphs(histogram, middle, efficiency=efficiency, efforts=efforts)
-        if fits(choice.capacity):
-            low, chosen = middle, choice
-        else:
-            high = middle - 1
-    if chosen is None:
-        largest = ", ".join(map(str, histogram.maxima.tolist()))
-        raise ValueError(
-            f"the budget does not hold even the largest graph alone (sizes {largest}): give more "
-            "memory, a smaller model, or leave out the largest graphs with oversize='skip'"
-        )
-    return chosen
 
 
 def _at_best(histogram: SizeHistogram, limits: IntArray) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.errors import PlanMismatch
 from staticgraph.files import document
-from staticgraph.files.reading import read_document
+from staticgraph.files.document import read_document
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
@@ -109,28 +109,6 @@ class BucketPlan:
             last.node_reserve,
         )
         return replace(self, capacities=(*self.capacities, extra))
-
-    def bucket_for(
-        self, nodes: int, edges: int, graphs: int = 1, max_graph_nodes: int = 0
-    ) -> int | None:
-        """The number of the first bucket that holds so much, or None.
-
-        Args:
-            nodes: real nodes of the batch.
-            edges: real edges of the batch.
-            graphs: real graphs of the batch.
-            max_graph_nodes: nodes of its largest graph; ``nodes`` itself for a single graph.
-        """
-        largest = max_graph_nodes or (nodes if graphs == 1 else 0)
-        for number, capacity in enumerate(self.capacities):
-            if (
-                nodes <= capacity.node_limit
-                and edges <= capacity.edge_limit
-                and graphs <= capacity.graph_limit
-                and largest <= capacity.max_graph_nodes
-            ):
-                return number
-        return None
 
     def check(self, source: Any) -> None:
         """Raises where this plan was made for other data.

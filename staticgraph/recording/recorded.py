@@ -30,6 +30,7 @@ from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.recording import Recording, Scope
+from staticgraph.recording.replays import Replays
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -93,13 +94,15 @@ class RecordedSteps:
         self._autocast = subject.precision
         self._on_miss = recording.on_miss
         self._finite = finite
-        inside = self.scope == "step" and optimizer is not None
-        self._watched = RecordableOptimizer(optimizer) if inside else None
+        self._watched: RecordableOptimizer | None = None
+        if self.scope == "step" and optimizer is not None:
+            self._watched = RecordableOptimizer(optimizer)
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
         self._recordings: dict[RecordingKey, Recorded] = {}
+        self._replays = Replays()
         self._grads: dict[RecordingKey, list[Tensor | None]] = {}
         self._addresses = self._parameter_addresses()
 
@@ -118,14 +121,18 @@ class RecordedSteps:
     def collate_from(self, store: DeviceStore) -> None:
         """Records, for every bucket, how its input is filled from ids of a store."""
         assert self._recorder is not None
-        self._collation = RecordedCollation(store, self._inputs, self._recorder)
+        self._collation = RecordedCollation(store, self._inputs, self._recorder, self._replays)
 
     def key(self, bucket: int, phase: str) -> RecordingKey:
         """The key of a bucket's phase."""
         return RecordingKey(bucket, phase, self._autocast, self.scope)
 
-    def record(self, bucket: int, phase: str) -> None:
+    def record(self, bucket: int, phase: str, warmed: Callable[[], None] | None = None) -> None:
         """Warms up and records one key; everything the run touched is put back.
+
+        Args:
+            bucket, phase: the key's.
+            warmed: called in between, when no gradients are held.
 
         Raises:
             NotStatic: the work cannot be recorded. All recordings are torn down then, since they
@@ -146,6 +153,10 @@ class RecordedSteps:
                 train(self._model) if phase == "step" else self._model.eval()
                 self._computation.known(inputs)  # a recording is no place for a run of its own
                 self._recorder.warm(body, WARM_RUNS)
+                if phase == "step":
+                    self._update.zero_grad()  # the warm-up's; a recording makes its own
+                if warmed is not None:
+                    warmed()
                 self._recordings[key] = self._recorder.record(body)
                 self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
         except NotStatic as error:
@@ -213,7 +224,7 @@ class RecordedSteps:
 
     def run(self, phase: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
-        where large, lent until the next replay of this recording.
+        where large, lent until the next replay of any of these recordings.
 
         A key without a recording is recorded now, unless frozen.
 
@@ -229,13 +240,12 @@ class RecordedSteps:
         recording = self._recordings[key]
         self._check(key)
         self._copy(batch, self._inputs[batch.bucket])
-        recording.replay()
-        recording.replays += 1
+        self._replays.run(recording)
         if phase == "step":
             # The tensors that this recording writes; another bucket's are others.
             for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
                 parameter.grad = grad
-        return handed_out(recording.result, recording)
+        return handed_out(recording.result, self._replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from staticgraph.files import document
-from staticgraph.files.reading import NOT_THERE
+from staticgraph.files.document import NOT_THERE
 
 # Chosen, not derived: a gain below it is not worth another way of running, and machines of
 # changing speed show differences of this size between equal contenders.

@@ -3,7 +3,9 @@
 The problem: a recording that fails for want of memory, or takes more than was thought, shows it too
 late to choose another batch size. The idea: the whole plan is checked when the runner is made; each
 part is then entered in a ledger as it comes to be used, and where the device has an allocator to
-ask, what a recording took is written beside what was predicted. The invariant: ``bytes_committed``
+ask, what a recording took is written beside what was predicted: the step alone, measured once it is
+warm, so that neither compiling and autotuning, nor what a first run makes for good (optimizer
+state, workspaces), is taken for a part of it. The invariant: ``bytes_committed``
 grows, then stays, and never passes the cap. An overrun that shows only after recording tears all
 recordings down together, since they share a pool, and leaves the process usable.
 """
@@ -81,6 +83,7 @@ class Commitments:
         self._gradients = self.breakdown.gradients
         self._overhead = 1 + memory.overhead
         self._used: set[int] = set()
+        self._before = 0
         for name, nbytes in self.breakdown.lines.items():
             if name != STEP:
                 self._ledger.commit(name, nbytes)
@@ -114,19 +117,22 @@ class Commitments:
             self._ledger.commit(STEP, max(0, step - self._gradients))
             self._used.add(bucket)
 
+    def warmed(self) -> None:
+        """Measures from now on: what a block of :meth:`recording` did until here was to warm up."""
+        if self.allocator is not None:
+            self._before = self.allocator.allocated()
+            self.allocator.reset_peak()
+
     @contextmanager
     def recording(self, bucket: int, tear_down: Callable[[], Any]) -> Iterator[None]:
-        """Commits a bucket's step and measures what the block takes.
+        """Commits a bucket's step and measures what the block takes after :meth:`warmed`.
 
         Raises:
             BudgetExceeded: memory ran out, or what was measured passes the cap; ``tear_down`` was
                 called before.
         """
         self.use(bucket)
-        before = 0
-        if self.allocator is not None:
-            before = self.allocator.allocated()
-            self.allocator.reset_peak()
+        self.warmed()
         try:
             yield
         except Exception as error:
@@ -143,7 +149,7 @@ class Commitments:
             ) from error
         if self.allocator is None:
             return
-        taken = self.allocator.peak() - before
+        taken = self.allocator.peak() - self._before
         self.measured[bucket] = max(taken, self.measured[bucket] or 0)
         others = sum(n for name, n in self._ledger.entries.items() if name not in (STEP, GRADIENTS))
         cap = self._ledger.max_bytes

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
-from staticgraph.files.reading import read_document
 from staticgraph.runner.choice import Choice
 from staticgraph.steps.attention_choices import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes

@@ -401,6 +401,8 @@ class StaticGraphRunner:
         guard = nullcontext()
         if self._commitments is not None:
             guard = self._commitments.recording(bucket, self._steps.tear_down)
+            measures = self._commitments.allocator is not None
+            self._steps.warmed = self._commitments.warmed if measures else None
         with guard:
             self._steps.prepare(way, bucket, role, self._schema)
 

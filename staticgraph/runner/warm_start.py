@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 
 from staticgraph.files import atomic, own_cache
+from staticgraph.files.document import NOT_THERE
 from staticgraph.files.own_cache import NotOurs
-from staticgraph.files.reading import NOT_THERE
 
 MAGIC = b"staticgraph.compiled.signed\n"
 

@@ -55,6 +55,8 @@ class Steps:
         ways: the chosen way of (bucket, role), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
+        warmed: called between the runs that warm a key up and those whose memory is a step's; None
+            where nobody measures.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Steps:
         self.mode = mode
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
+        self.warmed: Callable[[], None] | None = None
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
         self._subject = subject
         self._model = subject.model
@@ -216,7 +219,7 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(role):
-            self._recordings(schema).record(bucket, phase)
+            self._recordings(schema).record(bucket, phase, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         key = (way, bucket, role)
@@ -230,7 +233,11 @@ class Steps:
     def _run_in(self, way: str, batch: StaticBatch, role: str, runs: int) -> None:
         """Runs a role of a batch, so that it compiles, and where torch records, records."""
         phase = "step" if role == "step" else "forward"
-        for _ in range(runs):
+        for turn in range(runs if self.warmed is None else max(runs, 2)):
+            if turn == 1 and self.warmed is not None:
+                if role == "step":
+                    self._update.zero_grad()  # a step makes its own
+                self.warmed()
             if role == "eval":
                 with evaluating(self._model):
                     self.run(phase, batch, way)

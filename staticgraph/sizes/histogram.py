@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.files import atomic
 from staticgraph.sizes.capacity import NODES_EDGES
 from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows, whole_numbers
 
@@ -93,13 +92,6 @@ class SizeHistogram:
         return cls(
             np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1]), components
         )
-
-    def to_csv(self, path: str | Path) -> None:
-        """Writes what :meth:`from_csv` reads."""
-        header = ",".join([f"num_{name}" for name in self.components] + ["count"])
-        rows = np.column_stack([self.sizes, self.counts])
-        with atomic.writing(path) as file:
-            np.savetxt(file, rows, fmt="%d", delimiter=",", header=header, comments="")
 
     @property
     def num_graphs(self) -> int:

@@ -29,13 +29,12 @@ from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
     Provenance,
-    forgotten,
     level_in,
     run_elsewhere,
 )
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
-from staticgraph.steps.undisturbed import attributes_kept
+from staticgraph.steps.training_state import untouched
 
 
 class Computation:
@@ -80,7 +79,7 @@ class Computation:
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
             self._sizes |= sizes | (frozenset() if found is None else found.sizes)
-            with self.active(), forgotten(self._model), self._precision():
+            with self.active(), untouched(self._model, trained=False), self._precision():
                 found = run_elsewhere(
                     self._model,
                     self._output_elsewhere,
@@ -96,7 +95,7 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with attributes_kept(self._model):
+        with untouched(self._model, trained=False, attributes=True):
             return self._forward_of(batch)[1]
 
     def assume_rows(self) -> None:

@@ -19,14 +19,12 @@ output is what its leading size says, and of several each must be named by ``row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -221,22 +219,6 @@ def run_elsewhere(
         ran=ran,
         sizes=frozenset(_sizes(capacity)),
     )
-
-
-@contextmanager
-def forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """Buffers and random states are afterwards what they were. Buffers are written only where they
-    changed, so that a graph of autograd that waits for its backward stays valid."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
-    devices = {p.device for p in model.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in before:
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
 
 
 def _noting(

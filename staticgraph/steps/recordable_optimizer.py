@@ -131,8 +131,9 @@ class RecordableOptimizer:
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
         self._versions = [rate._version for rate in self._rates]
+        # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
         self._settings = [
-            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            {name: group.get(name) for name in optimizer.defaults if name != "lr"}
             for group in optimizer.param_groups
         ]
         self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
@@ -170,7 +171,7 @@ class RecordableOptimizer:
             name
             for settings, group in zip(self._settings, self._optimizer.param_groups, strict=True)
             for name, value in settings.items()
-            if group.get(name) != value
+            if _differs(group.get(name), value)
         )
         if changed:
             raise NotStatic(
@@ -188,3 +189,13 @@ class RecordableOptimizer:
             unchanged = group["lr"] is rate and rate._version == version
             if unchanged and not isinstance(given, Tensor):
                 group["lr"] = given
+
+
+def _differs(now: Any, noted: Any) -> bool:
+    """Whether a setting was exchanged. A tensor's value is read where it stands, by the recording;
+    to compare it here would make the host wait for the device."""
+    if isinstance(now, tuple | list) and isinstance(noted, tuple | list):
+        return len(now) != len(noted) or any(map(_differs, now, noted))
+    if isinstance(now, Tensor) or isinstance(noted, Tensor):
+        return now is not noted
+    return bool(now != noted)

@@ -21,13 +21,11 @@ from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_file
 from staticgraph.files.folder import Kind, repair, replacing
-from staticgraph.files.reading import NOT_THERE
 from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
-from staticgraph.store.manifest_check import check_manifest
-from staticgraph.store.structure import EDGES, Damage, check_forms
+from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
@@ -36,7 +34,6 @@ MANIFEST = "manifest.json"
 # Up to here a load reads every byte once to check it: cheap beside building a model.
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
-STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
 
 
 def _file(name: str) -> str:
@@ -208,7 +205,7 @@ def _manifest(root: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
     try:
         manifest = document.read(path)
-    except NOT_THERE as error:
+    except document.NOT_THERE as error:
         raise StoreCorrupt(f"{path} is not readable ({error}); build the store again") from None
     if not isinstance(manifest, dict):
         raise StoreCorrupt(f"{path} is not a manifest; build the store again")

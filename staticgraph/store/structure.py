@@ -1,30 +1,66 @@
-"""What loops without bounds checks will trust of a store's arrays, checked before they run.
+"""What loops without bounds checks will trust of a store, checked before they run.
 
 A checksum tells damage, not intent: whoever writes a store can write its checksums, too. Offsets
 that run beyond the columns, or a permutation that is none, would make a batch read and write
-outside its arrays. So what a store's file says is checked as it was when the store was built: the
-offsets and the form of every array when it is opened (:func:`check_forms`), the values of edges and
-indices for a stretch of graphs at a time (:func:`check_graphs`), before any of these is read.
+outside its arrays. So what a store's file says is checked as it was when the store was built: what
+the manifest names before any file is opened (:func:`check_manifest`), the offsets and the form of
+every array then (:func:`check_forms`), the values of edges and indices for a stretch of graphs at a
+time (:func:`check_graphs`), before any of these is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files.document import NOT_THERE, missing
 from staticgraph.schema import LEVELS, Field, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.indices import counted
 
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
+# Arrays that every store has, whatever its fields are; others are of a kind.
+STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
+KINDS = ("column", "split", "offsets", "origins", "checks")
 REMEDY = "the store was changed; build it again"
 
 
 class Damage(StoreCorrupt):
     """An array is not what a store has; names the array, and the graph where one is known."""
+
+
+def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
+    """Refuses a manifest that lacks a key, a file of the schema, or the numbers of a file.
+
+    Raises:
+        StoreCorrupt: it does; the message names what is missing.
+    """
+    try:
+        if not isinstance(manifest["name"], str):
+            raise TypeError(f"the name is {manifest['name']!r}")
+        schema = Schema.from_dict(manifest["schema"])
+        files = dict(manifest["files"])
+        for name, file in files.items():
+            for key in ("bytes", "crc32"):
+                if not isinstance(file[key], int):
+                    raise TypeError(f"{key} of {name!r} is {file[key]!r}")
+            kind, dot, _ = name.partition(".")
+            if kind not in (KINDS if dot else STRUCTURE):
+                raise TypeError(f"a file {name!r}, which no store has")
+        wanted = [*STRUCTURE, *(f"column.{field.name}" for field in schema)]
+        wanted += [f"offsets.{axis.name}" for axis in schema.axes]
+        absent = [name for name in wanted if name not in files]
+        if absent:
+            raise KeyError(", ".join(absent))
+    except NOT_THERE as failure:
+        raise StoreCorrupt(
+            f"{path} is no complete manifest: {missing(failure)}; build the store again"
+        ) from failure
 
 
 def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> None:

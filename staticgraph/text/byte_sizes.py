@@ -7,6 +7,11 @@ import re
 UNITS = {
     "": 1,
     "B": 1,
+    # Alone, as programs for servers have it: powers of 1,024.
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "T": 1 << 40,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
@@ -19,7 +24,7 @@ UNITS = {
 
 
 def parse_bytes(text: int | float | str) -> int:
-    """``"20GiB"``, ``"1.5 GB"``, ``"4096"`` or a number of bytes -> bytes.
+    """``"20GiB"``, ``"1.5 GB"``, ``"512M"`` (MiB), ``"4096"`` or a number of bytes -> bytes.
 
     Raises:
         ValueError: no number, an unknown unit, or less than one byte.
@@ -31,7 +36,7 @@ def parse_bytes(text: int | float | str) -> int:
         if found is None or found[2].upper() not in UNITS:
             raise ValueError(
                 f"{text!r} is no amount of memory: write a number and one of B, KB, MB, GB, TB, "
-                "KiB, MiB, GiB, TiB, such as 20GiB"
+                "KiB, MiB, GiB, TiB, such as 20GiB; K, M, G and T alone are KiB, MiB, GiB and TiB"
             )
         count = int(float(found[1]) * UNITS[found[2].upper()])
     if count < 1:

@@ -33,7 +33,8 @@ class TrainConfig:
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
         store: ``host``; ``device``, where the graphs are moved once and only ids cross; or
             ``auto``: on CUDA where they take at most a part of its memory. Changes no result.
-        workers: threads that fill batches ahead, where the store is on the host.
+        workers: threads that fill batches ahead, where the store is on the host; ``auto`` times the
+            first steps and takes as many as they ask for. Changes no result.
         checkpoint_every: steps between checkpoints within an epoch; each epoch's end has one.
     """
 
@@ -53,7 +54,7 @@ class TrainConfig:
     allow_cpu: bool = False
     device: str = "auto"
     store: str = "auto"
-    workers: int = 0
+    workers: int | str = 0
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
@@ -68,6 +69,8 @@ class TrainConfig:
             raise ValueError(f"lr={self.lr} must be a number above 0")
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout} is a share, 0 to 1")
+        if isinstance(self.workers, str) and self.workers != "auto":
+            raise ValueError(f"workers={self.workers!r}; give a number, or 'auto'")
         for name in ("seed", "workers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+            if (value := getattr(self, name)) != "auto" and value < 0:
+                raise ValueError(f"{name}={value} must not be negative")

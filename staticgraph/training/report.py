@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from staticgraph.files.document import NOT_THERE
 from staticgraph.files.json_text import finite, save_json
-from staticgraph.files.reading import NOT_THERE
 from staticgraph.runner.report import Report
 from staticgraph.text.table import table
 from staticgraph.training.history import Epoch

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from staticgraph import datasets, models
 from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
@@ -35,6 +37,7 @@ from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.tasks import task_of
+from staticgraph.training.timed_batches import timed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -101,6 +104,9 @@ class Training:
                 attention="auto" if config.model == "gps" else None,
             )
         )
+        on_host = self.source is self.store
+        # None until the first steps have told.
+        self.workers = None if config.workers == "auto" and on_host else _number(config.workers)
         self.loader = self._loader("train")
         self.runner = StaticGraphRunner(
             self.model,
@@ -151,7 +157,7 @@ class Training:
             unit=" graphs",
             show=self.progress,
         ) as shown:
-            for batch in self.loader:
+            for batch in self._batches():
                 real = batch.real
                 assert real is not None, "a loader knows what it filled in"
                 step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, math.nan)
@@ -160,7 +166,7 @@ class Training:
                 except NonFiniteLoss as error:
                     self._read(unread, events, shown)
                     self.steps.append(step)
-                    self._diverged(f"the loss of step {len(self.steps)}: {error}")
+                    self._diverged(f"the loss of step {len(self.steps)}: {error}", error)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
                 due = number % self.config.checkpoint_every == 0 or interrupt.requested
@@ -179,8 +185,24 @@ class Training:
             try:
                 self.runner.check_finite()
             except NonFiniteLoss as error:
-                self._diverged(str(error))
+                self._diverged(str(error), error)
         self.seconds, _ = self._elapsed(clock)
+
+    def _batches(self) -> Iterator[StaticBatch]:
+        """The rest of the epoch; where workers are to be found out, first without any."""
+        if self.workers is None:
+            epoch = self.loader.epoch
+            with closing(iter(self.loader)) as first:
+                found = yield from timed(first, self.device)
+            if self.loader.epoch != epoch:
+                return
+            if found is not None:
+                self.workers = found.num_workers
+                self._say(f"{self.workers} workers: {found.reason}")
+                state = self.loader.state_dict()
+                self.loader = self._loader("train")
+                self.loader.load_state_dict(state)
+        yield from self.loader
 
     def _elapsed(self, clock: float) -> tuple[float, float]:
         now = time.perf_counter()
@@ -200,13 +222,14 @@ class Training:
             if not math.isfinite(loss):
                 self._diverged(f"the loss of step {number} is {loss}")
 
-    def _diverged(self, what: str) -> NoReturn:
+    def _diverged(self, what: str, cause: NonFiniteLoss | None = None) -> NoReturn:
+        """Ends the run; the cause, where there is one, names the graphs."""
         epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
         raise Diverged(
             f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
             f"{self.folder / FILE} says how far it came",
             epoch,
-        )
+        ) from cause
 
     def _finish_epoch(self, events: SummaryWriter) -> None:
         number = self.loader.epoch - 1
@@ -252,7 +275,7 @@ class Training:
             shuffle=split == "train",
             seed=self.config.seed,
             device=self.device,
-            num_workers=self.config.workers,
+            num_workers=self.workers or 0,
             pointers=self.kernels,
         )
 
@@ -334,6 +357,11 @@ class Training:
     def _say(self, text: str) -> None:
         if self.progress:
             say(text)
+
+
+def _number(workers: int | str) -> int:
+    """Workers of a store on the device are none."""
+    return 0 if isinstance(workers, str) else workers
 
 
 def _device(name: str) -> torch.device:

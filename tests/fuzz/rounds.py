@@ -79,9 +79,13 @@ def run_round(subject: Subject, seed: int, until: float | None = None) -> Round:
 
 
 def _in_child(subject: Subject, seed: int, until: float | None, notes: Path) -> None:
+    checked = 0
+
     def before(case: object) -> bool:
-        if until is not None and time.monotonic() > until:
+        nonlocal checked
+        if checked and until is not None and time.monotonic() > until:
             return False
+        checked += 1
         (notes / "case").write_text(repr(case))
         with (notes / "cases").open("ab") as counted:
             counted.write(b".")

@@ -41,6 +41,8 @@ class Subject:
             before: told every case first; where it says False the case is left out.
         """
 
+        failed = False  # from then on nothing is left out, or the failure would not come again
+
         @hypothesis.seed(seed)
         @settings(
             max_examples=examples or self.examples,
@@ -53,7 +55,12 @@ class Subject:
         )
         @hypothesis.given(self.cases())
         def all_cases(case: Any) -> None:
-            if before(case):
-                self.check(case)
+            nonlocal failed
+            if before(case) or failed:
+                try:
+                    self.check(case)
+                except BaseException:
+                    failed = True
+                    raise
 
         all_cases()

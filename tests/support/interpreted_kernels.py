@@ -30,8 +30,8 @@ from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
-from staticgraph.kernels.segment_sum import gpu as segment  # noqa: E402
-from staticgraph.kernels.segment_sum import segment_sum_reference  # noqa: E402
+from staticgraph.kernels.segments import gpu as segments  # noqa: E402
+from staticgraph.kernels.segments import segment_sum_reference  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from staticgraph.kernels.table_sum import table_sum_reference  # noqa: E402
 
@@ -143,8 +143,8 @@ def test_segment_sum(dtype, mean):
     ptr = torch.tensor([0, 3, 3, 40, 41])
     values, grad = torch.randn(41, 20).to(dtype), torch.randn(4, 20).to(dtype)
     expected, (gradient,) = exact(lambda v: segment_sum_reference(v, ptr, mean), [values], grad)
-    assert close(segment.forward(values, ptr, mean), expected, 37)
-    assert close(segment.backward(grad, ptr, 41, mean), gradient, 1)
+    assert close(segments.sum_forward(values, ptr, mean), expected, 37)
+    assert close(segments.sum_backward(grad, ptr, 41, mean), gradient, 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

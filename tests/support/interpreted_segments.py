@@ -21,10 +21,11 @@ from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
 from staticgraph.kernels.neighbour_max import neighbour_max_reference  # noqa: E402
 from staticgraph.kernels.pair_score import gpu as pairs  # noqa: E402
 from staticgraph.kernels.pair_score import pair_score_reference  # noqa: E402
-from staticgraph.kernels.segment_max import gpu as segment_max  # noqa: E402
-from staticgraph.kernels.segment_max import segment_max_reference  # noqa: E402
-from staticgraph.kernels.segment_softmax import gpu as segment_softmax  # noqa: E402
-from staticgraph.kernels.segment_softmax import segment_softmax_reference  # noqa: E402
+from staticgraph.kernels.segments import gpu as segments  # noqa: E402
+from staticgraph.kernels.segments import (  # noqa: E402
+    segment_max_reference,
+    segment_softmax_reference,
+)
 from support.interpreted_kernels import DTYPES, close, exact, graph  # noqa: E402
 
 PTR = torch.tensor([0, 3, 3, 40, 41])
@@ -41,11 +42,11 @@ def test_segment_max(dtype):
     torch.manual_seed(0)
     values, grad = steps(41, 20).to(dtype), torch.randn(4, 20).to(dtype)
     expected, (gradient,) = exact(lambda v: segment_max_reference(v, PTR), [values], grad)
-    out = segment_max.forward(values, PTR)
+    out = segments.max_forward(values, PTR)
     assert torch.equal(out.double(), expected)
-    assert close(segment_max.backward(grad, values, out, PTR), gradient, 2)
+    assert close(segments.max_backward(grad, values, out, PTR), gradient, 2)
     values[1, 2] = float("nan")
-    assert segment_max.forward(values, PTR)[0, 2].isnan()
+    assert segments.max_forward(values, PTR)[0, 2].isnan()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,9 +55,9 @@ def test_segment_softmax(dtype):
     values, grad = torch.randn(41, 20).to(dtype), torch.randn(41, 20).to(dtype)
     values[5] += 200
     expected, (gradient,) = exact(lambda v: segment_softmax_reference(v, PTR), [values], grad)
-    out = segment_softmax.forward(values, PTR)
+    out = segments.softmax_forward(values, PTR)
     assert close(out, expected, 37)
-    assert close(segment_softmax.backward(grad, out, PTR), gradient, 37)
+    assert close(segments.softmax_backward(grad, out, PTR), gradient, 37)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

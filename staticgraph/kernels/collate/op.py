@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from staticgraph.kernels.collate.arguments import Arguments
 from staticgraph.kernels.collate.reference import collate_reference
+from staticgraph.kernels.register import operator
 
 
-@torch.library.custom_op("staticgraph::collate", mutates_args=("out",), device_types="cpu")
-def _collate(
-    ids: Tensor,
-    structure: list[Tensor],
-    columns: list[Tensor],
-    levels: list[int],
-    widths: list[int],
-    kinds: list[int],
-    positions: int,
-    out: list[Tensor],
-) -> None:
-    collate_reference(ids, structure, columns, levels, widths, kinds, positions, out)
-
-
-@_collate.register_kernel("cuda")
-def _(ids, structure, columns, levels, widths, kinds, positions, out):
+def _on_cuda(*arguments: Any) -> None:
     from staticgraph.kernels.collate import gpu
 
-    gpu.collate(ids, structure, columns, levels, widths, kinds, positions, out)
+    gpu.collate(*arguments)
 
 
-@_collate.register_fake
-def _(ids, structure, columns, levels, widths, kinds, positions, out):
-    return None
+_collate = operator(
+    "collate(Tensor ids, Tensor[] structure, Tensor[] columns, SymInt[] levels, SymInt[] widths, "
+    "SymInt[] kinds, SymInt positions, Tensor(a!)[] out) -> ()",
+    cpu=collate_reference,
+    cuda=_on_cuda,
+    fake=lambda *_: None,
+)
 
 
 def collate(ids: Tensor, arguments: Arguments) -> None:

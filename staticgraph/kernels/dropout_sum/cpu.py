@@ -7,21 +7,12 @@ import numpy as np
 
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.threads import on_threads
+from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_HALF, _THIRD, _MORE, _TOP = np.uint64(31), np.uint64(30), np.uint64(27), np.uint64(40)
+_TOP = np.uint64(40)
 # Of the hash 24 bits decide, as many as a float32 between 0 and 1 has.
 _STEPS = 1 << 24
-
-
-@kernel
-def mixed(z: np.uint64) -> np.uint64:
-    z = (z ^ (z >> _THIRD)) * _FIRST
-    z = (z ^ (z >> _MORE)) * _SECOND
-    return z ^ (z >> _HALF)
 
 
 @kernel
@@ -38,12 +29,12 @@ def _fill(
 ) -> None:
     width, zero = x.shape[1], x.dtype.type(0)
     scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
-    key = mixed(np.uint64(seed) + mixed(np.uint64(site) * _STEP))
+    key = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
     gated, added = len(gate) > 0, len(residual) > 0
     for r in range(len(x) * thread // threads, len(x) * (thread + 1) // threads):
         for f in range(width):
             place = np.uint64(r * width + f)
-            stays = (mixed(key + place * _STEP) >> _TOP) >= least
+            stays = (mix(key + place * STEP) >> _TOP) >= least
             if gated:
                 stays = stays and not gate[r, f] <= zero
             value = scale * x[r, f] if stays else zero

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.gcn_sum import cpu
+from staticgraph.kernels.register import operator
 
 
-@torch.library.custom_op("staticgraph::gcn_degrees", mutates_args=(), device_types="cpu")
-def _degrees(
+def _degrees_on_cpu(
     src: Tensor, row_ptr: Tensor, weight: Tensor | None, fill: float, loops: bool, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(like.dtype, torch.float32)
@@ -36,8 +36,7 @@ def _degrees(
     return root, own
 
 
-@torch.library.custom_op("staticgraph::gcn_sum", mutates_args=(), device_types="cpu")
-def _forward(
+def _on_cpu(
     x: Tensor,
     bias: Tensor | None,
     root: Tensor,
@@ -67,8 +66,7 @@ def _forward(
     return out.to(dtype)
 
 
-@torch.library.custom_op("staticgraph::gcn_sum_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     root: Tensor,
     own: Tensor,
@@ -95,42 +93,32 @@ def _backward(
     return dx.to(dtype)
 
 
-@_degrees.register_kernel("cuda")
-def _(src, row_ptr, weight, fill, loops, like):
+def _degrees_on_cuda(src, row_ptr, weight, fill, loops, like):
     from staticgraph.kernels.gcn_sum import gpu
 
     return gpu.degrees(src, row_ptr, weight, fill, loops, like)
 
 
-@_forward.register_kernel("cuda")
-def _(x, bias, root, own, weight, src, dst, row_ptr, col_ptr, transpose, loops, dtype):
+def _on_cuda(x, bias, root, own, weight, src, dst, row_ptr, col_ptr, transpose, loops, dtype):
     from staticgraph.kernels.gcn_sum import gpu
 
     return gpu.forward(x, bias, root, own, weight, src, row_ptr, loops, dtype)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype):
+def _backward_on_cuda(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype):
     from staticgraph.kernels.gcn_sum import gpu
 
     return gpu.backward(grad, root, own, weight, dst, col_ptr, transpose, loops, dtype)
 
 
-@_degrees.register_fake
-def _(src, row_ptr, weight, fill, loops, like):
+def _fake_degrees(src, row_ptr, weight, fill, loops, like):
     dtype = torch.promote_types(like.dtype, torch.float32)
     root = torch.empty(row_ptr.size(0) - 1, dtype=dtype, device=src.device)
     return root, torch.empty_like(root)
 
 
-@_forward.register_fake
-def _(x, *rest):
-    return torch.empty_like(x, dtype=rest[-1])
-
-
-@_backward.register_fake
-def _(grad, *rest):
-    return torch.empty_like(grad, dtype=rest[-1])
+def _like_first(rows, *rest):
+    return torch.empty_like(rows, dtype=rest[-1])
 
 
 def _setup(ctx, inputs, output):
@@ -149,7 +137,30 @@ def _derivative(ctx, grad):
     return dx, dbias, *(None,) * 10
 
 
-_forward.register_autograd(_derivative, setup_context=_setup)
+_degrees = operator(
+    "gcn_degrees(Tensor src, Tensor row_ptr, Tensor? weight, float fill, bool loops, Tensor like) "
+    "-> (Tensor, Tensor)",
+    cpu=_degrees_on_cpu,
+    cuda=_degrees_on_cuda,
+    fake=_fake_degrees,
+)
+_backward = operator(
+    "gcn_sum_backward(Tensor grad, Tensor root, Tensor own, Tensor? weight, Tensor dst, "
+    "Tensor col_ptr, Tensor transpose, bool loops, ScalarType dtype) -> Tensor",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_like_first,
+)
+_forward = operator(
+    "gcn_sum(Tensor x, Tensor? bias, Tensor root, Tensor own, Tensor? weight, Tensor src, "
+    "Tensor dst, Tensor row_ptr, Tensor col_ptr, Tensor transpose, bool loops, ScalarType dtype) "
+    "-> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_like_first,
+    derivative=_derivative,
+    setup=_setup,
+)
 
 
 def gcn_degrees(

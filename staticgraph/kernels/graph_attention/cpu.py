@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.dropout_sum.cpu import mixed
 from staticgraph.kernels.jit import kernel
+from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 
-_STEP, _TOP = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
+_TOP = np.uint64(40)
 # Of the hash 24 bits decide, as many as a float32 between 0 and 1 has.
 _STEPS = 1 << 24
 
@@ -26,12 +26,12 @@ _STEPS = 1 << 24
 def _fill(first: int, seed: int, site: int, p: float, out: Array) -> None:
     heads, queries, keys = out.shape
     least = np.uint64(p * _STEPS)
-    start = mixed(np.uint64(seed) + mixed(np.uint64(site) * _STEP))
+    start = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
     for h in range(heads):
         for i in range(queries):
-            key = mixed(start + np.uint64((first + i) * heads + h) * _STEP)
+            key = mix(start + np.uint64((first + i) * heads + h) * STEP)
             for j in range(keys):
-                out[h, i, j] = (mixed(key + np.uint64(j) * _STEP) >> _TOP) >= least
+                out[h, i, j] = (mix(key + np.uint64(j) * STEP) >> _TOP) >= least
 
 
 def kept(first: int, nodes: int, heads: int, seed: int, site: int, p: float) -> Tensor:

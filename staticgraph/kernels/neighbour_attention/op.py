@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.neighbour_attention import cpu
+from staticgraph.kernels.register import operator
 
 
-@torch.library.custom_op("staticgraph::neighbour_attention", mutates_args=(), device_types="cpu")
-def _forward(
+def _on_cpu(
     x: Tensor,
     pair: Tensor | None,
     edge: Tensor | None,
@@ -54,10 +54,7 @@ def _forward(
     return out.view(x.shape).to(dtype), share, own_share
 
 
-@torch.library.custom_op(
-    "staticgraph::neighbour_attention_backward", mutates_args=(), device_types="cpu"
-)
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     x: Tensor,
     out: Tensor,
@@ -101,27 +98,23 @@ def _backward(
     return dx.to(x.dtype), dpair, dedge, down
 
 
-@_forward.register_kernel("cuda")
-def _(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
+def _on_cuda(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
     from staticgraph.kernels.neighbour_attention import gpu
 
     return gpu.forward(x, pair, edge, own, src, row_ptr, heads, slope, loops, dtype)
 
 
-@_backward.register_kernel("cuda")
-def _(grad, x, out, share, own_share, pair, edge, own, src, *rest):
+def _backward_on_cuda(grad, x, out, share, own_share, pair, edge, own, src, *rest):
     from staticgraph.kernels.neighbour_attention import gpu
 
     return gpu.backward(grad, x, out, share, own_share, pair, edge, own, *rest)
 
 
-@_forward.register_fake
-def _(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
+def _fake(x, pair, edge, own, src, dst, row_ptr, col_ptr, transpose, heads, slope, loops, dtype):
     return torch.empty_like(x, dtype=dtype), *_shares(x, src, heads, loops)
 
 
-@_backward.register_fake
-def _(grad, x, out, share, own_share, pair, *_):
+def _fake_backward(grad, x, out, share, own_share, pair, *_):
     dpair = x.new_empty(0) if pair is None else torch.empty_like(pair)
     return torch.empty_like(x), dpair, torch.empty_like(share), torch.empty_like(own_share)
 
@@ -160,7 +153,25 @@ def _derivative(ctx, grad, *_):
     )
 
 
-_forward.register_autograd(_derivative, setup_context=_setup)
+_backward = operator(
+    "neighbour_attention_backward(Tensor grad, Tensor x, Tensor out, Tensor share, "
+    "Tensor own_share, Tensor? pair, Tensor? edge, Tensor? own, Tensor src, Tensor dst, "
+    "Tensor row_ptr, Tensor col_ptr, Tensor transpose, SymInt heads, float slope, bool loops) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_fake_backward,
+)
+_forward = operator(
+    "neighbour_attention(Tensor x, Tensor? pair, Tensor? edge, Tensor? own, Tensor src, "
+    "Tensor dst, Tensor row_ptr, Tensor col_ptr, Tensor transpose, SymInt heads, float slope, "
+    "bool loops, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_fake,
+    derivative=_derivative,
+    setup=_setup,
+)
 
 
 def neighbour_attention(

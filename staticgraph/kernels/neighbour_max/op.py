@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.neighbour_max import cpu
+from staticgraph.kernels.register import operator
 
 
-@torch.library.custom_op("staticgraph::neighbour_max", mutates_args=(), device_types="cpu")
-def _forward(
+def _on_cpu(
     x: Tensor,
     edge: Tensor | None,
     src: Tensor,
@@ -26,8 +26,7 @@ def _forward(
     return out.to(x.dtype)
 
 
-@torch.library.custom_op("staticgraph::neighbour_max_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     x: Tensor,
     edge: Tensor | None,
@@ -51,27 +50,19 @@ def _backward(
     return dx.to(x.dtype), x.new_empty(0) if edge is None else dedge.to(x.dtype)
 
 
-@_forward.register_kernel("cuda")
-def _(x, edge, src, dst, row_ptr, col_ptr, transpose):
+def _on_cuda(x, edge, src, dst, row_ptr, col_ptr, transpose):
     from staticgraph.kernels.neighbour_max import gpu
 
     return gpu.forward(x, edge, src, row_ptr)
 
 
-@_backward.register_kernel("cuda")
-def _(*args):
+def _backward_on_cuda(*args):
     from staticgraph.kernels.neighbour_max import gpu
 
     return gpu.backward(*args)
 
 
-@_forward.register_fake
-def _(x, *_):
-    return torch.empty_like(x)
-
-
-@_backward.register_fake
-def _(grad, x, edge, *_):
+def _fake_backward(grad, x, edge, *_):
     return torch.empty_like(x), x.new_empty(0) if edge is None else torch.empty_like(edge)
 
 
@@ -85,7 +76,22 @@ def _derivative(ctx, grad):
     return dx, dedge if ctx.needs_input_grad[1] else None, *(None,) * 5
 
 
-_forward.register_autograd(_derivative, setup_context=_setup)
+_backward = operator(
+    "neighbour_max_backward(Tensor grad, Tensor x, Tensor? edge, Tensor out, Tensor src, "
+    "Tensor dst, Tensor row_ptr, Tensor col_ptr, Tensor transpose) -> (Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_fake_backward,
+)
+_forward = operator(
+    "neighbour_max(Tensor x, Tensor? edge, Tensor src, Tensor dst, Tensor row_ptr, "
+    "Tensor col_ptr, Tensor transpose) -> Tensor",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=lambda x, *_: torch.empty_like(x),
+    derivative=_derivative,
+    setup=_setup,
+)
 
 
 def neighbour_max(

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.pair_score import cpu
+from staticgraph.kernels.register import operator
 
 
-@torch.library.custom_op("staticgraph::pair_score", mutates_args=(), device_types="cpu")
-def _forward(
+def _on_cpu(
     left: Tensor,
     right: Tensor,
     weight: Tensor,
@@ -49,8 +49,7 @@ def _forward(
     return score.to(left.dtype), loop.to(left.dtype)
 
 
-@torch.library.custom_op("staticgraph::pair_score_backward", mutates_args=(), device_types="cpu")
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     grad_loop: Tensor,
     left: Tensor,
@@ -99,28 +98,24 @@ def _backward(
     )
 
 
-@_forward.register_kernel("cuda")
-def _(left, right, weight, edge, own, src, dst, row_ptr, col_ptr, transpose, slope):
+def _on_cuda(left, right, weight, edge, own, src, dst, row_ptr, col_ptr, transpose, slope):
     from staticgraph.kernels.pair_score import gpu
 
     return gpu.forward(left, right, weight, edge, own, src, row_ptr, slope)
 
 
-@_backward.register_kernel("cuda")
-def _(*args):
+def _backward_on_cuda(*args):
     from staticgraph.kernels.pair_score import gpu
 
     return gpu.backward(*args)
 
 
-@_forward.register_fake
-def _(left, right, weight, edge, own, src, *_):
+def _fake(left, right, weight, edge, own, src, *_):
     heads = weight.size(0)
     return left.new_empty(src.size(0), heads), left.new_empty(left.size(0), heads)
 
 
-@_backward.register_fake
-def _(grad, grad_loop, left, right, weight, edge, own, *_):
+def _fake_backward(grad, grad_loop, left, right, weight, edge, own, *_):
     return (
         torch.empty_like(left),
         torch.empty_like(right),
@@ -149,7 +144,24 @@ def _derivative(ctx, grad, grad_loop):
     )
 
 
-_forward.register_autograd(_derivative, setup_context=_setup)
+_backward = operator(
+    "pair_score_backward(Tensor grad, Tensor grad_loop, Tensor left, Tensor right, "
+    "Tensor weight, Tensor? edge, Tensor? own, Tensor src, Tensor dst, Tensor row_ptr, "
+    "Tensor col_ptr, Tensor transpose, float slope) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_fake_backward,
+)
+_forward = operator(
+    "pair_score(Tensor left, Tensor right, Tensor weight, Tensor? edge, Tensor? own, Tensor src, "
+    "Tensor dst, Tensor row_ptr, Tensor col_ptr, Tensor transpose, float slope) "
+    "-> (Tensor, Tensor)",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_fake,
+    derivative=_derivative,
+    setup=_setup,
+)
 
 
 def pair_score(

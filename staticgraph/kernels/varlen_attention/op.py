@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.register import operator
 from staticgraph.kernels.varlen_attention import reference
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -50,13 +51,8 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: i
     return _forward(q, k, v, starts, longest)[0]
 
 
-@torch.library.custom_op("staticgraph::varlen_attention", mutates_args=())
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    if q.device.type != "cuda":
-        return reference.forward(q, k, v, starts), q.new_empty(0)
-    return efficient_forward(q, k, v, starts, longest)
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    return reference.forward(q, k, v, starts), q.new_empty(0)
 
 
 def efficient_forward(
@@ -79,8 +75,7 @@ def efficient_forward(
     return out[0], lse
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     if q.device.type != "cuda":
         return q.new_empty(q.shape), q.new_empty(0)
     rows = -(-longest // LSE_ROWS) * LSE_ROWS
@@ -88,8 +83,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> tuple[Te
     return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("staticgraph::varlen_attention_backward", mutates_args=())
-def _backward(
+def _backward_on_cpu(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -99,9 +93,7 @@ def _backward(
     starts: Tensor,
     longest: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if q.device.type != "cuda":
-        return reference.backward(grad, q, k, v, starts)
-    return efficient_backward(grad, q, k, v, out, lse, starts, longest)
+    return reference.backward(grad, q, k, v, starts)
 
 
 def efficient_backward(
@@ -137,19 +129,8 @@ def efficient_backward(
     return dq[0], dk[0], dv[0]
 
 
-@_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    starts: Tensor,
-    longest: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-    return dq, dk, dv
+def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in (q, k, v))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -163,4 +144,19 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
     return (*_backward(grad, q, k, v, out, lse, starts, ctx.longest), None, None)
 
 
-_forward.register_autograd(_gradient, setup_context=_setup)
+_backward = operator(
+    "varlen_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    "Tensor starts, SymInt longest) -> (Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=efficient_backward,
+    fake=_fake_backward,
+)
+_forward = operator(
+    "varlen_attention(Tensor q, Tensor k, Tensor v, Tensor starts, SymInt longest) "
+    "-> (Tensor, Tensor)",
+    cpu=_on_cpu,
+    cuda=efficient_forward,
+    fake=_fake,
+    derivative=_gradient,
+    setup=_setup,
+)

@@ -19,7 +19,7 @@ from torch_geometric.nn import GATConv, GATv2Conv
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
-from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.kernels.segments import segment_sum
 from staticgraph.nn.fused.conv import SUM, obstacle
 from staticgraph.nn.fused.layer import Fused
 

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch_geometric.nn import GPSConv, global_add_pool, global_mean_pool
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.kernels.segments import segment_sum
 from staticgraph.models.graph_model import GraphModel
 from staticgraph.nn.fused.conv import handing_on
 from staticgraph.nn.fused.encoder import Folded, FusedEncoder, written_out

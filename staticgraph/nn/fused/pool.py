@@ -22,9 +22,7 @@ from torch_geometric.nn.aggr import (
 )
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.kernels.segment_max import segment_max
-from staticgraph.kernels.segment_softmax import segment_softmax
-from staticgraph.kernels.segment_sum import segment_sum
+from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.nn.fused.layer import Fused
 
 

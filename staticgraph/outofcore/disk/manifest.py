@@ -21,8 +21,8 @@ import numpy as np
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_stretch
+from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import Kind, repair
-from staticgraph.files.reading import NOT_THERE
 
 FORMAT = "staticgraph.outofcore"
 # 2: a checksum of each cell of edges, a digest of the manifest.
@@ -187,11 +187,3 @@ class Manifest:
                 raise ValueError(f"{name} has {record.bytes} bytes in blocks {record.blocks[:4]}")
         if not all(type(k) is int and 0 <= k < p for k in self.training_partitions):
             raise ValueError(f"training partitions are {self.training_partitions[:4]}")
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder is a partitioned graph, of whatever version, by its own word."""
-    try:
-        return document.read(folder / NAME)["format"] == FORMAT
-    except (OSError, ValueError, LookupError, TypeError):
-        return False

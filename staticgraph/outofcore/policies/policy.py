@@ -155,15 +155,6 @@ class Comet:
 EdgePolicy = InMemory | Beta | Comet
 
 
-def beta_swaps(num_partitions: int, buffer: int) -> int:
-    """Swaps of BETA after the first fill; the closed form of Marius, section 4.2."""
-    d = num_partitions - buffer
-    if d <= 0:
-        return 0
-    x = d // (buffer - 1)
-    return d + (x + 1) * d - (buffer - 1) * x * (x + 1) // 2
-
-
 def beta_states(
     num_partitions: int, buffer: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:

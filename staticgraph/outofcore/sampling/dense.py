@@ -21,13 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.neighbours import Neighbours
+from staticgraph.packing.random import STEP, mix
 
 IntArray = NDArray[np.int64]
-
-# splitmix64 (Steele et al., OOPSLA 2014).
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +110,6 @@ class DenseSampler:
         return DenseSample(np.concatenate(nodes), tuple(hops), tuple(draws))
 
 
-@numba.njit(inline="always")
-def _mix(value):
-    value = (value ^ (value >> np.uint64(30))) * MIX_1
-    value = (value ^ (value >> np.uint64(27))) * MIX_2
-    return value ^ (value >> np.uint64(31))
-
-
 @numba.njit(cache=True, nogil=True)
 def _mark(nodes, place, base):
     """Gives nodes their positions; the first that has one already, or -1."""
@@ -142,7 +131,7 @@ def _unmark(nodes, place):
 def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target, new, count):
     """Samples each node's neighbours into ``target``; nodes met first go behind ``new[:count]``.
 
-    Draw r of a row is ``mix(key + (r + 1) * GOLDEN) % m``; with 64 bits the modulo's bias is below
+    Draw r of a row is ``mix(key + (r + 1) * STEP) % m``; with 64 bits the modulo's bias is below
     m / 2^64.
     """
     picked = np.empty(fanout, np.int64)
@@ -155,10 +144,10 @@ def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target
             for r in range(taken):
                 picked[r] = r
         else:
-            key = _mix(_mix(seed + GOLDEN) ^ (np.uint64(row) * GOLDEN + np.uint64(way)))
+            key = mix(mix(seed + STEP) ^ (np.uint64(row) * STEP + np.uint64(way)))
             for r in range(fanout):
                 most = degree - fanout + r
-                drawn = np.int64(_mix(key + np.uint64(r + 1) * GOLDEN) % np.uint64(most + 1))
+                drawn = np.int64(mix(key + np.uint64(r + 1) * STEP) % np.uint64(most + 1))
                 for earlier in range(r):
                     if picked[earlier] == drawn:
                         drawn = most

@@ -100,7 +100,7 @@ class SampledLoader:
         self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
         self.degree_fraction, self.exclude = degree_fraction, exclude
         self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
-        self.sampled_s = self.waited_s = 0.0
+        self.waited_s = 0.0
         self._direction: Direction = direction
         self._new = np.empty(graph.num_nodes, np.int64)
         self._new[graph.node_ids] = np.arange(graph.num_nodes)
@@ -208,13 +208,12 @@ class SampledLoader:
         for low in range(0, len(items), self.batch_size):
             draw = int(rng.integers(2**62))
             batch = items[low : low + self.batch_size]
-            started = time.perf_counter()
             if self.task == "link":
                 found = links.fit(batch, rng, draw, self.ladder)
             else:
                 parts = self.ladder.fit(sampler, batch, draw)
                 found = [(sample, rung, None) for _, sample, rung in parts]
-            made = [
+            yield from [
                 SampledBatch(
                     self._slot(resident, sample, rung),
                     resident.node_of[sample.nodes[: sample.counts[0]]],
@@ -223,8 +222,6 @@ class SampledLoader:
                 )
                 for sample, rung, ends in found
             ]
-            self.sampled_s += time.perf_counter() - started
-            yield from made
 
     def _link_sampler(self, resident: ResidentGraph, sampler: DenseSampler) -> LinkSampler:
         return LinkSampler(

@@ -102,18 +102,6 @@ class NodeTrainer:
             waited_s=self.loader.waited_s - waited,
         )
 
-    def evaluate_sampled(self, loader: SampledLoader) -> float:
-        """Accuracy over the seeds of another loader, on samples."""
-        self.model.eval()
-        right = seeds = 0
-        with torch.no_grad():
-            for batch in loader:
-                _, y = self._inputs(batch.hops)
-                out = self.runner(batch.hops)
-                right += int(_right(out, y).sum())
-                seeds += len(batch.seeds)
-        return right / max(1, seeds)
-
     def evaluate_whole(self, nodes: ArrayLike, labels: Any) -> float:
         """Accuracy on full neighbourhoods, with the whole graph in memory.
 

@@ -1,0 +1,115 @@
+"""The reductions of segments on one core: rows of a segment stand together, so one pass or two each
+way are enough."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
+
+
+@kernel
+def sum_forward(values: Array, ptr: Array, mean: bool, out: Array) -> None:
+    """Every element of ``out`` is written."""
+    width = values.shape[1]
+    one = values.dtype.type(1)
+    for s in range(len(out)):
+        to = out[s]
+        for f in range(width):
+            to[f] = 0
+        for r in range(ptr[s], ptr[s + 1]):
+            row = values[r]
+            for f in range(width):
+                to[f] += row[f]
+        if mean and ptr[s + 1] - ptr[s] > 1:
+            share = one / values.dtype.type(ptr[s + 1] - ptr[s])
+            for f in range(width):
+                to[f] *= share
+
+
+@kernel
+def sum_backward(grad: Array, ptr: Array, mean: bool, dvalues: Array) -> None:
+    """Every element of ``dvalues`` is written: segments cover all rows."""
+    width = grad.shape[1]
+    one = grad.dtype.type(1)
+    for s in range(len(grad)):
+        rows = ptr[s + 1] - ptr[s]
+        share = one / grad.dtype.type(rows) if mean and rows > 1 else one
+        row = grad[s]
+        for r in range(ptr[s], ptr[s + 1]):
+            to = dvalues[r]
+            for f in range(width):
+                to[f] = share * row[f]
+
+
+@kernel
+def max_forward(values: Array, ptr: Array, out: Array) -> None:
+    """Every element of ``out`` is written."""
+    width = values.shape[1]
+    for s in range(len(out)):
+        first, last = ptr[s], ptr[s + 1]
+        for f in range(width):
+            out[s, f] = values[first, f] if last > first else 0
+        for r in range(first + 1, last):
+            for f in range(width):
+                value, best = values[r, f], out[s, f]
+                out[s, f] = value if value > best or value != value else best
+
+
+@kernel
+def max_backward(grad: Array, values: Array, out: Array, ptr: Array, dvalues: Array) -> None:
+    """Every element of ``dvalues`` is written: segments cover all rows."""
+    width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
+    share = np.empty(width, values.dtype)
+    for s in range(len(out)):
+        for f in range(width):
+            share[f] = one if out[s, f] == zero else zero
+        for r in range(ptr[s], ptr[s + 1]):
+            for f in range(width):
+                share[f] += one if values[r, f] == out[s, f] else zero
+        for f in range(width):
+            share[f] = grad[s, f] / share[f]
+        for r in range(ptr[s], ptr[s + 1]):
+            for f in range(width):
+                dvalues[r, f] = share[f] * (one if values[r, f] == out[s, f] else zero)
+
+
+@kernel
+def softmax_forward(values: Array, ptr: Array, out: Array) -> None:
+    """Every element of ``out`` is written: segments cover all rows."""
+    width, zero, one = values.shape[1], values.dtype.type(0), values.dtype.type(1)
+    best, total = np.empty(width, values.dtype), np.empty(width, values.dtype)
+    for s in range(len(ptr) - 1):
+        first, last = ptr[s], ptr[s + 1]
+        for f in range(width):
+            best[f], total[f] = values.dtype.type(-np.inf), zero
+        for r in range(first, last):
+            for f in range(width):
+                value = values[r, f]
+                best[f] = value if value > best[f] or value != value else best[f]
+        for r in range(first, last):
+            for f in range(width):
+                out[r, f] = np.exp(values[r, f] - best[f])
+                total[f] += out[r, f]
+        for f in range(width):
+            total[f] = one / total[f]
+        for r in range(first, last):
+            for f in range(width):
+                out[r, f] *= total[f]
+
+
+@kernel
+def softmax_backward(grad: Array, out: Array, ptr: Array, dvalues: Array) -> None:
+    """Every element of ``dvalues`` is written."""
+    width, zero = grad.shape[1], grad.dtype.type(0)
+    mean = np.empty(width, grad.dtype)
+    for s in range(len(ptr) - 1):
+        for f in range(width):
+            mean[f] = zero
+        for r in range(ptr[s], ptr[s + 1]):
+            for f in range(width):
+                mean[f] += grad[r, f] * out[r, f]
+        for r in range(ptr[s], ptr[s + 1]):
+            for f in range(width):
+                dvalues[r, f] = out[r, f] * (grad[r, f] - mean[f])

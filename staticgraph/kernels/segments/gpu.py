@@ -1,0 +1,250 @@
+"""The reductions of segments in Triton: one program a segment, rows in blocks, no atomics."""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide
+
+ROWS = 16
+
+
+@triton.jit
+def sum_forward_kernel(
+    values,
+    ptr,
+    out,
+    width: tl.constexpr,
+    MEAN: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s)
+    last = tl.load(ptr + s + 1)
+    total = tl.zeros([BLOCK], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0)
+        total += tl.sum(rows.to(WIDE), 0)
+    if MEAN:
+        total = total / tl.maximum(last - first, 1).to(WIDE)
+    tl.store(out + s * width + f, total.to(out.dtype.element_ty), mask=f < width)
+
+
+@triton.jit
+def sum_backward_kernel(
+    grad,
+    ptr,
+    dvalues,
+    width: tl.constexpr,
+    MEAN: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s)
+    last = tl.load(ptr + s + 1)
+    row = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE)
+    if MEAN:
+        row = row / tl.maximum(last - first, 1).to(WIDE)
+    rows = tl.zeros([ROWS, BLOCK], WIDE) + row[None, :]
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = dvalues + r[:, None] * width + f[None, :]
+        tl.store(at, rows.to(dvalues.dtype.element_ty), mask=here)
+
+
+def sum_forward(values: Tensor, ptr: Tensor, mean: bool) -> Tensor:
+    """As the operator; one launch."""
+    out = values.new_empty(len(ptr) - 1, values.size(1))
+    sum_forward_kernel[(len(out),)](values, ptr, out, values.size(1), MEAN=mean, **_options(values))
+    return out
+
+
+def sum_backward(grad: Tensor, ptr: Tensor, rows: int, mean: bool) -> Tensor:
+    """As the operator; one launch."""
+    dvalues = grad.new_empty(rows, grad.size(1))
+    sum_backward_kernel[(len(grad),)](
+        grad.contiguous(), ptr, dvalues, grad.size(1), MEAN=mean, **_options(grad)
+    )
+    return dvalues
+
+
+@triton.jit
+def max_forward_kernel(
+    values,
+    ptr,
+    out,
+    width: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
+    best = tl.zeros([BLOCK], WIDE) - float("inf")
+    strange = tl.zeros([BLOCK], tl.int32)  # NaN, which a maximum of hardware drops
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=-float("inf"))
+        rows = rows.to(WIDE)
+        strange = tl.maximum(strange, tl.max((rows != rows).to(tl.int32), 0))
+        best = tl.maximum(best, tl.max(rows, 0))
+    best = tl.where(strange > 0, float("nan"), best)
+    best = tl.where(last > first, best, 0)
+    tl.store(out + s * width + f, best.to(out.dtype.element_ty), mask=f < width)
+
+
+@triton.jit
+def max_backward_kernel(
+    grad,
+    values,
+    out,
+    ptr,
+    dvalues,
+    width: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
+    best = tl.load(out + s * width + f, mask=f < width, other=0).to(WIDE)
+    count = tl.where(best == 0, 1, 0).to(WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        count += tl.sum((here & (rows == best[None, :])).to(WIDE), 0)
+    share = tl.load(grad + s * width + f, mask=f < width, other=0).to(WIDE) / count
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = r[:, None] * width + f[None, :]
+        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        part = share[None, :] * (rows == best[None, :]).to(WIDE)
+        tl.store(dvalues + at, part.to(dvalues.dtype.element_ty), mask=here)
+
+
+def max_forward(values: Tensor, ptr: Tensor) -> Tensor:
+    """As the operator; one launch."""
+    out = values.new_empty(len(ptr) - 1, values.size(1))
+    max_forward_kernel[(len(out),)](values, ptr, out, values.size(1), **_options(values))
+    return out
+
+
+def max_backward(grad: Tensor, values: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
+    """As the operator; one launch."""
+    dvalues = torch.empty_like(values)
+    max_backward_kernel[(len(out),)](
+        grad, values, out, ptr, dvalues, values.size(1), **_options(values)
+    )
+    return dvalues
+
+
+@triton.jit
+def softmax_forward_kernel(
+    values,
+    ptr,
+    out,
+    width: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
+    best = tl.zeros([BLOCK], WIDE) - float("inf")
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=-float("inf"))
+        best = tl.maximum(best, tl.max(rows.to(WIDE), 0))
+    total = tl.zeros([BLOCK], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        rows = tl.load(values + r[:, None] * width + f[None, :], mask=here, other=0).to(WIDE)
+        total += tl.sum(tl.where(here, tl.exp(rows - best[None, :]), 0), 0)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = r[:, None] * width + f[None, :]
+        rows = tl.load(values + at, mask=here, other=0).to(WIDE)
+        rows = tl.exp(rows - best[None, :]) / total[None, :]
+        tl.store(out + at, rows.to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def softmax_backward_kernel(
+    grad,
+    out,
+    ptr,
+    dvalues,
+    width: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    s = tl.program_id(0).to(tl.int64)
+    f = tl.arange(0, BLOCK)
+    first = tl.load(ptr + s).to(tl.int64)
+    last = tl.load(ptr + s + 1).to(tl.int64)
+    mean = tl.zeros([BLOCK], WIDE)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = r[:, None] * width + f[None, :]
+        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        mean += tl.sum(g * tl.load(out + at, mask=here, other=0).to(WIDE), 0)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        here = (r < last)[:, None] & (f < width)[None, :]
+        at = r[:, None] * width + f[None, :]
+        g = tl.load(grad + at, mask=here, other=0).to(WIDE)
+        rows = tl.load(out + at, mask=here, other=0).to(WIDE) * (g - mean[None, :])
+        tl.store(dvalues + at, rows.to(dvalues.dtype.element_ty), mask=here)
+
+
+def softmax_forward(values: Tensor, ptr: Tensor) -> Tensor:
+    """As the operator; one launch."""
+    out = torch.empty_like(values)
+    softmax_forward_kernel[(len(ptr) - 1,)](values, ptr, out, values.size(1), **_options(values))
+    return out
+
+
+def softmax_backward(grad: Tensor, out: Tensor, ptr: Tensor) -> Tensor:
+    """As the operator; one launch."""
+    dvalues = torch.empty_like(out)
+    softmax_backward_kernel[(len(ptr) - 1,)](grad, out, ptr, dvalues, out.size(1), **_options(out))
+    return dvalues
+
+
+def _options(value: Tensor) -> dict[str, object]:
+    columns = block(value.size(1))
+    return {
+        "WIDE": wide(value.dtype),
+        "ROWS": ROWS,
+        "BLOCK": columns,
+        "num_warps": warps(ROWS * columns),
+    }
