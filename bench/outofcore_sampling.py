@@ -37,7 +37,7 @@ def sample(args: argparse.Namespace) -> dict[str, Any]:
         slow_s = [timed(slow, fanouts, seeds, k) for k, seeds in enumerate(few)]
         edges = np.mean([s.num_edges for s in found])
         again = np.mean(
-            [sum((layers - h) * (t >= 0).sum() for h, t in enumerate(s.tables)) for s in found]
+            [sum((layers - h) * (t >= 0).sum() for h, t in enumerate(s.draws)) for s in found]
         )
         rows.append(
             {

@@ -4,6 +4,7 @@ loads, or one error names the file."""
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,3 +167,18 @@ def test_errors_of_a_readers_own_are_kept(tmp_path):
     (tmp_path / "d.json").write_text("{}")
     with pytest.raises(ValueError, match=r"d\.json: a word of its own"):
         read_document(tmp_path / "d.json", "a thing", build)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("plans.plan", "staticgraph.plan"),
+        ("store.files", "staticgraph.store"),
+        ("training.checkpoint", "staticgraph.checkpoint"),
+        ("outofcore.disk.manifest", "staticgraph.outofcore"),
+    ],
+)
+def test_formats_keep_their_names_wherever_their_module_stands(module, name):
+    """What a file calls itself is no module: with another name no file of before would load."""
+    found = importlib.import_module(f"staticgraph.{module}").FORMAT
+    assert found == name

@@ -33,8 +33,8 @@ def test_equals_the_plain_twin(rows, edges, fanouts, direction, seed, share):
     expected = dense_oracle.sample(neighbours, fanouts, seeds, seed)
     np.testing.assert_array_equal(found.nodes, expected.nodes)
     assert found.hops == expected.hops
-    for table, twin in zip(found.tables, expected.tables, strict=True):
-        np.testing.assert_array_equal(table, twin)
+    for drawn, twin in zip(found.draws, expected.draws, strict=True):
+        np.testing.assert_array_equal(drawn, twin)
     # Asked again the sampler has forgotten the first time.
     again = sampler.sample(seeds, seed)
     np.testing.assert_array_equal(found.nodes, again.nodes)
@@ -48,17 +48,17 @@ def test_samples_are_real_distinct_edges_of_nodes_first_reached(rows, edges, see
     sampler = DenseSampler(Neighbours.of(source, destination, rows), [3, 2])
     found = sampler.sample(np.arange(min(3, rows)), seed)
     assert len(set(found.nodes.tolist())) == len(found.nodes)
-    for hop, (table, fanout) in enumerate(zip(found.tables, (3, 2), strict=True)):
+    for hop, (drawn, fanout) in enumerate(zip(found.draws, (3, 2), strict=True)):
         own = found.nodes[found.hops[hop] : found.hops[hop + 1]]
-        assert len(table) == len(own)
-        for row, taken in zip(own.tolist(), table, strict=True):
+        assert len(drawn) == len(own)
+        for row, taken in zip(own.tolist(), drawn, strict=True):
             incoming = np.sort(source[destination == row])
             sampled = np.sort(found.nodes[taken[taken >= 0]])
             assert len(sampled) == min(fanout, len(incoming))
             # As multisets: no edge is taken more often than it is there.
             for value, times in zip(*np.unique(sampled, return_counts=True), strict=True):
                 assert times <= (incoming == value).sum()
-        assert (table < found.hops[hop + 2]).all()
+        assert (drawn < found.hops[hop + 2]).all()
 
 
 def test_uniform_over_neighbours():
@@ -95,7 +95,7 @@ def test_two_rows_and_two_directions_draw_independently():
     shared = []
     for seed in range(500):
         found = sampler.sample(np.array([0, 1]), seed)
-        first, second = (set(found.nodes[row].tolist()) for row in found.tables[0])
+        first, second = (set(found.nodes[row].tolist()) for row in found.draws[0])
         shared.append(len(first & second))
     # Hypergeometric: mean 10 * 10 / 40 = 2.5, variance 2.5 * 0.75 * 30/39.
     assert abs(np.mean(shared) - 2.5) < 5 * np.sqrt(2.5 * 0.75 * 30 / 39 / 500)
@@ -107,7 +107,7 @@ def test_isolated_nodes_no_seeds_no_edges():
     found = alone.sample(np.array([2]), 0)
     assert found.nodes.tolist() == [2]
     assert found.hops == (0, 1, 1, 1)
-    assert [t.shape for t in found.tables] == [(1, 3), (0, 3)]
+    assert [t.shape for t in found.draws] == [(1, 3), (0, 3)]
     assert found.num_edges == 0
     assert alone.sample(nothing, 0).counts == (0, 0, 0)
 

@@ -84,7 +84,7 @@ def test_what_joins_the_ends_of_a_batch_is_out_and_nothing_else(rows, edges, see
     before, after = sampler.sample(seeds, seed), sampler.sample(seeds, seed)
     take_out(after, *local)
     joined = {frozenset(pair) for pair in batch.T.tolist()}
-    for hop, (old, new) in enumerate(zip(before.tables, after.tables, strict=True)):
+    for hop, (old, new) in enumerate(zip(before.draws, after.draws, strict=True)):
         for i, j in np.ndindex(*old.shape):
             here, there = before.nodes[before.hops[hop] + i], before.nodes[old[i, j]]
             out = old[i, j] >= 0 and frozenset((int(here), int(there))) in joined
@@ -412,6 +412,6 @@ def test_exact_capacity_of_a_batch_of_one():
     neighbours = Neighbours.of(np.array([0]), np.array([1]), 2, "both")
     sample = DenseSampler(neighbours, [2]).sample(np.array([0, 1]), 0)
     take_out(sample, np.array([0]), np.array([1]))
-    assert (sample.tables[0] == -1).all()
+    assert (sample.draws[0] == -1).all()
     batch = HopBatch(exact_capacity(sample), None).fill(sample, neighbours.degrees())
     assert SampledGNN("gcn", 3, 4, 2, 1)(torch.randn(2, 3), batch).isfinite().all()

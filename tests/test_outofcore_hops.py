@@ -34,7 +34,7 @@ def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, extra
     sampler, seeds, sample = sampled(rows, edges, fanouts, max(1, rows // 3), seed)
     batch = HopBatch(roomy(sample, extra), 0)
     # A slot that held something else before.
-    for tensor in (batch.rows, batch.degree, batch.whole, batch.mask, *batch.tables):
+    for tensor in (batch.rows, batch.degree, batch.whole, batch.mask, *batch.draws):
         tensor.fill_(1)
     batch.fill(sample, sampler.neighbours.degrees())
     real = batch.rows[batch.mask].numpy()
@@ -44,8 +44,8 @@ def test_every_node_and_edge_of_a_sample_is_in_its_batch_once(rows, edges, extra
         batch.degree[batch.mask], sampler.neighbours.degrees()[real].astype(np.float32)
     )
     found = []
-    for start, table in zip(batch.capacity.starts, batch.tables, strict=False):
-        for i, row in enumerate(table.tolist()):
+    for start, drawn in zip(batch.capacity.starts, batch.draws, strict=False):
+        for i, row in enumerate(drawn.tolist()):
             found += [(int(batch.rows[p - 1]), int(batch.rows[start + i])) for p in row if p]
             assert batch.mask[start + i] or not any(row)
             assert all(batch.mask[p - 1] for p in row if p)

@@ -88,7 +88,7 @@ def test_a_state_sees_exactly_the_edges_between_resident_nodes(graph, policy, di
 
 def collected(loader):
     return [
-        (b.seeds.copy(), b.hops.x.clone(), b.hops.y.clone(), [t.clone() for t in b.hops.tables])
+        (b.seeds.copy(), b.hops.x.clone(), b.hops.y.clone(), [t.clone() for t in b.hops.draws])
         for b in loader
     ]
 

@@ -21,7 +21,7 @@ The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and
 files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
 the run had never stopped.
 """
-# Stands here, too, since models/build.py imports torch and --help must be quick; a test compares
+# Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
 # them.
 MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 OUT = Path("runs/latest")

@@ -26,7 +26,7 @@ from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 
-FORMAT = "staticgraph.plans.plan"
+FORMAT = "staticgraph.plan"
 VERSION = 1
 # Of a histogram; the sizes of so many graphs, one by one, are 8 GiB.
 MOST_GRAPHS = 1 << 29

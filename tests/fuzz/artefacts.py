@@ -128,7 +128,7 @@ def _read_partitioned(folder: Path, way: int) -> Any:
     features = np.zeros((3, graph.partition_size, 2), np.float32)
     for k in range(3):
         graph.read_features(k, features[k])
-    edges = [graph.read_buckets([(i, j)]) for i in range(3) for j in range(3)]
+    edges = [graph.read_cells([(i, j)]) for i in range(3) for j in range(3)]
     return [np.array(graph.node_ids), features, edges, graph.degrees("both"), graph.digest]
 
 

@@ -44,10 +44,10 @@ def sample(
 ) -> DenseSample:
     """The neighbourhood of distinct rows."""
     position = {int(row): place for place, row in enumerate(seeds)}
-    hops, tables = [0, len(position)], []
+    hops, draws = [0, len(position)], []
     for fanout in fanouts:
         rows = list(position)[hops[-2] : hops[-1]]
-        table = np.full((len(rows), fanout * len(neighbours.pointers)), -1, np.int32)
+        target = np.full((len(rows), fanout * len(neighbours.pointers)), -1, np.int32)
         for way, (pointers, indices) in enumerate(
             zip(neighbours.pointers, neighbours.indices, strict=True)
         ):
@@ -55,7 +55,7 @@ def sample(
                 low, high = int(pointers[row]), int(pointers[row + 1])
                 for r, which in enumerate(choose(high - low, fanout, seed, row, way)):
                     neighbour = int(indices[low + which])
-                    table[i, way * fanout + r] = position.setdefault(neighbour, len(position))
-        tables.append(table)
+                    target[i, way * fanout + r] = position.setdefault(neighbour, len(position))
+        draws.append(target)
         hops.append(len(position))
-    return DenseSample(np.array(list(position), np.int64), tuple(hops), tuple(tables))
+    return DenseSample(np.array(list(position), np.int64), tuple(hops), tuple(draws))

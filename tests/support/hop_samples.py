@@ -33,8 +33,8 @@ def roomy(sample, extra=3) -> HopCapacity:
 def edge_list(sample) -> torch.Tensor:
     """The sampled edges, positions in ``sample.nodes``, neighbour to node."""
     pairs = []
-    for hop, table in enumerate(sample.tables):
-        for i, row in enumerate(table):
+    for hop, drawn in enumerate(sample.draws):
+        for i, row in enumerate(drawn):
             pairs += [(int(p), sample.hops[hop] + i) for p in row if p >= 0]
     return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
 

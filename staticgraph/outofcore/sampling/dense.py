@@ -3,8 +3,8 @@
 The problem: sampling every layer anew repeats work, since a node reached at two hops is sampled
 twice. The idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn where the
 node is first reached and used by every layer that needs it. So a sample is the nodes by the hop at
-which they were first reached, and one table of sampled neighbours a hop. The invariant: nodes are
-distinct, the seeds come first, and every entry of hop h's table is a node of hop h + 1 or before.
+which they were first reached, and one array of draws a hop. The invariant: nodes are
+distinct, the seeds come first, and every entry of hop h's draws is a node of hop h + 1 or before.
 
 Sampling is without replacement (Floyd), uniform, and keyed by (seed, row, direction) instead of a
 running state: a row's sample does not depend on which batch asks first or on how many threads there
@@ -33,13 +33,13 @@ class DenseSample:
     Attributes:
         nodes: ``[n]`` rows, by hop.
         hops: ``[k + 2]``; hop h's nodes are ``nodes[hops[h]:hops[h + 1]]``, the seeds are hop 0.
-        tables: per hop 0 to k - 1, ``[n_h, width_h]`` int32 positions in ``nodes``, -1 where a
+        draws: per hop 0 to k - 1, ``[n_h, width_h]`` int32 positions in ``nodes``, -1 where a
             node has fewer neighbours.
     """
 
     nodes: IntArray
     hops: tuple[int, ...]
-    tables: tuple[NDArray[np.int32], ...]
+    draws: tuple[NDArray[np.int32], ...]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class DenseSample:
     @property
     def num_edges(self) -> int:
         """Sampled edges."""
-        return sum(int((table >= 0).sum()) for table in self.tables)
+        return sum(int((drawn >= 0).sum()) for drawn in self.draws)
 
 
 class DenseSampler:
@@ -87,27 +87,27 @@ class DenseSampler:
             raise ValueError(
                 f"seeds lie in {nodes[0].min()}..{nodes[0].max()}, the buffer has {len(place)} rows"
             )
-        tables, hops = [], [0, len(seeds)]
+        draws, hops = [], [0, len(seeds)]
         if _mark(nodes[0], place, 0) >= 0:
             _unmark(nodes[0], place)
             raise ValueError("seeds must be distinct: pass np.unique(seeds)")
         for fanout, width in zip(self.fanouts, self.widths, strict=True):
-            table = np.full((len(nodes[-1]), width), -1, np.int32)
-            new = np.empty(table.size, np.int64)
+            drawn = np.full((len(nodes[-1]), width), -1, np.int32)
+            new = np.empty(drawn.size, np.int64)
             count = 0
             for way, (pointers, indices) in enumerate(
                 zip(self.neighbours.pointers, self.neighbours.indices, strict=True)
             ):
                 count = _sample_hop(
                     nodes[-1], pointers, indices, fanout, way, np.uint64(seed), place, hops[-1],
-                    table[:, way * fanout : (way + 1) * fanout], new, count,
+                    drawn[:, way * fanout : (way + 1) * fanout], new, count,
                 )  # fmt: skip
-            tables.append(table)
+            draws.append(drawn)
             nodes.append(new[:count].copy())
             hops.append(hops[-1] + count)
         for part in nodes:
             _unmark(part, place)
-        return DenseSample(np.concatenate(nodes), tuple(hops), tuple(tables))
+        return DenseSample(np.concatenate(nodes), tuple(hops), tuple(draws))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -128,8 +128,8 @@ def _unmark(nodes, place):
 
 
 @numba.njit(cache=True, nogil=True)
-def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, table, new, count):
-    """Samples each node's neighbours into ``table``; nodes met first go behind ``new[:count]``.
+def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, target, new, count):
+    """Samples each node's neighbours into ``target``; nodes met first go behind ``new[:count]``.
 
     Draw r of a row is ``mix(key + (r + 1) * STEP) % m``; with 64 bits the modulo's bias is below
     m / 2^64.
@@ -159,5 +159,5 @@ def _sample_hop(nodes, pointers, indices, fanout, way, seed, place, base, table,
                 place[neighbour] = base + count
                 new[count] = neighbour
                 count += 1
-            table[i, r] = place[neighbour]
+            target[i, r] = place[neighbour]
     return count

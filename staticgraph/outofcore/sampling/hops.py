@@ -7,7 +7,7 @@ nearly every batch; the rest climbs to the next rung, and what fits none is samp
 halves of its seeds. The invariant: no node and no edge of a sample is ever dropped.
 
 Hop h has ``N_h`` rows, hops stand one behind the other, and position 0 is a dump row of zeros, so a
-table entry without a neighbour points there and aggregation is gather, view, sum.
+draw without a neighbour points there and aggregation is gather, view, sum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HopCapacity:
 
     Attributes:
         nodes: ``N_0 .. N_k``; rows of each hop, the seeds first.
-        widths: ``f_0 .. f_{k-1}``; columns of each hop's table.
+        widths: ``f_0 .. f_{k-1}``; columns of each hop's draws.
     """
 
     nodes: tuple[int, ...]
@@ -40,7 +40,7 @@ class HopCapacity:
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.widths) + 1 or min(self.nodes[:1] + self.widths) < 1:
             raise ValueError(
-                f"nodes={self.nodes}, widths={self.widths}: give one more capacity than tables, "
+                f"nodes={self.nodes}, widths={self.widths}: give one more capacity than widths, "
                 "and at least one seed and one column"
             )
 
@@ -140,8 +140,8 @@ class HopBatch:
         capacity: its shapes.
         rung: of the ladder; None where it has a shape of its own.
         rows: ``[R]`` int64 rows of the buffer; 0 in the padding.
-        tables: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
-        degree: ``[R]`` float32 resident neighbours, of which the tables hold a sample.
+        draws: ``[N_h, f_h]`` int64 a hop: 1 + position of the neighbour, 0 where there is none.
+        degree: ``[R]`` float32 resident neighbours, of which the draws hold a sample.
         whole: ``[R]`` float32 neighbours in the whole graph.
         mask: ``[R]`` bool; real rows.
         x: ``[R, F]`` features, zeros in the padding; None until filled.
@@ -150,7 +150,16 @@ class HopBatch:
     """
 
     __slots__ = (
-        "capacity", "copied", "degree", "mask", "rows", "rung", "tables", "whole", "x", "y",
+        "capacity",
+        "copied",
+        "degree",
+        "draws",
+        "mask",
+        "rows",
+        "rung",
+        "whole",
+        "x",
+        "y",
     )  # fmt: skip
 
     def __init__(self, capacity: HopCapacity, rung: int | None, pinned: bool = False) -> None:
@@ -159,7 +168,7 @@ class HopBatch:
         self.rows = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
         self.degree, self.whole = torch.zeros(2, rows, pin_memory=pinned)
         self.mask = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
-        self.tables = tuple(
+        self.draws = tuple(
             torch.zeros(n, width, dtype=torch.int64, pin_memory=pinned) for n, width in sizes
         )
         self.x: Tensor | None = None
@@ -169,7 +178,7 @@ class HopBatch:
     @property
     def hops(self) -> int:
         """k."""
-        return len(self.tables)
+        return len(self.draws)
 
     def fill(
         self,
@@ -197,8 +206,8 @@ class HopBatch:
         _place(sample.nodes, hops, starts, degrees, degrees if whole is None else whole,
                self.rows.numpy(), self.degree.numpy(), self.whole.numpy(), self.mask.numpy(),
                )  # fmt: skip
-        for table, padded in zip(sample.tables, self.tables, strict=True):
-            _shift(table, hops, starts, padded.numpy())
+        for drawn, padded in zip(sample.draws, self.draws, strict=True):
+            _shift(drawn, hops, starts, padded.numpy())
         return self
 
 
@@ -206,7 +215,7 @@ def exact_capacity(sample: DenseSample) -> HopCapacity:
     """The capacity that holds one sample without padding, but for a hop that is empty."""
     return HopCapacity(
         (max(1, sample.counts[0]), *sample.counts[1:]),
-        tuple(table.shape[1] for table in sample.tables),
+        tuple(drawn.shape[1] for drawn in sample.draws),
     )
 
 
@@ -226,12 +235,12 @@ def _place(nodes, hops, starts, degrees, all_degrees, rows, degree, whole, mask)
 
 
 @numba.njit(cache=True, nogil=True)
-def _shift(table, hops, starts, padded):
+def _shift(drawn, hops, starts, padded):
     """Positions in a sample, made 1 + positions in the padded rows."""
     padded[:] = 0
-    for i in range(table.shape[0]):
-        for r in range(table.shape[1]):
-            position = table[i, r]
+    for i in range(drawn.shape[0]):
+        for r in range(drawn.shape[1]):
+            position = drawn[i, r]
             if position >= 0:
                 hop = 0
                 while position >= hops[hop + 1]:

@@ -3,7 +3,7 @@
 An edge that is to be predicted stands in the graph that is sampled, too, and an encoder that sees
 it learns to look for it instead of predicting it. So every sampled entry that joins the ends of an
 edge of the batch is taken out, both ways. Both ends are seeds, and a node's neighbours are sampled
-once, where it is first reached; so the only place to look at is the table of hop 0.
+once, where it is first reached; so the only place to look at is hop 0.
 
 The invariant: every edge is in one batch, where its seeds fit no rung in one of its halves.
 """
@@ -99,16 +99,16 @@ def take_out(
     """Empties the entries that join the ends of these edges (``[n]`` positions among the seeds)."""
     seeds = sample.counts[0]
     both = np.concatenate([source * seeds + destination, destination * seeds + source])
-    _empty(sample.tables[0], np.unique(both), seeds)
+    _empty(sample.draws[0], np.unique(both), seeds)
 
 
 @numba.njit(cache=True, nogil=True)
-def _empty(table, pairs, seeds):
-    for i in range(table.shape[0]):
-        for r in range(table.shape[1]):
-            position = table[i, r]
+def _empty(drawn, pairs, seeds):
+    for i in range(drawn.shape[0]):
+        for r in range(drawn.shape[1]):
+            position = drawn[i, r]
             if 0 <= position < seeds:
                 pair = i * seeds + position
                 at = np.searchsorted(pairs, pair)
                 if at < len(pairs) and pairs[at] == pair:
-                    table[i, r] = -1
+                    drawn[i, r] = -1

@@ -39,7 +39,7 @@ class SampledBatch:
     """What the loader gives: padded hops and what they are for.
 
     Attributes:
-        hops: tables, features ``x`` and labels ``y``.
+        hops: draws, features ``x`` and labels ``y``.
         seeds: ``[n]`` the graph's numbers of the seeds.
         state: the state of the buffer it was sampled in.
         ends: for links, where the edges' ends stand; None for nodes.

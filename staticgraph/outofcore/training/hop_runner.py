@@ -119,8 +119,8 @@ class HopRunner:
             self.recorded.close()
 
     def on_device(self, hops: HopBatch, x: Tensor, more: Sequence[Tensor] = ()) -> list[Tensor]:
-        """The inputs of :meth:`run`: ``x``, degrees, ``more`` and the tables, copied."""
-        tensors = [x, hops.degree, hops.whole, *more, *hops.tables]
+        """The inputs of :meth:`run`: ``x``, degrees, ``more`` and the draws, copied."""
+        tensors = [x, hops.degree, hops.whole, *more, *hops.draws]
         if self._stream is None:
             return [tensor.to(self.device) for tensor in tensors]
         present = torch.cuda.current_stream(self.device)
@@ -138,8 +138,8 @@ class HopRunner:
         first = len(inputs) - hops.hops
 
         def forward(x: Tensor, degree: Tensor, whole: Tensor, *others: Tensor) -> Tensor:
-            more, tables = others[: first - 3], others[first - 3 :]
-            return self.model(x, _Tables(degree, whole, tables), *more)
+            more, draws = others[: first - 3], others[first - 3 :]
+            return self.model(x, _Draws(degree, whole, draws), *more)
 
         if self._compiler is None or hops.rung is None:
             return forward(*inputs)
@@ -151,9 +151,9 @@ class HopRunner:
 
 
 @dataclass(slots=True)
-class _Tables:
+class _Draws:
     """What layers read of a batch, around tensors of a compiled function."""
 
     degree: Tensor
     whole: Tensor
-    tables: tuple[Tensor, ...]
+    draws: tuple[Tensor, ...]

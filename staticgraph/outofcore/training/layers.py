@@ -1,7 +1,7 @@
 """GraphSAGE, GCN and GAT over sampled neighbourhoods of fixed shape.
 
 A layer takes the rows of hops 0 to ``depth`` and gives those of hops 0 to ``depth - 1``, each from
-itself and its sampled neighbours. With tables of fixed width an aggregation is a gather, a view and
+itself and its sampled neighbours. With draws of fixed width an aggregation is a gather, a view and
 a sum; nothing is scattered on the way forward. Parameters have PyG's names, so that a state
 dictionary passes either way, and :meth:`whole` runs the same parameters over an edge list with
 PyG's own layer, for evaluation on full neighbourhoods. Self-loops among the edges are neighbours
@@ -26,7 +26,7 @@ class Hops(Protocol):
 
     degree: Tensor
     whole: Tensor
-    tables: tuple[Tensor, ...]
+    draws: tuple[Tensor, ...]
 
 
 def gathered(x: Tensor, hops: Hops, depth: int) -> list[Tensor]:
@@ -34,19 +34,19 @@ def gathered(x: Tensor, hops: Hops, depth: int) -> list[Tensor]:
 
     Args:
         x: ``[rows, ...]`` of hops 0 to ``depth``.
-        hops: the tables.
+        hops: the draws.
         depth: how many hops are computed.
     """
     padded = torch.cat([x.new_zeros(1, *x.shape[1:]), x])
     return [
-        padded.index_select(0, table.flatten()).view(*table.shape, *x.shape[1:])
-        for table in hops.tables[:depth]
+        padded.index_select(0, drawn.flatten()).view(*drawn.shape, *x.shape[1:])
+        for drawn in hops.draws[:depth]
     ]
 
 
 def counts(hops: Hops, depth: int) -> Tensor:
     """``[rows of hops 0 to depth - 1]`` sampled neighbours of each row."""
-    return torch.cat([(table > 0).sum(1) for table in hops.tables[:depth]])
+    return torch.cat([(drawn > 0).sum(1) for drawn in hops.draws[:depth]])
 
 
 class SampledSAGE(nn.Module):
@@ -129,13 +129,13 @@ class SampledGAT(nn.Module):
         source, target = (x * self.att_src).sum(-1), (x * self.att_dst).sum(-1)
         out, start = [], 0
         neighbours = zip(gathered(x, hops, depth), gathered(source, hops, depth), strict=True)
-        for table, (rows, sources) in zip(hops.tables, neighbours, strict=False):
-            own = slice(start, start + table.size(0))
+        for drawn, (rows, sources) in zip(hops.draws, neighbours, strict=False):
+            own = slice(start, start + drawn.size(0))
             start = own.stop
             logits = torch.cat([source[own].unsqueeze(1), sources], 1) + target[own].unsqueeze(1)
             logits = nn.functional.leaky_relu(logits, self.SLOPE)
             # The node itself is always there, so no row is masked whole.
-            absent = nn.functional.pad(table == 0, (1, 0)).unsqueeze(-1)
+            absent = nn.functional.pad(drawn == 0, (1, 0)).unsqueeze(-1)
             weights = logits.masked_fill(absent, -torch.inf).softmax(1).unsqueeze(-1)
             out.append(weights[:, 0] * x[own] + (weights[:, 1:] * rows).sum(1))
         return torch.cat(out).flatten(1) + self.bias
