@@ -9,7 +9,7 @@ A *phase* is what is computed (``step``: forward and mean loss; ``forward``); a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
