@@ -1,9 +1,10 @@
-# make venv | demo | test | bench | lint
+# make venv | demo | test | test-all | fuzz | bench | lint
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: venv demo test lint bench clean
+.PHONY: venv demo test test-all fuzz lint bench clean
 
 venv: $(STAMP)
 
@@ -24,8 +25,13 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
+# The tests that take under ten seconds each.
 test: lint
-	$(PY) -m pytest --numprocesses 2 --dist worksteal
+	$(TESTS) -m "not slow"
+
+# All of them, and a minute of the fuzzer.
+test-all: lint
+	$(TESTS) --durations 20
 
 bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds

@@ -22,7 +22,7 @@ import numpy as np
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.strategies import Made
 from staticgraph.packing.exact import exact_bounds
-from staticgraph.packing.place import limits_table, place_batches
+from staticgraph.packing.place import limits_array, place_batches
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.plans.choose import BucketPlan, plan_buckets
 from staticgraph.sizes.capacity import Capacity
@@ -64,7 +64,7 @@ def unbalanced(batcher: Batcher, by_size: bool) -> Callable[[int], Made]:
             shuffle(batches, stream_of(batcher.seed, epoch, 1))
             order = np.concatenate([order[bounds[b] : bounds[b + 1]] for b in batches])
             bounds = np.concatenate([[0], np.cumsum(np.diff(bounds)[batches])])
-        limits = limits_table(batcher.plan.capacities)
+        limits = limits_array(batcher.plan.capacities)
         buckets = place_batches(batcher.sizes, order, bounds.astype(np.int64), limits)
         assert (buckets >= 0).all(), "the plan of this benchmark must hold every batch"
         return Made(order, bounds, buckets)

@@ -42,7 +42,9 @@ def train(
     loader = sg.StaticLoader(store, plan, indices=ids, shuffle=True, seed=seed, **options)
     held = store.splits["val"][:graphs]
     validation = sg.StaticLoader(store, plan, indices=held, exact=False, **options)
-    runner = sg.StaticGraphRunner(model, plan, mode, loss=bce, optimizer=optimizer, allow_cpu=True)
+    runner = sg.StaticGraphRunner(
+        model, plan, mode, loss=bce, optimizer=optimizer, recording=sg.Recording(allow_cpu=True)
+    )
     started = time.perf_counter()
     runner.warmup(store, progress=False)
     found: dict[str, Any] = {

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.recorder import Recorded
 from staticgraph.text.table import table
 
 
@@ -39,8 +39,8 @@ class NothingRecorded:
     def warm(self, body: Callable[[], Any], runs: int) -> None:
         body()
 
-    def record(self, body: Callable[[], Any]) -> Recording:
-        return Recording(lambda: None, body())
+    def record(self, body: Callable[[], Any]) -> Recorded:
+        return Recorded(lambda: None, body())
 
     def close(self) -> None:
         pass
@@ -57,7 +57,7 @@ def runner_of(
         mode,
         loss=lambda out, batch: F.mse_loss(out.view(-1), batch.y.view(-1), reduction="none"),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True),
-        recorder=NothingRecorded if mode == "cuda-graph" else None,
+        recording=sg.Recording(recorder=NothingRecorded if mode == "cuda-graph" else None),
     )
     return runner.warmup(store, progress=False)
 

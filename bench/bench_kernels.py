@@ -29,7 +29,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from staticgraph import models
-from staticgraph.runner.report import versions
+from staticgraph.files.versions import STEPS, versions
 
 DATA = Path(__file__).parents[1] / "examples" / "data" / "hiv.npz"
 
@@ -176,7 +176,12 @@ def report(field: list[Contender], args: argparse.Namespace, load: list[float]) 
             f"{row['loss_first_block_max_difference']:.1e} at most, ends at {row['last_loss']:.4f}"
         )
     if args.out is not None:
-        document = {"rows": rows, "load": load, "versions": versions(), "threads": args.threads}
+        document = {
+            "rows": rows,
+            "load": load,
+            "versions": versions(STEPS),
+            "threads": args.threads,
+        }
         args.out.write_text(json.dumps(document, indent=2) + "\n")
 
 

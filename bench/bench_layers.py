@@ -2,9 +2,10 @@
 
     python -m bench.bench_layers --json FILE        needs CUDA; on a CPU a tape rehearses it
 
-Each stands in the small model of ``tests/layer_cases``; its training step is recorded without
-Inductor (the table's *one graph* says what compiles), then loss, gradients and outputs of a replay
-over data that were not recorded are compared with eager, and each input field must move the output.
+Each stands in the small model of ``tests/support/layer_model.py``; its training step is recorded
+without Inductor (the table's *one graph* says what compiles), then loss, gradients and outputs of a
+replay over data that were not recorded are compared with eager, and each input field must move the
+output.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.layer_cases import CASES, Case  # noqa: E402
+from support.layer_model import call, model_of  # noqa: E402
 from support.parity import BATCH, CAPACITY, STORE, loss  # noqa: E402
 from support.tape import TapeRecorder  # noqa: E402
-from test_nn_layers import call, model_of  # noqa: E402
 
 import staticgraph as sg  # noqa: E402
 from bench.parts import answer  # noqa: E402
@@ -49,11 +50,12 @@ def recorded(case: Case) -> dict[str, Any]:
         model,
         [sg.Capacity(*CAPACITY)],
         "cuda-graph",
-        scope="forward_backward",
         loss=loss,
         forward=call,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder,
+        recording=sg.Recording(
+            scope="forward_backward", recorder=Uncompiled if DEVICE.type == "cuda" else TapeRecorder
+        ),
     )
     try:
         runner.warmup(STORE, progress=False)

@@ -21,12 +21,12 @@ import torch
 
 import staticgraph as sg
 from staticgraph import models
+from staticgraph.files.versions import STEPS, versions
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import Subject
-from staticgraph.runner.report import versions
+from staticgraph.probing.reading import Probed
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
@@ -47,16 +47,20 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-def subject_of(
+def task_of(
     store: sg.GraphStore, name: str, hidden: int, layers: int, device: str = "cpu", **way: Any
-) -> Subject:
+) -> Probed:
     """A model of the zoo and how it is trained."""
     torch.manual_seed(0)
     model = models.build(name, store, hidden=hidden, layers=layers).to(device)
     optimizer = OPTIMIZERS[way.pop("optimizer")](model.parameters())
-    return Subject(
-        model, store.schema, lambda out, batch: (out - batch.y).square(), optimizer, **way
+    subject = sg.Subject(
+        model,
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=optimizer,
+        autocast=way.get("autocast"),
     )
+    return Probed(subject, store.schema, way.get("accumulate", 1))
 
 
 def compare(
@@ -64,22 +68,19 @@ def compare(
 ) -> dict:
     """One row: prediction and measurement at the held-out capacity."""
     on_cuda = device == "cuda"
-    subject = subject_of(store, name, hidden, layers, **way)
+    task = task_of(store, name, hidden, layers, **way)
     begin = time.perf_counter()
     memory = sg.probe(
-        subject.model,
+        task.subject,
         store,
-        loss=subject.loss,
-        optimizer=subject.optimizer,
-        autocast=subject.autocast,
-        accumulate=subject.accumulate,
+        accumulate=task.accumulate,
         reader="fake-cuda" if on_cuda else "fake",
     )
     seconds = time.perf_counter() - begin
     assert memory.checked is not None
     capacity = memory.checked.capacity
     allocator = CudaAllocator(torch.device(device)) if on_cuda else ProfilerAllocator()
-    measures = subject_of(store, name, hidden, layers, device, **way) if on_cuda else subject
+    measures = task_of(store, name, hidden, layers, device, **way) if on_cuda else task
     with AllocatorReader(allocator).open(measures) as read:
         measured = read(capacity)
     predicted = memory.fit.predict(capacity)
@@ -152,7 +153,7 @@ def main() -> None:
 
 def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
     """The rows as JSON."""
-    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions()}
+    setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions(STEPS)}
     with open(path, "w") as file:
         json.dump({"setting": setting, "rows": rows}, file, indent=1)
         file.write("\n")
@@ -163,7 +164,7 @@ def test_bench_fake_point(benchmark: Any, name: str) -> None:
     """One point over fake tensors, warm step included."""
     store = sg.datasets.open("examples/data/esol.npz")
     capacity = probe_capacities(store.sizes)[0][-1]
-    with FakeTensorReader().open(subject_of(store, name, 64, 4, optimizer="adam")) as read:
+    with FakeTensorReader().open(task_of(store, name, 64, 4, optimizer="adam")) as read:
         read(capacity)
         benchmark(read, capacity)
 

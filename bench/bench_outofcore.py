@@ -31,7 +31,7 @@ from bench.outofcore_disk import disk, disk_child
 from bench.outofcore_nodes import BUFFERS, CASES, nodes
 from bench.outofcore_sampling import hops, sample
 from bench.outofcore_sort import sort
-from staticgraph.runner.report import versions
+from staticgraph.files.versions import STEPS, versions
 
 RESULTS = Path(__file__).parent / "results"
 WHAT = {"sort": sort, "sample": sample, "hops": hops, "disk": disk, "disk-child": disk_child,
@@ -67,7 +67,7 @@ def main() -> None:
             "command": " ".join(["python -m bench.bench_outofcore", *sys.argv[1:]]),
             "machine": f"{os.cpu_count()} shared CPU cores",
             "date": time.strftime("%Y-%m-%d"),
-            "versions": versions(),
+            "versions": versions(STEPS),
         }
     text = json.dumps(result, indent=1)
     print(text)

@@ -52,7 +52,7 @@ def recorded_bytes(
         "cuda-graph" if on_cuda else "eager",
         loss=bce,
         optimizer=optimizer,
-        recorder=Uncompiled if on_cuda else None,
+        recording=sg.Recording(recorder=Uncompiled if on_cuda else None),
     )
     steps = runner._steps
     smallest = sg.StaticBatch.of(store, range(8), capacities[0], 0).to(DEVICE)

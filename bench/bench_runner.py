@@ -27,7 +27,8 @@ import torch
 
 from bench.floor import SOURCE, floor_ms
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
-from staticgraph.runner.report import device_name, versions
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.runner.report import device_name
 from staticgraph.text.table import table
 
 # Trajectories of float32 depart by what a flipped ReLU moves; bfloat16 by its rounding.
@@ -223,13 +224,13 @@ def main() -> None:
                 torch.compiler.reset()  # the next row is another model; its peers begin anew
                 result = {
                     "device": device_name(torch.device(options.device)),
-                    "versions": versions(),
+                    "versions": versions(STEPS),
                     "rows": rows,
                     "not_run": skipped,
                 }
                 if options.json:  # after every row: a run that is cut off leaves what it has
                     options.json.write_text(json.dumps(result, indent=1))
-    print(f"{device_name(torch.device(options.device))}, {versions()}")
+    print(f"{device_name(torch.device(options.device))}, {versions(STEPS)}")
     print(table(HEADERS, [as_cells(row) for row in rows]))
     if skipped:
         print(f"not run before the deadline: {'; '.join(skipped)}")

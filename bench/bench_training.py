@@ -25,8 +25,9 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
+from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
-from staticgraph.runner.report import device_name, versions
+from staticgraph.runner.report import device_name
 from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
@@ -165,12 +166,12 @@ def main() -> None:
     print(
         f"{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
         f"{options.batch_size}, {len(training.ids)} molecules an epoch, "
-        f"{device_name(torch.device(options.device))}, {versions()}"
+        f"{device_name(torch.device(options.device))}, {versions(STEPS)}"
     )
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
     if options.json:
         with open(options.json, "w") as file:
-            document = {"options": vars(options), "versions": versions()}
+            document = {"options": vars(options), "versions": versions(STEPS)}
             document["device"] = device_name(torch.device(options.device))
             json.dump(document | results, file, indent=1)
     losses = [result["loss"] for result in results.values()]

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from staticgraph.runner.report import device_name, versions
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.runner.report import device_name
 
 
 def answer(
@@ -25,7 +26,7 @@ def answer(
         deadline_s: seconds after which no part is begun.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answers: dict[str, Any] = {"device": device_name(device), "versions": versions()}
+    answers: dict[str, Any] = {"device": device_name(device), "versions": versions(STEPS)}
     until = time.monotonic() + deadline_s
     for name, part in parts.items():
         started = time.monotonic()

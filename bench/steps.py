@@ -132,7 +132,7 @@ class Workload:
             loss=bce,
             optimizer=optimizer,
             autocast=torch.bfloat16 if self.precision == "bf16" else None,
-            allow_cpu=True,
+            recording=sg.Recording(allow_cpu=True),
         )
         runner.warmup(self.store, phases=("step",), progress=False)
         batches = []

@@ -2,9 +2,9 @@
 
     python bench/support_table.py [--out docs/support.md]
 
-Each layer stands in the small model of tests/layer_cases.py. Its row says how far the padded model,
-with garbage of scale 1,000 in every padding row, is from plain PyG on the unpadded batch in
-float64, and whether torch.compile would make one graph of fixed shapes of it.
+Each layer stands in the small model of tests/support/layer_model.py. Its row says how far the
+padded model, with garbage of scale 1,000 in every padding row, is from plain PyG on the unpadded
+batch in float64, and whether torch.compile would make one graph of fixed shapes of it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.layer_cases import CASES, Case  # noqa: E402
+from support.layer_model import call, model_of  # noqa: E402
 from support.parity import BATCH, Result, plain_step, poisoned, static_step, unknown_counts  # noqa: E402
-from test_nn_layers import call, model_of  # noqa: E402
 
 from staticgraph.nn.refused import REFUSED_FUNCTIONS, REFUSED_LAYERS  # noqa: E402
 

@@ -36,6 +36,8 @@ from staticgraph.plans.by_memory import autosize_workers as autosize_workers
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
 from staticgraph.probing.probe import probe as probe
+from staticgraph.recording.recording import Recording as Recording
+from staticgraph.runner.auto import Auto as Auto
 from staticgraph.runner.report import Report as Report
 from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
@@ -44,7 +46,7 @@ from staticgraph.schema import Schema as Schema
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
-from staticgraph.steps.recordable_optimizer import make_capturable as make_capturable
+from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
 
 __version__: str

@@ -49,7 +49,7 @@ class StaleBatch(RuntimeError):
 
 
 class StaleOutput(RuntimeError):
-    """An output lent for one step is used after the recording that wrote it was replayed."""
+    """An output lent for one step is used after a recording that shares its memory was replayed."""
 
 
 class NotStatic(RuntimeError):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
+from support.examples import EXAMPLES
 
 import staticgraph as sg
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
+pytest_plugins = ["support.processor_time"]
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)

@@ -68,7 +68,7 @@ INSIDE = {
     ("store.graph_columns", "torch"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
-    ("nn.call_sites", "staticgraph.nn.fused.pool"): KERNELS,
+    ("nn.functions", "staticgraph.nn.fused.pool"): KERNELS,
     ("nn.convert", "staticgraph.nn.fused"): KERNELS,
     ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",

@@ -10,13 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+from support.runners import made_runner
 from support.tape import TapeRecorder
-from test_recorded import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
 
 import staticgraph as sg
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.runner.auto import Stopwatch
 from staticgraph.runner.choice import MARGIN, choose
-from staticgraph.runner.trials import Choosing, Stopwatch, trial_batch
+from staticgraph.runner.trials import trial_batch
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -93,14 +95,14 @@ def watch(**table):
 
 def auto(model, hiv, optimizer=None, warm=True, capacities=CAPACITIES, **options):
     choosing = {"ways": EAGER_OR_RECORDED, "rounds": 5, "stopwatch": watch(eager=3, cuda_graph=1)}
-    choosing |= options.pop("choosing", {})
-    runner = sg.StaticGraphRunner(
+    choosing |= options.pop("choosing", {}) | {"on_cpu": True}
+    runner = made_runner(
         model,
         capacities,
+        sg.Auto(**choosing),
         loss=bce,
         optimizer=optimizer or adam(model),
         recorder=options.pop("recorder", TapeRecorder),
-        choosing=Choosing(**choosing),
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
@@ -194,15 +196,16 @@ def test_warming_up_leaves_no_trace_in_an_optimizer(hiv):
 def test_an_optimizer_that_cannot_be_inside_steps_outside(hiv):
     torch.manual_seed(0)
     model = Net()
-    twin = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    eager_of(model, optimizer).step(batches_of(hiv, 1)[0])  # it has a state, made on the host
+    twin, others = copy.deepcopy((model, optimizer))
     runner = auto(model, hiv, optimizer)
     assert set(ways(runner).values()) == {"cuda-graph"}
     (note,) = runner.report().fallbacks
     assert note.startswith(
         "recordings end at the gradients (scope='forward_backward'): Adam counts"
     )
-    eager = eager_of(twin, torch.optim.Adam(twin.parameters(), lr=1e-2))
+    eager = eager_of(twin, others)
     for batch in batches_of(hiv, 6):
         assert torch.equal(runner.step(batch), eager.step(fixed(batch)))
 
@@ -311,9 +314,9 @@ def test_without_being_told_a_cpu_measures_nothing(hiv):
 
 def test_options_are_checked():
     with pytest.raises(ValueError, match="eager first"):
-        Choosing(ways=("default",))
+        sg.Auto(ways=("default",))
     with pytest.raises(ValueError, match="at least 5"):
-        Choosing(rounds=1)
+        sg.Auto(rounds=1)
 
 
 def test_the_batch_to_time_with_is_as_full_as_the_data_fills_it(hiv):

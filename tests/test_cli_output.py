@@ -122,6 +122,13 @@ def test_in_a_log_there_is_a_line_now_and_then(monkeypatch, capsys):
     assert "\r" not in err
 
 
+def test_what_does_not_tell_how_much_it_is_is_counted(monkeypatch, capsys):
+    clock = Clock(monkeypatch)
+    for _ in progress.bar(iter(range(40)), desc="reading x", unit=" graphs"):
+        clock.now += 0.3
+    assert capsys.readouterr().err.splitlines() == ["reading x: 34 graphs"]
+
+
 def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
     Clock(monkeypatch)
     for _ in progress.bar(range(100), desc="reading x", unit=" graphs"):

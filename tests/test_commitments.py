@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
@@ -21,13 +22,12 @@ def squared(out, batch):
 def made(store, budget, memory=None, name="gcn", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=16, layers=1)
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         options.pop("plan", BUCKETS),
         loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        budget=budget,
-        memory=memory,
+        budget=budget if memory is None else budget.with_memory(memory),
         **options,
     )
 
@@ -76,7 +76,7 @@ def test_a_budget_alone_probes_by_itself(esol):
     plan = sg.plan_buckets(esol, 8)
     runner = made(esol, sg.MemoryBudget("1GiB"), plan=plan)
     assert 0 < runner.stats().bytes_committed < 1 << 30
-    with pytest.raises(ValueError, match=r"pass memory=probe\(model, store"):
+    with pytest.raises(ValueError, match=r"pass budget.with_memory\(probe\(model, store"):
         made(esol, sg.MemoryBudget("1GiB"))
 
 

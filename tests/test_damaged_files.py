@@ -110,7 +110,7 @@ def test_any_changed_byte_of_a_partitioned_graph(tmp_path, relations):
         into = np.zeros((3, graph.partition_size, 2), np.float32)
         for k in range(3):
             graph.read_features(k, into[k])
-        edges = [graph.read_buckets([(i, j)]) for i in range(3) for j in range(3)]
+        edges = [graph.read_cells([(i, j)]) for i in range(3) for j in range(3)]
         return [np.array(graph.node_ids), into, *edges, graph.degrees("both")]
 
     graph = partition(np.stack(rows), 11, 3, tmp_path / "g", features=features)

@@ -20,6 +20,7 @@ from staticgraph.schema import Field, Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import pointer_dtype, whole_numbers
+from staticgraph.steps.losses import mean_loss
 from staticgraph.training import tasks
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -161,10 +162,18 @@ def test_an_infinite_label_beside_a_missing_one_stays_infinite_in_a_step():
     graphs = [Data(x=torch.ones(2, 1), y=torch.tensor([[y]])) for y in labels]
     store = sg.GraphStore.from_pyg(graphs)
     loader = sg.StaticLoader(store, BucketPlan.of([(10, 2, 5)], 3))
-    from staticgraph.steps.losses import without_missing
-
     (batch,) = list(loader)
-    assert without_missing(batch).y[:3, 0].tolist() == [float("inf"), 0.0, 1.0]
+    seen = []
+
+    def loss(out, batch):
+        seen.append(batch.y[:3, 0].tolist())
+        return F.l1_loss(out, batch.y, reduction="none")
+
+    out = torch.zeros_like(batch.y)
+    assert mean_loss(loss, out, batch) == float("inf")
+    assert seen == [[float("inf"), 0.0, 1.0]]
+    finite = batch.replace(y=torch.where(torch.isinf(batch.y), 4.0, batch.y))
+    assert mean_loss(loss, out, finite) == (4 + 1) / 2
 
 
 # ---------------------------------------------------------------------- numbers beyond 64 bits

@@ -371,6 +371,7 @@ def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
 
 
 def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("staticgraph.progress.EVERY_S", 0.0)
     (tmp_path / "m.csv").write_text("smiles,y\n" + "C,1\n" * 30)
     datasets.open(tmp_path / "m.csv")
     assert capsys.readouterr().err == ""

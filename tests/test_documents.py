@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.memory_points import points_of
 
 import staticgraph as sg
 from staticgraph import datasets
 from staticgraph.errors import StoreCorrupt
+from staticgraph.files import document
 from staticgraph.files.document import read_document
 from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
@@ -24,7 +26,6 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.runner import choice, warm_start
 from staticgraph.runner.report import BucketReport, Report
-from tests.test_memory_fit import points_of
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 OTHERS = (None, [], {}, "a", -1, 1.5, [[]], ["a"])
@@ -138,14 +139,14 @@ def test_a_plan_that_is_a_list(tmp_path):
 
 def test_a_manifest_that_lacks_something_says_what(tmp_path):
     path, load = store(tmp_path)
-    whole = json.loads(path.read_text())
+    whole = document.load(path)
     for key in ("name", "schema", "files"):
-        path.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
+        document.save(path, {k: v for k, v in whole.items() if k != key})
         with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{key}'"):
             load()
     for name in ("row_ptr", "column.x"):
         files = {k: v for k, v in whole["files"].items() if k != name}
-        path.write_text(json.dumps({**whole, "files": files}))
+        document.save(path, {**whole, "files": files})
         with pytest.raises(StoreCorrupt, match=f"no complete manifest: it lacks '{name}'"):
             load()
 

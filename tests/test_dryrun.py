@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
+from support import dryrun_models
+from support.dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
@@ -88,8 +89,8 @@ def request(plans: dict[str, str], model: str, **options) -> dict:
     given = {"plan": plans[model]} if model in plans else ESOL
     for name in ("loss", "optimizer"):
         if name in options:
-            options[name] = f"dryrun_models:{options[name]}"
-    return {"model": f"dryrun_models:{model}", "roles": ["step"], **given, **options}
+            options[name] = f"support.dryrun_models:{options[name]}"
+    return {"model": f"support.dryrun_models:{model}", "roles": ["step"], **given, **options}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -165,7 +166,7 @@ def test_a_recording_refuses_by_name_and_line(child, plans, optimizer, kind, ope
     (cause,) = run.causes
     assert cause.reason == kind
     assert cause.operation.startswith(operation)
-    source = Path(__file__).with_name("dryrun_models.py").read_text().splitlines()
+    source = Path(dryrun_models.__file__).read_text().splitlines()
     line = next(n for n, text in enumerate(source, 1) if text.startswith(f"{optimizer} = "))
     assert f"dryrun_models.py:{line}:" in cause.where
 

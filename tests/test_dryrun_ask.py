@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from dryrun_models import HIDDEN, gine
+from support.dryrun_models import HIDDEN, gine
 from torch import nn
 
 import staticgraph as sg
@@ -82,7 +82,7 @@ def test_targets_are_what_their_sheets_say():
     }  # fmt: skip
     assert [t.arch for t in TARGETS.values()] == ["sm_90", "sm_90", "sm_80", "sm_89"]
     with pytest.raises(ValueError, match="target 'v100'; choose of h100, h200, a100, l4"):
-        sg.dry_run("dryrun_models:gine", target="v100")
+        sg.dry_run("support.dryrun_models:gine", target="v100")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_targets_are_what_their_sheets_say():
 def test_where_it_cannot_work_it_says_why(monkeypatch, capsys, module, name, value, said):
     monkeypatch.setattr(module, name, value)
     with pytest.raises(DryRunUnavailable, match=said):
-        sg.dry_run("dryrun_models:gine", data="examples/data/esol.npz")
-    args = ["check", "--for", "h100", "--model", "dryrun_models:gine", "--data", "esol"]
+        sg.dry_run("support.dryrun_models:gine", data="examples/data/esol.npz")
+    args = ["check", "--for", "h100", "--model", "support.dryrun_models:gine", "--data", "esol"]
     assert cli.main(args) == 3
     assert capsys.readouterr().err.startswith("skipped: ")
 

@@ -95,7 +95,7 @@ class Graph:
     @staticmethod
     def read(path: Path) -> int:
         graph = PartitionedGraph(path, verify=True)
-        assert len(graph.read_buckets([(i, j) for i in (0, 1) for j in (0, 1)])) == graph.num_edges
+        assert len(graph.read_cells([(i, j) for i in (0, 1) for j in (0, 1)])) == graph.num_edges
         return graph.num_edges - 8
 
 

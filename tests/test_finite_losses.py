@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
@@ -47,7 +48,7 @@ def runner_of(store, mode="eager", **options):
     model = Net()
     if mode == "cuda-graph":
         options["recorder"] = TapeRecorder
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         CAPACITIES,
         mode,
@@ -119,7 +120,7 @@ def test_warming_up_leaves_no_flag(store):
         "cuda-graph",
         loss=lambda out, batch: (out - batch.y).square() / batch.num_real_graphs,
         optimizer=adam(model),
-        recorder=TapeRecorder,
+        recording=sg.Recording(recorder=TapeRecorder),
     ).warmup(store, phases=("step",), progress=False)
     runner.step(batch_of(store, 0))
     runner.check_finite()

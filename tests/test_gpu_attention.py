@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_nn_size_classes import batch_of
+from support.attending import batch_of
 from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 

@@ -16,7 +16,8 @@ from support.collated import (
     padded_ids,
     with_positions,
 )
-from test_gpu import Molecules, bce
+from support.gine_net import bce
+from support.molecule_net import Molecules
 
 import staticgraph as sg
 from staticgraph.batches.collate_arguments import collate_arguments

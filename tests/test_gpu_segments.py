@@ -7,7 +7,8 @@ import copy
 
 import pytest
 import torch
-from test_kernels_layers import BATCH, CAPACITY, LAYERS, call
+from support.fused_models import BATCH, LAYERS, call
+from support.parity import CAPACITY
 
 import staticgraph as sg
 from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda

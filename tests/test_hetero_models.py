@@ -1,4 +1,4 @@
-"""Law 2 over types: stock heterogeneous models over padding equal plain PyG without it.
+"""Several types: stock heterogeneous models over padding equal plain PyG without it.
 
 The models are PyG's own (``to_hetero``, ``HeteroConv``, HGT, HAN), unedited. Each runs on the same
 molecules unpadded and in static batches, whose padding carries garbage of scale 1,000 in every row
@@ -12,7 +12,8 @@ import copy
 import pytest
 import torch
 from support.hetero_graphs import by_destination, from_molecule
-from support.parity import Result, differences
+from support.hetero_parity import plain, poisoned, static
+from support.parity import differences
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import (
@@ -33,9 +34,7 @@ from torch_geometric.nn import (
 
 import staticgraph as sg
 from staticgraph.nn import context_of
-from staticgraph.nn.context.present import Restored
 from staticgraph.steps.losses import masked_mean
-from staticgraph.steps.tracing import trace_step
 
 WIDTH = 8
 CHOSEN = 24
@@ -177,56 +176,6 @@ def model_of(name: str, batch) -> nn.Module:
     with torch.no_grad():
         model(Batch.from_data_list([by_destination(g) for g in batch.to_data_list()]))
     return model
-
-
-def loss(out: Tensor, batch) -> Tensor:
-    return (out - batch.y).square()
-
-
-def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
-    """Garbage in every padding row of every field of values."""
-    random = torch.Generator().manual_seed(1)
-    tensors = {}
-    for field in batch.layout.schema:
-        if field.is_index:
-            continue
-        value, mask = batch[field.name], batch[f"{field.level}_mask"]
-        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
-        mask = mask.repeat_interleave(field.rows).view(-1, *(1,) * (value.dim() - 1))
-        tensors[field.name] = torch.where(mask, value, garbage)
-    return batch.replace(**tensors)
-
-
-def plain(model: nn.Module, batch) -> Result:
-    model = copy.deepcopy(model)
-    data = Batch.from_data_list(batch.to_data_list())
-    out = model(data)
-    mean = loss(out, data).mean()
-    mean.backward()
-    return Result(model, out, mean)
-
-
-def static(model: nn.Module, batch, trace: bool = False):
-    model = copy.deepcopy(model)
-    context = context_of(model)
-    found = None
-
-    def compute(given):
-        context.enter(given)
-        out = model(given)
-        mean = masked_mean(loss(out, given), given)
-        context.leave()
-        return out, mean
-
-    with Restored():
-        if trace:
-            found = trace_step(compute, batch)
-            assert found.static, (found.error, found.obstacles)
-            out, mean = found.result
-        else:
-            out, mean = compute(batch)
-        mean.backward()
-    return Result(model, out[: batch.real_counts.graphs], mean)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["exact", "packed"])

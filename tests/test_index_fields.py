@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hetero_parity import plain, poisoned, static
 from support.parity import differences
-from test_hetero_models import plain, poisoned, static
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GATConv, GCNConv, global_add_pool
 from torch_geometric.utils import scatter
@@ -123,11 +123,11 @@ def sorted_edges(data: Data) -> Data:
         return data
     data = data.clone()
     order = torch.from_numpy(np.argsort(data.edge_index[1].numpy(), kind="stable"))
-    rank = torch.argsort(order)
+    now = torch.argsort(order)
     data.edge_index, data.edge_attr = data.edge_index[:, order], data.edge_attr[order]
     if "reverse_index" in data:
         data.reverse_index = data.reverse_index[order]
-        data.triplets = rank[data.triplets]
+        data.triplets = now[data.triplets]
     return data
 
 

@@ -8,10 +8,10 @@ import importlib
 import numpy as np
 import pytest
 import torch
+from support.attending import Attending, batch_of
 from support.compiled import launches
 from support.interpreted import needs_interpreter, run_interpreted
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
-from test_nn_size_classes import Attending, batch_of
 
 import staticgraph as sg
 from staticgraph import models
@@ -22,7 +22,9 @@ from staticgraph.sizes.attention import Setting, attention_path
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
 # At batch size 128, as ogbg-molhiv's: many molecules beside a few that are large.
-MOLECULES = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+MOLECULES = sg.Capacity(
+    3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
+)
 CUDA = Setting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
 
 
@@ -139,7 +141,7 @@ def test_a_fused_layer_equals_plain_pyg(known, monkeypatch):
     """GPS with kernels under it, attention by the operator, garbage in the padding."""
     torch.manual_seed(0)
     batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60), np.float32)
-    monkeypatch.setattr("parity.BATCH", batch)
+    monkeypatch.setattr("support.parity.BATCH", batch)
     model = Attending()
     expected = plain_step(copy.deepcopy(model), lambda m, d: m(d), batch)
     sg.convert(model, kernels=True, attention="kernel")

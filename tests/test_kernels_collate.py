@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import EXAMPLES
 from support.collated import layout_for, odd_graphs, padded_ids, with_positions
+from support.examples import EXAMPLES
 from torch import Tensor
 
 import staticgraph as sg

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernels_cpu import DTYPES, agree, graphs
+from support.kernel_oracle import DTYPES, agree, graphs
 
 from staticgraph.kernels import (
     gcn_degrees,

@@ -1,4 +1,4 @@
-"""Laws 1 and 6: every graph once an epoch, and the same seed gives the same batches."""
+"""The loader: every graph once an epoch, and the same seed gives the same batches."""
 
 from __future__ import annotations
 

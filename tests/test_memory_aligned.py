@@ -10,8 +10,9 @@ from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.probe import probe
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import Reading, Subject
+from staticgraph.probing.reading import Probed, Reading
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.subject import Subject
 
 
 def reading(operations, moments):
@@ -50,7 +51,7 @@ def test_steps_that_cannot_be_matched_give_none(other):
 def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
     """The blocks are few or many with the capacity; the fit counts their places and not G * M."""
     model = models.build("gps", hiv, hidden=16, layers=1)
-    subject = Subject(model, hiv.schema, lambda out, batch: (out - batch.y).square())
+    task = Probed(Subject(model, lambda out, batch: (out - batch.y).square()), hiv.schema)
     capacities = [
         Capacity(400 * k, 860 * k, 14 * k, m) for k, m in ((1, 90), (2, 120), (3, 60), (4, 200))
     ]
@@ -61,8 +62,8 @@ def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):
         Capacity(1800, 2580, 42, 220),
     ]
     held_out = Capacity(3700, 8000, 130, 180)
-    memory = probe(model, hiv, loss=subject.loss, capacities=capacities, held_out=held_out)
-    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+    memory = probe(model, hiv, loss=task.subject.loss, capacities=capacities, held_out=held_out)
+    with AllocatorReader(ProfilerAllocator()).open(task) as read:
         measured = read(held_out).step
     assert memory.fit.layout == "auto"
     assert memory.fit.form == "linear"

@@ -7,6 +7,7 @@ are triplets. One relation has no edge in any graph: what is rare must be told f
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.probe import batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import GivenReader, Subject
+from staticgraph.probing.reading import GivenReader, Probed
 from staticgraph.sizes.reserves import with_reserves
 
 WIDTH = 16
@@ -115,7 +116,7 @@ def stores(esol):
     }
 
 
-def subject_of(name: str, store) -> Subject:
+def task_of(name: str, store) -> Probed:
     torch.manual_seed(0)
     if name == "triplets":
         model = Directional()
@@ -128,7 +129,7 @@ def subject_of(name: str, store) -> Subject:
         )
         with torch.no_grad():
             model(Batch.from_data_list(first))
-    return Subject(model, store.schema, squared, torch.optim.Adam(model.parameters()))
+    return Probed(sg.Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +137,14 @@ def probed(stores):
     found = {}
     for name in ("sage", "hgt", "triplets"):
         store = stores["directed" if name == "triplets" else "typed"]
-        subject = subject_of(name, store)
-        memory = probe(subject.model, store, loss=squared, optimizer=subject.optimizer)
-        found[name] = store, subject, memory
+        task = task_of(name, store)
+        memory = probe(task.subject.model, store, loss=squared, optimizer=task.subject.optimizer)
+        found[name] = store, task, memory
     return found
 
 
-def measured(subject: Subject, capacity: sg.Capacity):
-    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+def measured(task: Probed, capacity: sg.Capacity):
+    with AllocatorReader(ProfilerAllocator()).open(task) as read:
         return read(capacity)
 
 
@@ -153,7 +154,7 @@ def measured(subject: Subject, capacity: sg.Capacity):
 @pytest.mark.parametrize("name", ["sage", "hgt", "triplets"])
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     """Twice the largest probed capacity and a real plan's, within 3% (no slack to hide)."""
-    store, subject, memory = probed[name]
+    store, task, memory = probed[name]
     fitted = memory.fit
     assert fitted.form == "linear"
     assert len(memory.points) > len(fitted.terms)
@@ -161,7 +162,7 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     assert fitted.typed is store.schema.hetero
     assert ("nodes" in fitted.terms) is not store.schema.hetero, "sums of the types' rows"
     for capacity in (memory.checked.capacity, sg.plan_buckets(store, 32).capacities[-1]):
-        found = measured(subject, capacity)
+        found = measured(task, capacity)
         assert fitted.predict(capacity) == pytest.approx(found.step, rel=0.03)
         assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
 
@@ -169,23 +170,25 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
 def test_full_counts_are_read_over_types(probed):
     """With ``path="counted"`` the norms run over the real rows of each type alone, which is less;
     nothing else of the law changes."""
-    store, subject, memory = probed["sage"]
-    counted = probe(subject.model, store, loss=squared, optimizer=subject.optimizer, path="counted")
+    store, task, memory = probed["sage"]
+    counted = probe(
+        task.subject.model, store, loss=squared, optimizer=task.subject.optimizer, path="counted"
+    )
     last = memory.checked.capacity
     assert counted.fit.predict(last) < memory.fit.predict(last)
-    alike = Subject(subject.model, store.schema, squared, subject.optimizer, counted=True)
+    alike = replace(task, counted=True)
     assert counted.fit.predict(last) == pytest.approx(measured(alike, last).step, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["sage", "triplets"])
 def test_the_plan_by_memory_holds_the_cap(probed, name):
-    store, subject, memory = probed[name]
+    store, task, memory = probed[name]
     budget = sg.MemoryBudget("1.5MB")
     plan = sg.plan_buckets(store, memory=memory, budget=budget, min_steps_per_epoch=1)
     assert "by memory, most of it rows of " in plan.note
     assert 1 < plan.batch_size < COUNT
     found = budget.check(memory, plan.capacities)
-    steps = [measured(subject, capacity).step for capacity in plan.capacities]
+    steps = [measured(task, capacity).step for capacity in plan.capacities]
     assert found.total_bytes - found.pool - found.gradients + max(steps) <= budget.max_bytes
     larger = sg.plan_buckets(store, 2 * plan.batch_size)
     with pytest.raises(sg.BudgetExceeded, match=r"take batches of at most \d+ graphs.*rows of"):
@@ -206,15 +209,15 @@ def test_the_plan_by_memory_holds_the_cap(probed, name):
 
 
 def test_a_runner_probes_for_its_budget(probed):
-    store, subject, _ = probed["triplets"]
+    store, task, _ = probed["triplets"]
     plan = sg.plan_buckets(store, 16)
     budget = sg.MemoryBudget("4MB")
     runner = sg.StaticGraphRunner(
-        subject.model,
+        task.subject.model,
         plan,
         mode="eager",
         loss=squared,
-        optimizer=subject.optimizer,
+        optimizer=task.subject.optimizer,
         budget=budget,
     )
     runner.step(next(iter(sg.StaticLoader(store, plan))))

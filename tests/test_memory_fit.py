@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.fit import TERMS, Point, counts_of, fit
-from staticgraph.probing.probe import probe_capacities
 from staticgraph.sizes.capacity import Capacity
 
-SIZES = np.array([[5, 8], [25, 54], [60, 130], [12, 26]])
-CAPACITIES, HELD_OUT = probe_capacities(SIZES)
-
 coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
-
-
-def points_of(terms, coefficients, capacities=CAPACITIES):
-    return [
-        Point(c, sum(k * counts_of(c)[t] for t, k in zip(terms, coefficients, strict=True)))
-        for c in capacities
-    ]
 
 
 @given(st.tuples(*[coefficient] * 5))

@@ -18,8 +18,9 @@ from staticgraph.probing.live_storages import LiveStorages
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.probe import probe
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import Subject
+from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.subject import Subject
 
 SMALL = Capacity(100, 210, 6, 60)
 
@@ -199,21 +200,21 @@ def prepared(store):
     torch.manual_seed(0)
     model = models.build("gine", store, hidden=16, layers=1, dropout=0.5)
     optimizer = torch.optim.Adam(model.parameters())
-    return Subject(model, store.schema, squared, optimizer)
+    return Probed(Subject(model, squared, optimizer), store.schema)
 
 
-def run(subject, store, allocator, **options):
+def run(task, store, allocator, **options):
     """Probes under the allocator; what is live and reserved, before and after."""
     with allocator:
-        allocator.watch([*subject.model.parameters(), *subject.model.buffers()])
+        allocator.watch([*task.subject.model.parameters(), *task.subject.model.buffers()])
         allocator.trim()
         before = allocator.live_bytes, allocator.reserved()
         try:
             return probe(
-                subject.model,
+                task.subject.model,
                 store,
                 loss=squared,
-                optimizer=subject.optimizer,
+                optimizer=task.subject.optimizer,
                 reader=AllocatorReader(allocator),
                 **options,
             )
@@ -227,49 +228,52 @@ def run(subject, store, allocator, **options):
 
 def stages(store):
     """The first and the last operation of a reading, its two warm steps included."""
-    subject, allocator = prepared(store), FailingAllocator()
-    with allocator, AllocatorReader(allocator).open(subject) as read:
+    task, allocator = prepared(store), FailingAllocator()
+    with allocator, AllocatorReader(allocator).open(task) as read:
         first = allocator.count + 1
         read(SMALL)
         return first, allocator.count
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_every_stage_leaves_no_trace(esol):
     first, last = stages(esol)
     for stage in range(8):
-        subject = prepared(esol)
-        weights = [p.detach().clone() for p in subject.model.parameters()]
+        task = prepared(esol)
+        weights = [p.detach().clone() for p in task.subject.model.parameters()]
         random = torch.get_rng_state()
         allocator = FailingAllocator()
         allocator.fail_at = first + (last - first) * stage // 7
         with pytest.raises(ProbeFailed, match=r"not even the smallest probe .*\(injected\)"):
-            run(subject, esol, allocator, capacities=[SMALL])
-        assert all(map(torch.equal, subject.model.parameters(), weights)), stage
-        assert all(p.grad is None for p in subject.model.parameters()), stage
-        assert not subject.optimizer.state, stage
+            run(task, esol, allocator, capacities=[SMALL])
+        assert all(map(torch.equal, task.subject.model.parameters(), weights)), stage
+        assert all(p.grad is None for p in task.subject.model.parameters()), stage
+        assert not task.subject.optimizer.state, stage
         assert torch.equal(torch.get_rng_state(), random), stage
 
 
+@pytest.mark.slow
 def test_a_tight_limit_is_met_with_smaller_probes(esol):
-    subject, allocator = prepared(esol), FailingAllocator(limit_bytes=1_000_000)
-    memory = run(subject, esol, allocator)
+    task, allocator = prepared(esol), FailingAllocator(limit_bytes=1_000_000)
+    memory = run(task, esol, allocator)
     assert allocator.peak_bytes <= 1_500_000
     assert all(point.nbytes <= 1_000_000 for point in memory.points)
     assert memory.reader == "the allocator of a test"
 
 
+@pytest.mark.slow
 def test_the_allocators_reading_is_the_fake_tensors(esol):
     """Two of the three ways over the same step: they must tell the same bytes."""
-    subject = prepared(esol)
+    task = prepared(esol)
     capacities = [
         Capacity(150 + 40 * k, 310 + 70 * (k % 3), 8 + k % 2, 60 - 9 * k) for k in range(6)
     ]
-    real = run(subject, esol, FailingAllocator(), capacities=capacities)
+    real = run(task, esol, FailingAllocator(), capacities=capacities)
     fake = probe(
-        subject.model,
+        task.subject.model,
         esol,
         loss=squared,
-        optimizer=subject.optimizer,
+        optimizer=task.subject.optimizer,
         reader="fake",
         capacities=capacities,
     )
@@ -293,15 +297,18 @@ class Workspace(torch.nn.Module):
         return self.model(x, edge_index, edge_attr, batch, batch_size)
 
 
+@pytest.mark.slow
 def test_what_a_library_takes_and_keeps_is_told_apart(esol):
-    subject = prepared(esol)
-    wrapped = Subject(Workspace(subject.model), esol.schema, squared, subject.optimizer)
+    task = prepared(esol)
+    wrapped = Probed(
+        Subject(Workspace(task.subject.model), squared, task.subject.optimizer), esol.schema
+    )
     allocator = FailingAllocator()
     with allocator:
         allocator.watch([*wrapped.model.parameters(), *wrapped.model.buffers()])
         with AllocatorReader(allocator).open(wrapped) as read:
             readings = [read(SMALL), read(SMALL)]
-    with allocator, AllocatorReader(allocator).open(subject) as read:
+    with allocator, AllocatorReader(allocator).open(task) as read:
         plain = read(SMALL)
     for reading in readings:
         assert reading.workspaces == pytest.approx(100_000, abs=2000)
@@ -310,11 +317,11 @@ def test_what_a_library_takes_and_keeps_is_told_apart(esol):
 
 @pytest.mark.gpu
 def test_the_cuda_allocator_is_read_and_left_as_it_was(esol):
-    subject = prepared(esol)
-    subject.model.cuda()
+    task = prepared(esol)
+    task.subject.model.cuda()
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
-    memory = probe(subject.model, esol, loss=squared, optimizer=subject.optimizer)
+    memory = probe(task.subject.model, esol, loss=squared, optimizer=task.subject.optimizer)
     assert memory.reader.startswith("the allocator of")
     assert torch.cuda.memory_reserved() <= reserved
     assert memory.fit.residual < 0.05

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
@@ -60,7 +61,7 @@ def runner_of(loss, mode="eager", store=None, model=None, **options):
     model = Net() if model is None else model
     if mode == "cuda-graph":
         options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         mode,

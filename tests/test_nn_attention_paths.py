@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from support.attending import Attending, batch_of, batches
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
-from test_nn_size_classes import Attending, batch_of, batches
 from torch import nn
 from torch.nn.attention import flex_attention as torch_flex
 from torch_geometric.data import Batch
@@ -25,8 +25,8 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.sizes.attention import PATHS, WORTH_IT, Setting, attention_path
 
 SIZES = [60, 3, 8, 1, 17, 5, 9, 2, 30]
-RANKS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
-BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, ranks=RANKS))
+BOUNDS = ((0, 60), (1, 30), (3, 9), (6, 5))  # four blocks, as the sizes are: none has room to spare
+BATCH = batch_of(SIZES, sg.Capacity(170, 20, 14, 60, order_statistics=BOUNDS))
 # Tiles of 128 that graphs lie across, a graph larger than a tile, and tiles of padding alone.
 WIDE = batch_of([160, 3, 8, 1, 17, 50, 9, 2, 90], sg.Capacity(700, 20, 14, 160))
 
@@ -48,7 +48,7 @@ def test_a_compiled_step_is_one_graph_and_equals_plain_pyg(path, batch, monkeypa
     """Outputs and gradients, float64, counts unknown and garbage in the padding."""
     torch.manual_seed(0)
     model = Attending().double()
-    monkeypatch.setattr("parity.BATCH", batch)
+    monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, forward, batch)
     sg.convert(own := copy.deepcopy(model), attention=path)
     padded = unknown_counts(poisoned(batch, 1000.0))
@@ -64,7 +64,7 @@ def test_a_further_key_for_each_graph_equals_plain_pyg(path, option, monkeypatch
     model = Attending()
     model.gps = GPSConv(8, None, heads=2, norm=None, attn_kwargs={option: True})
     model = model.double()
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     expected = plain_step(model, forward, BATCH)
     sg.convert(model, attention=path)
     found, _ = static_step(model, forward, unknown_counts(BATCH))
@@ -95,7 +95,7 @@ def test_pools_by_attention_in_blocks_equal_plain_pyg(pool, known, path, monkeyp
     torch.manual_seed(0)
     model = Pooling(POOLS[pool]()).double()
     model(Batch.from_data_list(BATCH.to_data_list()))
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     expected = plain_step(model, forward, BATCH)
     sg.convert(model, attention=path)
     padded = poisoned(BATCH, 1000.0)
@@ -167,7 +167,9 @@ def test_auto_tells_why_a_path_was_not_compared(setting, path, reason):
 
 def test_auto_takes_the_fewest_entries():
     """Molecules go in blocks; graphs of thousands of nodes, where a tile is little, do not."""
-    molecules = sg.Capacity(3288, 7078, 129, 222, ranks=((0, 222), (2, 117), (8, 59), (50, 28)))
+    molecules = sg.Capacity(
+        3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
+    )
     assert attention_path(molecules, "auto", CUDA).name == "size-classed"
     large = attention_path(LARGE, "auto", CUDA)
     assert large.name in ("flex", "varlen")
@@ -305,7 +307,7 @@ def test_varlen_writes_nothing_in_the_padding_and_reads_nothing_there(monkeypatc
             return *wide, None, None
 
     monkeypatch.setattr(attention_paths, "varlen_attention", Kernel.apply)
-    monkeypatch.setattr("parity.BATCH", BATCH)
+    monkeypatch.setattr("support.parity.BATCH", BATCH)
     torch.manual_seed(0)
     model = Attending().double()
     expected = plain_step(model, forward, BATCH)

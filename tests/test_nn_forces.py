@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import SchNet, global_mean_pool
@@ -74,7 +75,7 @@ def runner_of(model, batch, **options):
         return energy + per_graph.mean(1, keepdim=True)
 
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    return sg.StaticGraphRunner(
+    return made_runner(
         model, [batch.capacity], loss=both, optimizer=optimizer, differentiable=("pos",), **options
     )
 

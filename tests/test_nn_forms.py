@@ -19,6 +19,7 @@ from support.parity import (
     static_step,
     unknown_counts,
 )
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.utils import dropout_edge, subgraph, to_dense_batch
@@ -184,7 +185,7 @@ def step_of(batch, **options):
     torch.manual_seed(0)
     model = Net().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    runner = sg.StaticGraphRunner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
+    runner = made_runner(model, [CAPACITY], loss=loss, optimizer=optimizer, **options)
     value = runner.step(batch)
     return [value, *model.state_dict().values()], runner.eval_step(batch).out
 

@@ -1,4 +1,4 @@
-"""Law 2 for every layer of the table: padded with garbage equals plain PyG, and in one graph."""
+"""Every layer of the table: padded with garbage it equals plain PyG, and it is one graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from support.layer_cases import CASES, Case, Model
+from support.layer_cases import CASES
+from support.layer_model import call, model_of
 from support.parity import (
     BATCH,
     STORE,
@@ -26,18 +27,6 @@ from staticgraph.steps.tracing import tracing_options
 torch.set_num_threads(1)
 
 
-def model_of(case: Case) -> Model:
-    torch.manual_seed(0)
-    model = Model(case).to(case.dtype)
-    with torch.no_grad():  # the head's input is not known before
-        model.eval()(Batch.from_data_list(BATCH.to_data_list()))
-    return model.train()
-
-
-def call(model, batch):
-    return model(batch)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_padded_with_garbage_equals_plain_pyg(case):
     """Outputs, loss, gradients and buffers, with counts known (eager) and unknown (compiled)."""
@@ -52,11 +41,14 @@ def test_padded_with_garbage_equals_plain_pyg(case):
             assert differences(expected, found, case.tolerance) == []
 
 
-@pytest.mark.parametrize("part", range(8))
+PARTS = 16
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_layer_is_one_graph_of_fixed_shapes(part):
     """Captured as torch.compile would; the captured graph gives PyG's numbers as well."""
     wrong = {}
-    for case in CASES[part::8]:
+    for case in CASES[part::PARTS]:
         model = model_of(case)
         expected = plain_step(model, call, BATCH)
         found, trace = static_step(model, call, unknown_counts(poisoned(BATCH, 1000.0)), trace=True)

@@ -10,41 +10,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from support.attending import Attending, batch_of, batches
 from support.parity import differences, plain_step, static_step, unknown_counts
-from torch import nn
-from torch_geometric.nn import GPSConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.sizes.attention import PATHS, attention_path
-
-
-def batch_of(sizes: list[int], capacity: sg.Capacity, dtype: type = np.float64) -> sg.StaticBatch:
-    nodes = np.array(sizes, dtype=np.int64)
-    none = np.empty(0, np.int64)
-    random = np.random.default_rng(0)
-    store = sg.GraphStore.from_arrays(
-        nodes,
-        np.zeros(len(nodes), np.int64),
-        none,
-        none,
-        {
-            "x": ("node", random.standard_normal((nodes.sum(), 8)).astype(dtype)),
-            "y": ("graph", random.standard_normal((len(nodes), 2)).astype(dtype)),
-        },
-    )
-    return sg.StaticBatch.of(store, range(len(nodes)), capacity)
-
-
-@st.composite
-def batches(draw):
-    """Any sizes that fit, the worst included: one huge graph, all alike, empty graphs."""
-    sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=20))
-    spare = draw(st.integers(0, 30))
-    graphs = len(sizes) + 1 + draw(st.integers(1, 3))
-    nodes = sum(sizes) + 1 + spare
-    widest = min(max([1, *sizes]) + draw(st.integers(0, 9)), max(1, nodes - 1))
-    return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)
 
 
 @given(batches(), st.booleans())
@@ -68,7 +39,7 @@ def test_every_batch_that_fits_the_bucket_fits_the_blocks(drawn, known):
 
 
 def test_the_bound_holds_for_the_sizes_it_was_made_for():
-    """Ranks and widths against the definition: n // (i + 1) at the first rank of each block."""
+    """Blocks and widths against the definition: n // (i + 1) at the first graph of each block."""
     capacity = sg.Capacity(3295, 7093, 129, 222)
     path = attention_path(capacity)
     assert path.name == "size-classed"
@@ -91,25 +62,17 @@ def test_small_blocks_stay_in_one():
             refuse()
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gps = GPSConv(8, None, heads=2, norm=None)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, data):
-        return self.head(global_add_pool(self.gps(data.x, None, data.batch), data.batch))
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["counts known", "counts unknown"])
 def test_every_path_gives_the_same(known, monkeypatch):
     """Outputs and gradients of each path against plain PyG in float64."""
     torch.manual_seed(0)
     model = Attending().double()
-    ranks = ((0, 60), (1, 30), (3, 9), (6, 5))
-    batch = batch_of([60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, ranks=ranks))
+    bounds = ((0, 60), (1, 30), (3, 9), (6, 5))
+    batch = batch_of(
+        [60, 3, 8, 1, 17, 5, 9, 2, 30], sg.Capacity(170, 20, 14, 60, order_statistics=bounds)
+    )
     assert len(attention_path(batch.capacity, "size-classed").blocks) == 4
-    monkeypatch.setattr("parity.BATCH", batch)
+    monkeypatch.setattr("support.parity.BATCH", batch)
     expected = plain_step(model, lambda m, d: m(d), batch)
     batch = batch if known else unknown_counts(batch)
     for path in PATHS:

@@ -8,7 +8,6 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import EXAMPLES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.collated import (
@@ -20,6 +19,7 @@ from support.collated import (
     padded_ids,
     with_positions,
 )
+from support.examples import EXAMPLES
 from support.graphs import graph_lists
 from torch_geometric.data import Data
 

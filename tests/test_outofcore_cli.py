@@ -11,6 +11,7 @@ from support.command import status_of
 
 from staticgraph import cli
 from staticgraph.errors import UnknownDataset
+from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph
 from staticgraph.outofcore.disk import data
 
@@ -177,7 +178,7 @@ def test_embeddings_of_a_graph_that_was_partitioned_anew_are_refused(triples, tm
     assert cli.main([*partition, "--out", str(tmp_path / "graph")]) == 0
     # Made to look as if the run's own seed had been used.
     manifest = tmp_path / "graph" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"seed": 7', '"seed": 0'))
+    document.save(manifest, {**document.load(manifest), "seed": 0})
     capsys.readouterr()
     assert cli.main(arguments) == 2
     assert "whose nodes have other numbers" in capsys.readouterr().err
@@ -192,6 +193,20 @@ def test_overwrite_removes_the_run_and_nothing_else(triples, tmp_path):
     (tmp_path / "graph" / "manifest.json").write_text("{}")
     assert status_of([*arguments, "--overwrite"]) == 2
     assert (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize("folder", ["graph", "embeddings"])
+def test_overwrite_never_removes_what_was_put_into_its_folders(triples, tmp_path, capsys, folder):
+    arguments = [*LINKS, "--data", triples, "--policy", "in-memory", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    (tmp_path / folder / "thesis.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert status_of([*arguments, "--overwrite"]) == 2
+    assert "'thesis.txt' in it is no part of" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / folder / "thesis.txt").unlink()
+    assert cli.main([*arguments, "--overwrite"]) == 0
 
 
 # ---------------------------------------------------------------------- data sets

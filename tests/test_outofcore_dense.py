@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import dense_oracle
 
 from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
-from tests.support import dense_oracle
 
 
 def star(degree: int) -> Neighbours:

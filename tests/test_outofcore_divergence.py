@@ -1,5 +1,5 @@
-"""Embeddings that diverged rank last, are never committed, and the error names the epoch; and those
-of one numbering of the nodes are not taken for those of another."""
+"""Embeddings that diverged stand last, are never committed, and the error names the epoch; and
+those of one numbering of the nodes are not taken for those of another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from staticgraph.outofcore import (
     evaluate_links,
     partition,
 )
-from staticgraph.outofcore.training.ranking import filtered_ranks
+from staticgraph.outofcore.training.ranking import filtered_places
 
 N = 23
 SMALL = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, seed=3)
@@ -49,12 +49,12 @@ def plain(graph, folder, config=SMALL) -> LinkTrainer:
     return LinkTrainer(graph, Beta(2), config, folder)
 
 
-# ---------------------------------------------------------------------- ranks
+# ---------------------------------------------------------------------- places
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
-    """All of the 23 nodes but the true end are candidates: the last rank is 23."""
+    """All of the 23 nodes but the true end are candidates: the last place is 23."""
     tested = np.array([[0, 1], [1, 2], [2, 2]])
     graph = partition(generated(), N, 2, tmp_path / "g")
     trainer = LinkTrainer(graph, InMemory(), SMALL, tmp_path / "e")
@@ -63,7 +63,7 @@ def test_a_true_end_whose_score_is_not_finite_stands_last(tmp_path, value):
         trainer.file.read(k, values, sums)
         trainer.file.write(k, np.full_like(values, value), sums)
     trainer.file.commit()
-    np.testing.assert_array_equal(filtered_ranks(trainer, tested, tested), N)
+    np.testing.assert_array_equal(filtered_places(trainer, tested, tested), N)
     score = evaluate_links(trainer, tested, tested)
     assert score.mrr == pytest.approx(1 / N)
     assert set(score.hits.values()) == {0.0}
@@ -87,7 +87,7 @@ def test_a_candidate_whose_score_is_not_finite_is_worse_than_a_finite_one(tmp_pa
         trainer.file.write(k, values, sums)
     trainer.file.commit()
     # The true end and, as a candidate, the other finite end: equal or not, at most one is better.
-    assert (filtered_ranks(trainer, tested, tested) <= 2).all()
+    assert (filtered_places(trainer, tested, tested) <= 2).all()
     assert evaluate_links(trainer, tested, tested).not_finite == 0
     trainer.close()
 
@@ -195,7 +195,7 @@ def test_embeddings_of_another_numbering_are_refused(graph, tmp_path, made):
     assert other.digest != graph.digest
     with pytest.raises(ValueError, match=rf"{graph.digest}.* is {other.digest}.* the same seed"):
         made(other, tmp_path / "e")
-    same = partition(generated(), N, 4, tmp_path / "g", seed=0)
+    same = partition(generated(), N, 4, tmp_path / "g", seed=0, overwrite=True)
     assert same.digest == graph.digest
     made(same, tmp_path / "e").close()
 

@@ -215,7 +215,7 @@ def test_reads_what_the_policy_says_and_trains_on_every_edge_once(graph, tmp_pat
 
     trainer.step.fill = recording
     result = trainer.train_epoch()
-    all_rows = graph.read_buckets([(i, j) for i in range(6) for j in range(6)])
+    all_rows = graph.read_cells([(i, j) for i in range(6) for j in range(6)])
     found = np.concatenate(seen)
     order = [np.lexsort(rows.T) for rows in (found, all_rows)]
     np.testing.assert_array_equal(found[order[0]], all_rows[order[1]])
@@ -294,7 +294,7 @@ def test_a_buffer_for_everything_equals_plain_arrays_bit_for_bit(graph, tmp_path
     values = np.concatenate(first)
     sums = np.zeros_like(values)
     relations, relation_sums = trainer.decoder.initial(3, 4), torch.zeros(2, 3, 4)
-    edges = graph.read_buckets([(i, j) for i in range(p) for j in range(p)])
+    edges = graph.read_cells([(i, j) for i in range(p) for j in range(p)])
 
     class AllInMemory:
         def __init__(self):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted_graphs import counting
+from support.hop_samples import edge_list, reference
 from support.tape import TapeRecorder
-from test_outofcore_hops import edge_list, reference
-from test_outofcore_loader import counting
 from torch_geometric.nn import SAGEConv
 
 from staticgraph.errors import NotStatic
@@ -183,7 +183,7 @@ def test_values_follow_their_nodes_and_every_edge_comes_once(graph, tmp_path, po
     for _ in range(2):
         seen.clear()
         result = trainer.train_epoch()
-        every = graph.read_buckets([(i, j) for i in range(6) for j in range(6)])
+        every = graph.read_cells([(i, j) for i in range(6) for j in range(6)])
         found = np.concatenate(seen, axis=1).T
         order = [np.lexsort(rows.T) for rows in (found, every)]
         np.testing.assert_array_equal(found[order[0]], every[order[1]])
@@ -369,7 +369,7 @@ def test_a_rung_records_once_on_a_gpu_and_gives_what_the_cpu_gives(graph, tmp_pa
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 def test_training_learns_two_communities(tmp_path, kind):
-    """Edges within two halves of 40 nodes: the true end must rank far above chance."""
+    """Edges within two halves of 40 nodes: the true end must stand far above chance."""
     rng = np.random.default_rng(0)
     ends = np.unique(rng.integers(0, 20, (2, 300)), axis=1)
     edges = np.concatenate([ends, ends + 20], axis=1)

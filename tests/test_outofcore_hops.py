@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
+from support.hop_samples import edge_list, reference, roomy, sampled, simple_edges
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.outofcore.sampling.dense import DenseSampler
@@ -20,34 +21,6 @@ from staticgraph.outofcore.training.layers import (
     SampledGNN,
     SampledSAGE,
 )
-
-
-def simple_edges(rows: int, edges: int, seed: int) -> np.ndarray:
-    """Distinct edges without self-loops."""
-    ends = np.random.default_rng(seed).integers(0, rows, (2, edges))
-    return np.unique(ends[:, ends[0] != ends[1]], axis=1)
-
-
-def sampled(rows=30, edges=150, fanouts=(3, 4), seeds=5, seed=0):
-    neighbours = Neighbours.of(*simple_edges(rows, edges, seed), rows)
-    sampler = DenseSampler(neighbours, fanouts)
-    chosen = np.random.default_rng(seed).permutation(rows)[:seeds]
-    return sampler, chosen, sampler.sample(chosen, seed)
-
-
-def roomy(sample, extra=3) -> HopCapacity:
-    exact = exact_capacity(sample)
-    return HopCapacity(tuple(n + extra for n in exact.nodes), exact.widths)
-
-
-def edge_list(sample) -> torch.Tensor:
-    """The sampled edges, positions in ``sample.nodes``, neighbour to node."""
-    pairs = []
-    for hop, table in enumerate(sample.tables):
-        for i, row in enumerate(table):
-            pairs += [(int(p), sample.hops[hop] + i) for p in row if p >= 0]
-    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
-
 
 # ---------------------------------------------------------------------- padding
 
@@ -89,36 +62,6 @@ def test_a_sample_that_does_not_fit_is_refused():
 
 
 # ---------------------------------------------------------------------- layers against PyG
-
-
-class WeightedSum(MessagePassing):
-    def forward(self, x, edge_index, weight):
-        return self.propagate(edge_index, x=x, weight=weight)
-
-    def message(self, x_j, weight):
-        return weight.unsqueeze(-1) * x_j
-
-
-def reference(layer, x, sample, degrees):
-    """The layer over the unpadded sample by PyG, all nodes."""
-    edges = edge_list(sample)
-    if isinstance(layer, SampledSAGE):
-        conv = SAGEConv(layer.lin_l.in_features, layer.lin_l.out_features).double()
-        return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
-    if isinstance(layer, SampledGAT):
-        conv = GATConv(layer.lin.in_features, layer.out_channels, heads=layer.heads).double()
-        return torch.func.functional_call(conv, dict(layer.named_parameters()), (x, edges))
-    # GCN with the graph's degrees; what was not sampled is made up for by a factor.
-    degree = torch.from_numpy(degrees[sample.nodes]).double()
-    taken = torch.zeros_like(degree).index_add_(0, edges[1], torch.ones(edges.size(1)).double())
-    loops = torch.arange(len(degree)).repeat(2, 1)
-    source, target = edges
-    weight = (degree / taken.clamp(min=1))[target] / (
-        (degree[source] + 1) * (degree[target] + 1)
-    ).sqrt()
-    every = torch.cat([edges, loops], 1)
-    weights = torch.cat([weight, 1 / (degree + 1)])
-    return WeightedSum()(layer.lin(x), every, weights) + layer.bias
 
 
 def gradients(loss, model):

@@ -1,4 +1,4 @@
-"""Link prediction: loss and updates against plain PyTorch, ranks against loops, static shapes."""
+"""Link prediction: loss and updates against plain PyTorch, places against loops, static shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_li
 from staticgraph.outofcore.training.adagrad import adagrad_rows, distinct
 from staticgraph.outofcore.training.decoders import DECODERS, ComplEx
 from staticgraph.outofcore.training.link_step import LinkStep
-from staticgraph.outofcore.training.ranking import filtered_ranks
+from staticgraph.outofcore.training.ranking import filtered_places
 
 N, RELATIONS = 23, 3
 
@@ -116,7 +116,7 @@ def test_negatives_by_degree_are_ends_of_edges():
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("p", [1, 4])
-def test_filtered_ranks_equal_loops(tmp_path, decoder, p):
+def test_filtered_places_equal_loops(tmp_path, decoder, p):
     edges = generated()
     graph = partition(edges, N, p, tmp_path / "g")
     config = LinkConfig(decoder, dimension=6, batch_size=10, chunks=2, negatives=8, spread=1.0)
@@ -132,38 +132,38 @@ def test_filtered_ranks_equal_loops(tmp_path, decoder, p):
         table[graph.node_ids[low : low + graph.nodes_of(k)]] = values[: graph.nodes_of(k)]
     exact, relations = torch.from_numpy(table).double(), trainer.relations.double()
     true = set(map(tuple, known.T.tolist()))
-    ranks = np.empty((2, 15))
+    places = np.empty((2, 15))
     for t, (source, destination, relation) in enumerate(tested.T.tolist()):
         for way in (0, 1):
             here, there = (source, destination) if way == 0 else (destination, source)
             r = relations[way, relation]
             target = plain_score(decoder, exact[here], r, exact[there])
-            rank = 1.0
+            place = 1.0
             for candidate in range(N):
                 edge = (here, candidate) if way == 0 else (candidate, here)
                 if candidate == there or (*edge, relation) in true:
                     continue
-                rank += float(plain_score(decoder, exact[here], r, exact[candidate]) > target)
-            ranks[way, t] = rank
-    np.testing.assert_array_equal(filtered_ranks(trainer, tested, known), ranks)
+                place += float(plain_score(decoder, exact[here], r, exact[candidate]) > target)
+            places[way, t] = place
+    np.testing.assert_array_equal(filtered_places(trainer, tested, known), places)
     score = evaluate_links(trainer, tested, known)
-    assert score.mrr == pytest.approx((1 / ranks).mean())
-    assert score.hits[3] == pytest.approx((ranks <= 3).mean())
+    assert score.mrr == pytest.approx((1 / places).mean())
+    assert score.hits[3] == pytest.approx((places <= 3).mean())
     trainer.close()
 
 
-def test_a_model_that_scores_everything_alike_ranks_in_the_middle(tmp_path):
+def test_a_model_that_scores_everything_alike_stands_in_the_middle(tmp_path):
     graph = partition(generated(), N, 2, tmp_path / "g")
     config = LinkConfig(dimension=4, batch_size=10, chunks=2, negatives=8, spread=0.0)
     trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
     tested = np.array([[0], [1], [2]])
-    np.testing.assert_array_equal(filtered_ranks(trainer, tested, tested), (1 + N) / 2)
+    np.testing.assert_array_equal(filtered_places(trainer, tested, tested), (1 + N) / 2)
     trainer.close()
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_training_learns_a_graph_with_and_without_relations(tmp_path, decoder):
-    """A ring of 60 nodes: neighbours must rank far above chance."""
+    """A ring of 60 nodes: neighbours must stand far above chance."""
     ring = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
     for columns in (ring, np.concatenate([ring, np.zeros((1, 60), int)])):
         graph = partition(columns, 60, 3, tmp_path / f"g{len(columns)}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import FunctionType
-
 import numpy as np
 import pytest
 import torch
+from support.counted_graphs import counting
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv
@@ -196,21 +195,6 @@ def test_an_error_of_a_thread_reaches_the_caller(tmp_path):
 
 
 # ---------------------------------------------------------------------- training
-
-
-def counting(backend_calls):
-    """Compiles each function by itself and counts graphs, without Inductor."""
-
-    def backend(graph, inputs):
-        backend_calls.append(graph)
-        return graph
-
-    def compiler(function, name):
-        code = function.__code__.replace(co_name=name.replace(" ", "_"))
-        own = FunctionType(code, function.__globals__, name, None, function.__closure__)
-        return torch.compile(own, backend=backend, fullgraph=True, dynamic=False)
-
-    return compiler
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])

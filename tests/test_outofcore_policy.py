@@ -1,4 +1,4 @@
-"""Policies: each bucket once, both ends resident, as few swaps as published, random where said."""
+"""Policies: each cell once, both ends resident, as few swaps as published, random where said."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def assert_is_an_epoch(schedule: Schedule, p: int, c: int, group: int) -> None:
     """By hand, without the library's own check."""
-    used = Counter(bucket for state in schedule.states for bucket in state.buckets)
+    used = Counter(cell for state in schedule.states for cell in state.cells)
     assert used == Counter((i, j) for i in range(p) for j in range(p))
     for state in schedule.states:
         assert len(set(state.partitions)) == len(state.partitions) == min(c, p)
-        assert {k for bucket in state.buckets for k in bucket} <= set(state.partitions)
+        assert {k for cell in state.cells for k in cell} <= set(state.partitions)
     for before, now in zip(schedule.states, schedule.states[1:], strict=False):
         assert len(set(now.partitions) - set(before.partitions)) == group
 
@@ -86,13 +86,13 @@ def test_comet_defaults_to_two_groups():
     assert Comet(8).group(32) == 4
 
 
-def test_comet_gives_a_bucket_to_every_state_that_holds_it_alike():
+def test_comet_gives_a_cell_to_every_state_that_holds_it_alike():
     draws, chosen = 4000, Counter()
     generator = rng(3)
     for _ in range(draws):
         schedule = Comet(4, 4).epoch(8, generator)
         holding = [n for n, s in enumerate(schedule.states) if {0, 1} <= set(s.partitions)]
-        used = next(n for n, s in enumerate(schedule.states) if (0, 1) in s.buckets)
+        used = next(n for n, s in enumerate(schedule.states) if (0, 1) in s.cells)
         chosen[(len(holding), holding.index(used))] += 1
     for count in {held for held, _ in chosen}:
         found = [chosen[(count, place)] for place in range(count)]
@@ -110,10 +110,10 @@ def test_groups_are_drawn_anew_each_epoch():
     assert Comet(4, 4).epoch(8, rng(1)) == Comet(4, 4).epoch(8, rng(1))
 
 
-def test_greedy_uses_the_first_state_that_holds_a_bucket():
+def test_greedy_uses_the_first_state_that_holds_a_cell():
     schedule = Beta(3).epoch(7, rng(2))
     for number, state in enumerate(schedule.states):
-        for i, j in state.buckets:
+        for i, j in state.cells:
             assert not any({i, j} <= set(s.partitions) for s in schedule.states[:number])
 
 
@@ -148,11 +148,11 @@ def test_check_finds_what_a_wrong_policy_would_do():
     both = State((0, 1), ((0, 0), (0, 1), (1, 0), (1, 1)))
     Schedule(2, (both,)).check()
     with pytest.raises(ValueError, match="never trained on"):
-        Schedule(2, (State((0, 1), both.buckets[:3]),)).check()
+        Schedule(2, (State((0, 1), both.cells[:3]),)).check()
     with pytest.raises(ValueError, match="again"):
-        Schedule(2, (State((0, 1), (*both.buckets, (0, 1))),)).check()
+        Schedule(2, (State((0, 1), (*both.cells, (0, 1))),)).check()
     with pytest.raises(ValueError, match="holds only"):
-        Schedule(2, (State((0,), both.buckets),)).check()
+        Schedule(2, (State((0,), both.cells),)).check()
 
 
 # ---------------------------------------------------------------------- nodes
@@ -189,7 +189,7 @@ def test_node_cache_keeps_training_partitions_and_draws_the_others():
 
 
 def test_bias_by_hand():
-    # Partition 0 meets (0,0) of its three buckets first, partition 1 none: 1/3 apart.
+    # Partition 0 meets (0,0) of its three cells first, partition 1 none: 1/3 apart.
     first, second = State((0, 1), ((0, 0),)), State((0, 1), ((0, 1), (1, 0), (1, 1)))
     assert edge_permutation_bias(Schedule(2, (first, second))) == pytest.approx(1 / 3)
     # With 8 edges in (0,0) and 1 in each other it is 8/10.

@@ -12,7 +12,7 @@ ROOM = PACKAGE / "outofcore"
 PURE = ("bias", "node_policy", "policy", "schedule", "tuning")
 # What the room may use of the rest of the library.
 SHARED = (
-    "errors", "files", "report", "table",
+    "documents", "errors", "files", "report", "table",
     "running.compiled", "running.modes", "running.recorder", "running.training_state",
 )  # fmt: skip
 

@@ -24,13 +24,13 @@ def generated(n: int, e: int, seed: int = 0, relations: int = 0) -> np.ndarray:
     return np.stack([*rows, rng.integers(0, relations, e)] if relations else rows)
 
 
-def all_buckets(p: int) -> list[tuple[int, int]]:
+def all_cells(p: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(p) for j in range(p)]
 
 
 def original(graph: PartitionedGraph) -> np.ndarray:
     """All edges, back in the caller's numbers, in the file's order."""
-    rows = graph.read_buckets(all_buckets(graph.num_partitions))
+    rows = graph.read_cells(all_cells(graph.num_partitions))
     columns = [graph.node_ids[rows[:, 0]], graph.node_ids[rows[:, -1]], *rows[:, 1:-1].T]
     return np.stack(columns)
 
@@ -44,7 +44,7 @@ def sorted_columns(edges: np.ndarray) -> np.ndarray:
     n=st.integers(1, 40), e=st.integers(0, 120), p=st.integers(1, 8), chunk=st.integers(1, 30),
     relations=st.integers(0, 3), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_every_edge_is_there_once_in_its_bucket(tmp_path_factory, n, e, p, chunk, relations, seed):
+def test_every_edge_is_there_once_in_its_cell(tmp_path_factory, n, e, p, chunk, relations, seed):
     edges = generated(n, e, seed, relations)
     if -(-n // -(-n // p)) != p:
         with pytest.raises(BadGraph, match="does not divide"):
@@ -54,23 +54,23 @@ def test_every_edge_is_there_once_in_its_bucket(tmp_path_factory, n, e, p, chunk
     np.testing.assert_array_equal(sorted_columns(original(graph)), sorted_columns(edges))
     np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(n))
     size = -(-n // p)
-    for i, j in all_buckets(p):
-        rows = graph.read_buckets([(i, j)])
+    for i, j in all_cells(p):
+        rows = graph.read_cells([(i, j)])
         assert (rows[:, 0] // size == i).all()
         assert (rows[:, -1] // size == j).all()
-        assert len(rows) == graph.bucket_sizes[i, j]
+        assert len(rows) == graph.cell_sizes[i, j]
     assert sum(graph.nodes_of(k) for k in range(p)) == n
 
 
-def test_any_choice_of_buckets_is_what_reading_one_by_one_gives(tmp_path):
+def test_any_choice_of_cells_is_what_reading_one_by_one_gives(tmp_path):
     graph = partition(generated(50, 400), 50, 5, tmp_path / "g")
     wanted = [(3, 4), (0, 0), (0, 1), (4, 0), (2, 2)]
-    one_by_one = np.concatenate([graph.read_buckets([b]) for b in sorted(wanted)])
-    np.testing.assert_array_equal(graph.read_buckets(wanted), one_by_one)
-    assert graph.read_buckets([]).shape == (0, 2)
+    one_by_one = np.concatenate([graph.read_cells([cell]) for cell in sorted(wanted)])
+    np.testing.assert_array_equal(graph.read_cells(wanted), one_by_one)
+    assert graph.read_cells([]).shape == (0, 2)
     # What stands together is read at once: (0,0) and (0,1), the end of row 3 and 4's beginning.
     before = graph.edge_file.reads
-    graph.read_buckets(wanted)
+    graph.read_cells(wanted)
     assert graph.edge_file.reads - before == 3
 
 
@@ -96,7 +96,7 @@ def test_a_hub_that_owns_every_edge(tmp_path):
 def test_no_edges_at_all(tmp_path, rows):
     graph = partition(np.empty((rows, 0), int), 4, 2, tmp_path / "g")
     assert graph.columns == rows
-    assert graph.read_buckets(all_buckets(2)).shape == (0, rows)
+    assert graph.read_cells(all_cells(2)).shape == (0, rows)
 
 
 def test_features_follow_their_nodes(tmp_path):
@@ -172,7 +172,7 @@ def test_damage_is_found_and_named(tmp_path):
         PartitionedGraph(folder)
     # Cut after it was opened: the read itself says where.
     with pytest.raises(StoreCorrupt, match=rf"edges.bin ends at byte {len(contents) - 8}"):
-        graph.read_buckets([(3, 3)])
+        graph.read_cells([(3, 3)])
 
 
 def test_a_missing_or_foreign_manifest_is_refused(tmp_path):
@@ -243,10 +243,10 @@ def test_without_a_cache_blocks_are_given_back_once_read_or_durable(tmp_path, mo
     monkeypatch.setattr(os, "posix_fadvise", advised)
     monkeypatch.setattr(os, "fdatasync", synced)
     cached = PartitionedGraph(tmp_path / "g")
-    expected = cached.read_buckets(all_buckets(4))
+    expected = cached.read_cells(all_cells(4))
     assert not calls
     graph = PartitionedGraph(tmp_path / "g", cached=False)
-    np.testing.assert_array_equal(graph.read_buckets(all_buckets(4)), expected)
+    np.testing.assert_array_equal(graph.read_cells(all_cells(4)), expected)
     into = np.empty((10, 2), np.float32)
     graph.read_features(2, into)
     np.testing.assert_array_equal(into, features[graph.node_ids[20:30]])

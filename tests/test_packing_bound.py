@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from test_packing import fewest_packs, load, problems
+from support.packing_problems import fewest_packs, load, problems
 
 from staticgraph.packing import pack_histogram
 from staticgraph.packing.bound import packing_bound

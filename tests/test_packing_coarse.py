@@ -58,17 +58,17 @@ def test_few_sizes_are_left_as_they_are():
     most=st.integers(1, 12),
 )
 @settings(max_examples=100, deadline=None)
-def test_cells_hold_their_members_and_every_graph_has_one(sizes, counts, most):
+def test_boxes_hold_their_members_and_every_graph_has_one(sizes, counts, most):
     rows = np.array(sorted(set(sizes)), np.int64)
     many = np.array([counts.randint(1, 9) for _ in rows], np.int64)
     histogram = SizeHistogram(rows, many, ("nodes", "edges", "triplets"))
     found = coarsened(histogram, most)
     rounded = found.histogram
     assert len(rounded.counts) <= most
-    assert (rounded.sizes[found.cell] >= histogram.sizes).all()
+    assert (rounded.sizes[found.box] >= histogram.sizes).all()
     assert (rounded.maxima == histogram.maxima).all(), "no size grows beyond the largest"
     held = np.zeros_like(rounded.counts)
-    np.add.at(held, found.cell, histogram.counts)
+    np.add.at(held, found.box, histogram.counts)
     np.testing.assert_array_equal(held, rounded.counts)
     lexicographic = np.lexsort(rounded.sizes.T[::-1])
     np.testing.assert_array_equal(lexicographic, np.arange(len(lexicographic)))
@@ -81,7 +81,7 @@ def test_cells_hold_their_members_and_every_graph_has_one(sizes, counts, most):
     graphs=st.integers(1, 20),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_packing_of_cells_is_one_of_the_graphs(sizes, counts, graphs):
+def test_a_packing_of_boxes_is_one_of_the_graphs(sizes, counts, graphs):
     rows = np.array(sorted(set(sizes)), np.int64)
     many = np.array([counts.randint(1, 30) for _ in rows], np.int64)
     histogram = SizeHistogram(rows, many)

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.layer_cases import CASES, C
+from support.layer_model import model_of
 from support.parity import BATCH, CAPACITY, STORE
-from test_nn_layers import model_of
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
@@ -257,7 +258,7 @@ def loss(out, batch):
 def runner_of(model, **options):
     options.setdefault("mode", "eager")
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    return sg.StaticGraphRunner(model, PLAN, loss=loss, optimizer=sgd, **options)
+    return made_runner(model, PLAN, loss=loss, optimizer=sgd, **options)
 
 
 def made(kind):
@@ -447,7 +448,9 @@ def test_a_checked_run_is_the_unchecked_run():
         model = made(Counts)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         runner = sg.StaticGraphRunner(
-            model, PLAN, mode="eager", loss=loss, optimizer=optimizer, check_padding=checked
+            sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=checked),
+            PLAN,
+            mode="eager",
         )
         random.seed(0), np.random.seed(0), torch.manual_seed(1)  # noqa: NPY002
         trajectories.append([float(runner.step(BATCH)) for _ in range(4)])

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from support.layer_cases import CASES, C
+from support.layer_model import model_of
 from support.parity import BATCH, CAPACITY, STORE, unknown_counts
-from test_nn_layers import model_of
 from torch import nn
 from torch_geometric.nn import GCNConv, GPSConv, global_mean_pool
 from torch_geometric.utils import to_dense_batch

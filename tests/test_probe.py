@@ -18,9 +18,10 @@ from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import ascending, batch_bytes, probe, probe_capacities
 from staticgraph.probing.profiler import ProfilerAllocator
-from staticgraph.probing.reading import GivenReader, Reading, Subject
+from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.recordable_optimizer import make_recordable
 
 # Small enough for a real step on a busy core, large enough that activations outweigh constants.
 POINTS = [
@@ -47,30 +48,26 @@ def squared(out, batch):
     return (out - batch.y).square()
 
 
-def subject_of(store, name="gine", optimizer="adam", **options):
+def task_of(store, name="gine", optimizer="adam", **options):
     torch.manual_seed(0)
     model = models.build(name, store, hidden=32, layers=2)
-    return Subject(
-        model, store.schema, squared, OPTIMIZERS[optimizer](model.parameters()), **options
-    )
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    step = {name: options.pop(name) for name in ("accumulate", "counted") if name in options}
+    return Probed(sg.Subject(model, squared, optimizer, **options), store.schema, **step)
 
 
-def probed(subject, store, **options):
+def probed(task, store, **options):
     return probe(
-        subject.model,
+        task.subject,
         store,
-        loss=subject.loss,
-        optimizer=subject.optimizer,
-        forward=subject.forward,
-        autocast=subject.autocast,
-        accumulate=subject.accumulate,
-        path="counted" if subject.counted else "recorded",
+        accumulate=task.accumulate,
+        path="counted" if task.counted else "recorded",
         **{"capacities": POINTS, "held_out": HELD_OUT, **options},
     )
 
 
-def measured(subject, capacity):
-    with AllocatorReader(ProfilerAllocator()).open(subject) as read:
+def measured(task, capacity):
+    with AllocatorReader(ProfilerAllocator()).open(task) as read:
         return read(capacity)
 
 
@@ -93,11 +90,11 @@ def measured(subject, capacity):
 )
 def test_the_prediction_is_what_the_cpu_allocates(esol, name, optimizer, options):
     """At more than twice the largest probed capacity, within 3% (the fit has no slack to hide)."""
-    subject = subject_of(esol, name, optimizer, **options)
-    memory = probed(subject, esol)
+    task = task_of(esol, name, optimizer, **options)
+    memory = probed(task, esol)
     assert all(2 * c.nodes <= HELD_OUT.nodes for c in POINTS)
     assert memory.fit.form == "linear", "fused attention and message passing are linear"
-    found = measured(subject, HELD_OUT)
+    found = measured(task, HELD_OUT)
     assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
     assert memory.update_bytes == pytest.approx(found.update, rel=0.03)
 
@@ -118,26 +115,26 @@ class ExplicitAttention(nn.Module):
 
 def test_explicit_attention_comes_out_quadratic_in_the_largest_graph(esol):
     model = ExplicitAttention(8)
-    subject = Subject(model, esol.schema, squared, torch.optim.Adam(model.parameters()))
-    memory = probed(subject, esol)
+    task = Probed(sg.Subject(model, squared, torch.optim.Adam(model.parameters())), esol.schema)
+    memory = probed(task, esol)
     assert memory.fit.form == "attention"
     assert memory.binding(Capacity(900, 1_850, 50, 250)) == "attention"
-    found = measured(subject, HELD_OUT)
+    found = measured(task, HELD_OUT)
     assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
 
 
 def test_evaluation_is_probed_without_a_loss(esol):
     model = models.build("gcn", esol, hidden=32, layers=2)
-    subject = Subject(model, esol.schema)
-    memory = probed(subject, esol)
+    task = Probed(sg.Subject(model), esol.schema)
+    memory = probed(task, esol)
     assert memory.resident.optimizer == memory.resident.gradients == 0
-    assert memory.fit.predict(HELD_OUT) == pytest.approx(measured(subject, HELD_OUT).step, rel=0.03)
+    assert memory.fit.predict(HELD_OUT) == pytest.approx(measured(task, HELD_OUT).step, rel=0.03)
 
 
 def test_what_is_resident_is_counted_exactly(esol):
-    subject = subject_of(esol)
-    expected = resident_bytes(subject)
-    model, optimizer = subject.model, subject.optimizer
+    task = task_of(esol)
+    expected = resident_bytes(task.subject)
+    model, optimizer = task.subject.model, task.subject.optimizer
     runner = sg.StaticGraphRunner(model, [POINTS[0]], loss=squared, optimizer=optimizer)
     runner.step(sg.StaticBatch.of(esol, range(5), POINTS[0]))
 
@@ -149,14 +146,14 @@ def test_what_is_resident_is_counted_exactly(esol):
     assert expected.buffers == total(model.buffers())
     state = [v for values in optimizer.state.values() for v in values.values()]
     assert expected.optimizer == total(v for v in state if torch.is_tensor(v))
-    assert resident_bytes(subject) == expected, "state in place is not counted twice"
+    assert resident_bytes(task.subject) == expected, "state in place is not counted twice"
 
 
 def test_the_recorded_path_is_read_unless_asked_otherwise(esol):
     """Batch norm over a mask keeps more than over the real rows: the two paths differ."""
     readings = {}
     for counted in (False, True):
-        with FakeTensorReader().open(subject_of(esol, counted=counted)) as read:
+        with FakeTensorReader().open(task_of(esol, counted=counted)) as read:
             readings[counted] = read(HELD_OUT).step
     assert readings[True] < readings[False]
 
@@ -165,7 +162,7 @@ def test_counted_as_on_cuda(esol):
     """Every storage in blocks, so never less; and the workspaces of cuBLAS are charged."""
     readings = {}
     for like in ("cpu", "cuda"):
-        with FakeTensorReader(like).open(subject_of(esol)) as read:
+        with FakeTensorReader(like).open(task_of(esol)) as read:
             readings[like] = read(HELD_OUT)
     assert readings["cuda"].step >= readings["cpu"].step
     assert readings["cuda"].workspaces > readings["cpu"].workspaces == 0
@@ -175,8 +172,8 @@ def test_counted_as_on_cuda(esol):
 # ---------------------------------------------------------------------- what is left behind
 
 
-def snapshot(subject):
-    model, optimizer = subject.model, subject.optimizer
+def snapshot(task):
+    model, optimizer = task.subject.model, task.subject.optimizer
     return {
         "state": copy.deepcopy(model.state_dict()),
         "optimizer": copy.deepcopy(optimizer.state_dict()),
@@ -206,28 +203,28 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_probe_changes_nothing(esol, reader, trained):
-    subject = subject_of(esol)
+    task = task_of(esol)
     if trained:  # state, gradients and running statistics to lose
         graphs = [esol[i] for i in range(6)]
         from torch_geometric.data import Batch
 
         batch = Batch.from_data_list(graphs)
-        out = subject.model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 6)
+        out = task.subject.model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 6)
         out.square().sum().backward()
-        subject.optimizer.step()
-        subject.model.eval()
-    before = snapshot(subject)
-    probed(subject, esol, reader=reader, capacities=POINTS[:6], held_out=None)
-    assert_same(snapshot(subject), before)
+        task.subject.optimizer.step()
+        task.subject.model.eval()
+    before = snapshot(task)
+    probed(task, esol, reader=reader, capacities=POINTS[:6], held_out=None)
+    assert_same(snapshot(task), before)
 
 
 def test_a_scheduler_is_not_stepped(esol):
     """Schedulers take hold of ``step``; the twin must not reach the real optimizer through it."""
-    subject = subject_of(esol)
-    torch.optim.lr_scheduler.StepLR(subject.optimizer, 10)
-    before = snapshot(subject)
-    probed(subject, esol)
-    assert_same(snapshot(subject), before)
+    task = task_of(esol)
+    torch.optim.lr_scheduler.StepLR(task.subject.optimizer, 10)
+    before = snapshot(task)
+    probed(task, esol)
+    assert_same(snapshot(task), before)
 
 
 # ---------------------------------------------------------------------- growth and refusals
@@ -281,10 +278,10 @@ def test_any_other_error_passes_unchanged(esol):
     def forward(model, batch):
         raise mine
 
-    subject = subject_of(esol, forward=forward)
+    task = task_of(esol, forward=forward)
     for reader in ("fake", AllocatorReader(ProfilerAllocator())):
         with pytest.raises(ValueError) as caught:
-            probed(subject, esol, reader=reader)
+            probed(task, esol, reader=reader)
         assert caught.value is mine
 
 
@@ -295,7 +292,7 @@ def test_a_model_that_reads_data_is_not_answered_with_a_number(esol):
         return model(batch.x, batch.edge_index, None, batch.batch, int(batch.batch.max()) + 1)
 
     with pytest.raises(Exception, match=r"[Dd]ata.?[Dd]ependent|_local_scalar_dense"):
-        probed(subject_of(esol, "gcn", forward=forward), esol)
+        probed(task_of(esol, "gcn", forward=forward), esol)
 
 
 def test_choices_are_checked(esol):
@@ -333,14 +330,11 @@ def test_the_table_tells_measured_fitted_and_error(esol):
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_an_optimizer_made_for_recording_is_read_without_its_device(esol, kind):
     """Fused, capturable, its learning rate in a tensor: none of it changes the bytes on a CPU."""
-    subject = subject_of(esol)
-    plain = Subject(subject.model, esol.schema, squared, kind(subject.model.parameters(), lr=0.1))
-    recorded = Subject(
-        subject.model,
-        esol.schema,
-        squared,
-        sg.make_capturable(kind(subject.model.parameters(), lr=0.1)),
-    )
-    assert resident_bytes(plain) == resident_bytes(recorded)
+    model = task_of(esol).subject.model
+    made = [kind(model.parameters(), lr=0.1) for _ in range(2)]
+    make_recordable(made[1])
+    assert all(group["fused"] for group in made[1].param_groups)
+    plain, recorded = (Probed(sg.Subject(model, squared, o), esol.schema) for o in made)
+    assert resident_bytes(plain.subject) == resident_bytes(recorded.subject)
     with FakeTensorReader().open(plain) as one, FakeTensorReader().open(recorded) as other:
         assert one(POINTS[0]).step == other(POINTS[0]).step

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Batch, Data
@@ -73,7 +74,8 @@ def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode):
     torch.manual_seed(0)
     model = Several(kind)
     options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
-    runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=mse, **options)
+    # The products and the sum take padding in, as a model's own may.
+    runner = made_runner(model, [CAPACITY], mode, loss=mse, check_padding=False, **options)
     runner.warmup(store, phases=("eval",), progress=False)
     out = runner.eval_step(batch).out
     out = out if kind is dict else dict(zip(Several()(batch.x, batch.batch), out, strict=True))
@@ -103,7 +105,7 @@ def test_a_sole_output_of_the_models_own_is_left_alone(batch):
 
 
 def test_predict_names_the_output_without_rows(store):
-    runner = sg.StaticGraphRunner(Several(), [CAPACITY])
+    runner = sg.StaticGraphRunner(sg.Subject(Several(), check_padding=False), [CAPACITY])
     with pytest.raises(ValueError, match=r"the model's output 'table' has no rows"):
         runner.predict(store)
 
@@ -137,7 +139,7 @@ def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels):
     batch = sg.StaticBatch.of(store, range(20), CAPACITY, pointers=kernels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         mode,
@@ -196,14 +198,15 @@ def test_what_cannot_be_known_must_be_said(batch):
     with pytest.raises(ValueError, match=r"output 'y' .*may be rows \(graph\).*rows=\{'y': 'graph"):
         sg.StaticGraphRunner(OnlyHere(), [CAPACITY])(batch)
     said = {"y": "graph", "other": None}
-    out = sg.StaticGraphRunner(OnlyHere(), [CAPACITY], rows=said)(batch)
+    out = sg.StaticGraphRunner(sg.Subject(OnlyHere(), rows=said), [CAPACITY])(batch)
     assert not out["y"][20:].any()
     assert bool(out["other"][20:].any())
 
 
 def test_what_is_said_is_checked(batch):
     def run(rows):
-        return sg.StaticGraphRunner(Several(), [CAPACITY], rows=rows)(batch)
+        subject = sg.Subject(Several(), rows=rows, check_padding=False)
+        return sg.StaticGraphRunner(subject, [CAPACITY])(batch)
 
     assert not run({"table": "graph"})["table"][20:].any()
     assert bool(run({"nodes": None})["nodes"][~batch.node_mask].any())
@@ -252,6 +255,24 @@ def test_the_run_over_other_sizes_leaves_no_trace(batch):
     runner.eval_step(batch)  # the first in evaluation mode
     loss.backward()
     assert model.table.grad is not None
+
+
+def test_buckets_that_come_by_turns_end_the_runs_over_other_sizes(store):
+    """The first run's sizes may be a later bucket's, and the second's the first bucket's again."""
+    buckets = [(4 * scale, 16 * scale, 40 * scale) for scale in (1, 2)]
+    model, forwards = WithTable(), []
+    probe = sg.StaticGraphRunner(sg.Subject(model, loss=mse, check_padding=False), [CAPACITY])
+    plans = [(nodes, edges, graphs) for graphs, nodes, edges in buckets]
+    batches = [sg.StaticBatch.of(store, [0, 1], plan) for plan in plans]
+    first = other_capacity(batches[0].layout)
+    plans.append((first.nodes, first.edges, first.graphs))
+    batches.append(sg.StaticBatch.of(store, [0, 1], plans[-1]))
+    model.lin.register_forward_hook(lambda *_: forwards.append(1))
+    for _ in range(3):
+        for batch in batches:
+            known = probe._computation.known(batch)
+            assert not known.sizes & {batch.capacity.rows(level) for level in batch.levels}
+    assert len(forwards) <= len(batches)
 
 
 AXES = (

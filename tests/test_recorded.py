@@ -1,4 +1,5 @@
-"""Laws 3 and 5 for our own recorder, on a backend that repeats noted calls on noted tensors."""
+"""Our own recorder, over noted calls repeated on noted tensors: one recording a key, and replay
+equals eager."""
 
 from __future__ import annotations
 
@@ -6,75 +7,27 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
-from support.tape import HostRead, TapeRecorder
-from torch import nn
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
+from support.runners import made_runner
+from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
-
-CAPACITIES = [(900, 1900, 33), (1400, 3000, 34)]
-
-
-class Net(nn.Module):
-    """One GINE layer with BatchNorm, and dropout where asked."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.atoms = nn.Linear(9, 8)
-        self.bonds = nn.Linear(3, 8)
-        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x, edge_index, edge_attr, batch):
-        h = self.conv(self.atoms(x.float()), edge_index, self.bonds(edge_attr.float()))
-        return self.head(self.dropout(global_add_pool(h, batch)) / 30)
-
-
-def bce(out, batch):
-    return F.binary_cross_entropy_with_logits(out, batch.y, reduction="none")
-
-
-def adam(model, lr=None):
-    """The learning rate in float32, as a recording keeps it, so that eager rounds alike."""
-    lr = torch.tensor(1e-2) if lr is None else lr
-    return torch.optim.Adam(model.parameters(), lr=lr, fused=True, capturable=True)
+from staticgraph.steps.recordable_optimizer import make_capturable
 
 
 def runner_of(model, hiv, optimizer=None, warm=True, **options):
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         mode="cuda-graph",
         loss=bce,
         optimizer=optimizer or adam(model),
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(hiv, progress=False) if warm else runner
-
-
-def batches_of(hiv, count=20):
-    """Batches of both buckets in turn: A, B, A, ..."""
-    plan = sg.BucketPlan.of(CAPACITIES)
-    return [
-        sg.StaticBatch.of(hiv, range(30 * i, 30 * i + 30), plan.capacities[i % 2], i % 2)
-        for i in range(count)
-    ]
-
-
-def eager_of(model, optimizer, **options):
-    return sg.StaticGraphRunner(
-        model, CAPACITIES, mode="eager", loss=bce, optimizer=optimizer, **options
-    )
-
-
-def fixed(batch):
-    """The batch without its real counts, as a recorded step sees it."""
-    batch.real = None
-    return batch
 
 
 @pytest.mark.parametrize("scope", ["step", "forward_backward", "forward"])
@@ -172,12 +125,17 @@ def test_one_recording_a_key_and_none_later(hiv):
     recorders = []
 
     def recorder(device):
-        recorders.append(TapeRecorder(device))
+        recorders.append(ArenaRecorder(device))
         return recorders[-1]
 
     model = Net()
     runner = sg.StaticGraphRunner(
-        model, CAPACITIES, mode="cuda-graph", loss=bce, optimizer=adam(model), recorder=recorder
+        model,
+        CAPACITIES,
+        mode="cuda-graph",
+        loss=bce,
+        optimizer=adam(model),
+        recording=sg.Recording(recorder=recorder),
     ).warmup(hiv, progress=False)
     assert recorders[0].recorded == 4
     for batch in batches_of(hiv, 10):
@@ -259,26 +217,25 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
 class TestRefusals:
     """What cannot be inside a recording is refused with reason and remedy."""
 
-    def test_an_optimizer_that_counts_on_the_host(self, hiv):
+    def test_an_optimizer_that_has_counted_on_the_host(self, hiv):
         model = Net()
         optimizer = torch.optim.Adam(model.parameters())
+        eager_of(model, optimizer).step(batches_of(hiv, 1)[0])
         with pytest.raises(sg.NotStatic, match=r"capturable=True.*make_capturable"):
             runner_of(model, hiv, optimizer)
-        assert sg.make_capturable(optimizer).param_groups[0]["capturable"]
+        assert not optimizer.param_groups[0]["capturable"], "it is left as it was"
+        assert make_capturable(optimizer).param_groups[0]["capturable"]
 
     def test_an_optimizer_without_a_recordable_form(self, hiv):
         model = Net()
         with pytest.raises(sg.NotStatic, match="scope='forward_backward'"):
             runner_of(model, hiv, torch.optim.Adafactor(model.parameters()))
         with pytest.raises(sg.NotStatic, match="LBFGS has no capturable form"):
-            sg.make_capturable(torch.optim.LBFGS(model.parameters()))
+            make_capturable(torch.optim.LBFGS(model.parameters()))
 
     def test_sgd_with_dampening(self, hiv):
         model = Net()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
-        with pytest.raises(sg.NotStatic, match=r"fused=True.*make_capturable"):
-            runner_of(model, hiv, sgd)
-        sg.make_capturable(sgd)
         with pytest.raises(sg.NotStatic, match="dampening=0"):
             runner_of(model, hiv, sgd)
 
@@ -338,7 +295,7 @@ class TestRefusals:
 
         refuses = Refuses()
 
-        class Dying(TapeRecorder):
+        class Dying(ArenaRecorder):
             def record(self, body):
                 refuses.__enter__()
                 raise HostRead("the first error")
@@ -350,7 +307,12 @@ class TestRefusals:
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
         runner = sg.StaticGraphRunner(
-            model, CAPACITIES, "cuda-graph", loss=bce, optimizer=optimizer, recorder=Dying
+            model,
+            CAPACITIES,
+            "cuda-graph",
+            loss=bce,
+            optimizer=optimizer,
+            recording=sg.Recording(recorder=Dying),
         )
         try:
             with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
@@ -462,11 +424,13 @@ def test_verify_compares_every_tensor_of_an_output(hiv):
     model = Several()
     plan = sg.BucketPlan.of(CAPACITIES)
     runner = sg.StaticGraphRunner(
-        model,
+        sg.Subject(
+            model,
+            forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
+            check_padding=False,
+        ),
         plan,
         mode="eager",
-        forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
-        check_padding=False,  # the largest of all rows is padding's too
     )
     assert runner.verify(batches_of(hiv, 1)[0]).passed
 

@@ -1,4 +1,4 @@
-"""Law 5 where a batch is made from its ids by a recording: ids in, step out."""
+"""Replay equals eager where a recording makes the batch from its ids: ids in, step out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.arena import ArenaRecorder
 from support.collated import assert_same_bits, filled, layout_for, padded_ids
-from support.tape import TapeRecorder
+from support.runners import made_runner
 from torch import nn
 from torch_geometric.nn import GINEConv, global_add_pool
 
@@ -37,13 +38,13 @@ def runner_of(model, example, **options):
     optimizer = torch.optim.Adam(
         model.parameters(), lr=torch.tensor(1e-2), fused=True, capturable=True
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         mode="cuda-graph",
         loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
         optimizer=optimizer,
-        recorder=TapeRecorder,
+        recorder=ArenaRecorder,
         **options,
     )
     return runner.warmup(example, progress=False)
@@ -140,7 +141,9 @@ def test_the_reference_is_recordable_as_it_is(esol, moved):
     tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8))
     ids = padded_ids([], layout)
     arguments = collate_arguments(moved, layout, tensors)
-    recording = TapeRecorder(torch.device("cpu")).record(lambda: collate_reference(ids, *arguments))
+    recording = ArenaRecorder(torch.device("cpu")).record(
+        lambda: collate_reference(ids, *arguments)
+    )
     for chosen in (range(40), range(1000, 1020), [3], []):
         ids.copy_(padded_ids(chosen, layout))
         recording.replay()

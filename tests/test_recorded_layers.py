@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 from support.layer_cases import CASES
+from support.layer_model import call, model_of
 from support.parity import BATCH, CAPACITY, STORE, loss
 from support.tape import TapeRecorder
-from test_nn_layers import call, model_of
 
 import staticgraph as sg
 
@@ -26,11 +26,10 @@ def test_every_layer_replays_like_eager():
             model,
             [CAPACITY],
             "cuda-graph",
-            scope="forward_backward",
             loss=loss,
             forward=call,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            recorder=TapeRecorder,
+            recording=sg.Recording(scope="forward_backward", recorder=TapeRecorder),
         )
         try:
             found = runner.warmup(STORE, progress=False).verify(BATCH)

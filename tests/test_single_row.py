@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
@@ -50,7 +51,7 @@ def loss_of(out, batch):
 def runner_of(store, model, mode="eager", kernels=False):
     sg.convert(model, kernels=kernels)
     options = {"recorder": TapeRecorder, "scope": "forward_backward"}
-    return sg.StaticGraphRunner(
+    return made_runner(
         model,
         [CAPACITY],
         mode,

@@ -101,7 +101,7 @@ def test_classes_take_cross_entropy():
 
 
 def test_a_model_whose_outputs_are_nan_has_no_metric():
-    """Not the best one: a NaN would stand first among ranks and be the largest of classes."""
+    """Not the best one: a NaN would stand first in their order and be the largest of classes."""
     broken = torch.full((4, 1), math.nan)
     answers = torch.tensor([[0.0], [1.0], [1.0], [0.0]])
     assert math.isnan(tasks.roc_auc(broken, answers))

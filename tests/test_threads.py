@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric import utils
@@ -28,7 +29,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 import staticgraph as sg
-from staticgraph.nn import call_sites
+from staticgraph.nn import functions
 from staticgraph.nn.context import present
 from staticgraph.nn.context.dispatch import stock
 from staticgraph.runner import turns
@@ -89,7 +90,7 @@ def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.05, fused=options.get("mode") == "cuda-graph"
     )
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         [CAPACITY],
         **{"mode": "eager", "loss": loss, "check_padding": False} | options,
@@ -449,7 +450,7 @@ def test_a_kept_output_keeps_no_slot_of_the_loader():
 # ---------------------------------------------------------------- PyG itself
 
 
-LISTED = sorted(call_sites.static_functions(), key=lambda f: f.__qualname__)
+LISTED = sorted(functions.static_functions(), key=lambda f: f.__qualname__)
 
 
 @pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__qualname__)
@@ -463,7 +464,7 @@ def test_a_listed_function_is_still_itself(function):
     assert (function.__defaults__, function.__name__) == (own.__defaults__, own.__name__)
     assert pickle.loads(pickle.dumps(function)) is function
     assert copy.deepcopy(function) is function
-    call_sites.install()
+    functions.install()
     assert stock(function) is own
 
 

@@ -49,6 +49,7 @@ def run(path, cache_dir) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_a_second_process_starts_from_the_file(tmp_path):
     file = tmp_path / "compiled.bin"
     first = run(file, tmp_path / "one")

@@ -103,6 +103,8 @@ def fill(
             arrays["transpose"],
         )
     for field in schema:
+        if not field.width:
+            continue
         if field.is_index:
             fill_index(store, ids, layout, field, arrays[field.name])
             continue
@@ -139,10 +141,12 @@ def real_counts(store: GraphStore, ids: IntArray, capacity: Capacity) -> RealCou
         and len(ids) <= capacity.graph_limit
         and largest <= capacity.max_graph_nodes
     ):
-        if capacity.ranks and not capacity.ranks_hold(store.sizes[ids, 0]):
+        if capacity.order_statistics and not capacity.order_statistics_hold(store.sizes[ids, 0]):
             raise GraphTooLarge(
                 f"of these {len(ids)} graphs too many are large: the bucket takes at most "
-                + ", ".join(f"{k} graphs of more than {w} nodes" for k, w in capacity.ranks[1:])
+                + ", ".join(
+                    f"{k} graphs of more than {w} nodes" for k, w in capacity.order_statistics[1:]
+                )
                 + ": use the plan's next bucket, which takes any (a loader does so by itself)"
             )
         if not store.offsets:
@@ -301,12 +305,12 @@ def _copy_rows(ids: IntArray, offsets: IntArray, width: int, source: Array, targ
 
 @numba.njit(cache=True, nogil=True)
 def _look_up_rows(
-    ids: IntArray, offsets: IntArray, width: int, table: Array, source: Array, target: Array
+    ids: IntArray, offsets: IntArray, width: int, given: Array, source: Array, target: Array
 ) -> None:
-    """:func:`_copy_rows` of ``table[source]``."""
+    """:func:`_copy_rows` of ``given[source]``."""
     at = 0
     for g in ids:
         for k in range(offsets[g] * width, offsets[g + 1] * width):
-            target[at] = table[source[k]]
+            target[at] = given[source[k]]
             at += 1
     target[at:] = 0

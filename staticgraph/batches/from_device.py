@@ -143,11 +143,14 @@ class IdsFeed:
             self._copied[turn].synchronize()  # returns at once where none was recorded yet
         staged[: len(ids)] = torch.from_numpy(ids.astype(np.int32))
         staged[len(ids) :] = -1
-        if slot not in self._of_slot:
+        made = slot not in self._of_slot
+        if made:
             self._of_slot[slot] = torch.empty_like(staged, device=self._store.device)
         target = self._of_slot[slot]
         if self._stream is None:
             return target.copy_(staged)
+        if made:  # torch may have given memory that queued work of the present stream still reads
+            self._stream.wait_stream(torch.cuda.current_stream(self._store.device))
         if slot.released is not None:
             self._stream.wait_event(slot.released)
         with torch.cuda.stream(self._stream):

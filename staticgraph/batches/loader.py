@@ -49,7 +49,7 @@ class StaticLoader:
         pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
             of ``convert(model, kernels=True)`` read.
         rank, world_size: this process's share of a distributed job.
-        **batching: further options of :class:`staticgraph.epochs.batcher.Batcher`, such as
+        **batcher: further options of :class:`staticgraph.epochs.batcher.Batcher`, such as
         ``oversize``.
 
     Raises:
@@ -73,7 +73,7 @@ class StaticLoader:
         pointers: bool = False,
         rank: int = 0,
         world_size: int = 1,
-        **batching: Any,
+        **batcher: Any,
     ) -> None:
         if not isinstance(store, GraphStore | DeviceStore):
             raise TypeError(
@@ -94,7 +94,7 @@ class StaticLoader:
             seed=seed,
             rank=rank,
             world_size=world_size,
-            **batching,
+            **batcher,
         )
         self.plan = self._batcher.plan  # oversize="bucket" may have added one
         self.layouts = [

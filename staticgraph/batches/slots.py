@@ -145,7 +145,14 @@ class SlotLayout:
 
 
 class Slot:
-    """One buffer with its views, for every bucket of a plan."""
+    """One buffer with its views, for every bucket of a plan.
+
+    Attributes:
+        buffer: ``[bytes]`` uint8, zeros at first.
+        released: on a device, the end of the queued work that a next fill must wait for: at first
+            the zeros, which another stream would otherwise overtake, later the last holder's.
+        generation: how often it was given back.
+    """
 
     __slots__ = ("_layouts", "_views", "buffer", "generation", "released")
 
@@ -153,9 +160,16 @@ class Slot:
         nbytes = max(layout.nbytes for layout in layouts)
         self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
         self.released: torch.cuda.Event | None = None
-        self.generation = 0  # how often it was given back
+        self.generation = 0
         self._layouts = layouts
         self._views: dict[int, tuple[dict[str, Tensor], dict[str, Array]]] = {}
+        self.mark_released(device)
+
+    def mark_released(self, device: torch.device) -> None:
+        """A fill from now on waits for what the present stream has queued; on a device only."""
+        if device.type == "cuda":
+            self.released = self.released or torch.cuda.Event()
+            self.released.record(torch.cuda.current_stream(device))
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
         """The arrays of a bucket as tensors; always the same objects."""
@@ -215,9 +229,7 @@ class SlotPool:
 
     def take_back(self, slot: Slot) -> None:
         """Returns a slot; on a device, its next fill waits for the work queued until now."""
-        if self.device.type == "cuda":
-            slot.released = slot.released or torch.cuda.Event()
-            slot.released.record(torch.cuda.current_stream(self.device))
+        slot.mark_released(self.device)
         slot.generation += 1
         self._free.append(slot)
 

@@ -105,7 +105,7 @@ def _graphs_below(store: GraphStore, capacity: Capacity, bound: int) -> list[int
         after = total + size
         fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()
         nodes = int(size[0])
-        if fits and nodes < bound and capacity.ranks_hold([*taken, nodes]):
+        if fits and nodes < bound and capacity.order_statistics_hold([*taken, nodes]):
             ids.append(graph)
             taken.append(nodes)
             total = after

@@ -29,8 +29,9 @@ from staticgraph.checking.example_batch import revalued
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import measurable, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
-from staticgraph.steps.arguments import Forward, forward_of
-from staticgraph.steps.computation import Computation, Loss
+from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
@@ -67,32 +68,25 @@ class PaddingCheck:
     """The check of one runner's model, made once.
 
     Args:
-        model: converted.
+        subject: its model converted; its optimizer is left as it is.
         computation: runs it over padding.
-        forward: how it is called, by its parameter names where None.
-        loss: as the runner's.
-        optimizer: left as it is.
-        autocast: the dtype of forward and loss, or None.
         compiled: run padded batches as a compiled step sees them, their counts unknown.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        subject: Subject,
         computation: Computation,
-        forward: Forward | None,
-        loss: Loss | None,
-        optimizer: torch.optim.Optimizer | None,
-        autocast: torch.dtype | None,
         compiled: bool = False,
     ) -> None:
         self._compiled = compiled
-        self._model = model
+        self._model = model = subject.model
+        self._device = subject.device
         self._computation = computation
-        self._forward = forward or forward_of(model)
-        self._loss = loss
-        self._optimizer = optimizer
-        self._autocast = autocast
+        self._forward = subject.forward or forward_of(model)
+        self._loss = subject.loss
+        self._optimizer = subject.optimizer
+        self._autocast = autocast = subject.autocast
         self._context = computation.context
         self._done: set[str] = set()
         self._turn = Lock()
@@ -206,8 +200,11 @@ class PaddingCheck:
             "from plain PyG on the same graphs without padding",
         )
 
-    def _tolerance(self, table: dict[torch.dtype, float]) -> float:
-        return table.get(self._dtype, COARSE[id(table)])
+    def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
+        kind = next((p.device.type for p in self._model.parameters()), "cpu")
+        around = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._dtype
+        coarse = COARSE[id(tolerances)]
+        return max(tolerances.get(dtype, coarse) for dtype in (self._dtype, around))
 
     def _attempt(self, run: Callable[[], Any]) -> Any:
         """What a run gives, or None where the model raises."""
@@ -230,7 +227,7 @@ class PaddingCheck:
         self,
         first: Callable[[], Outcome],
         second: Callable[[], Outcome],
-        table: dict[torch.dtype, float],
+        tolerances: dict[torch.dtype, float],
         operations: bool = True,
     ) -> Culprit | None:
         """Where two runs part, if it can be told."""
@@ -241,7 +238,7 @@ class PaddingCheck:
                 if self._again(run) is None:
                     return None
             trails.append(trail)
-        return trails[0].parting(trails[1], self._tolerance(table))
+        return trails[0].parting(trails[1], self._tolerance(tolerances))
 
     # ------------------------------------------------------------------ running
 
@@ -318,10 +315,9 @@ class PaddingCheck:
 
     def _drew_on_device(self, before: Tensor) -> bool:
         """Whether the generator of the model's own device has moved; its seed was set anew."""
-        device = next((p.device for p in self._model.parameters()), torch.device("cpu"))
-        if device.type != "cuda":
+        if self._device.type != "cuda":
             return False
-        return bool(torch.cuda.default_generators[device.index or 0].get_offset())
+        return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())
 
 
 class Difference(NamedTuple):
@@ -412,7 +408,7 @@ def _leak(
     return PaddingLeaks(
         f"{what}. Of the layers, {named}. Reduce over each graph with a pool and the batch vector, "
         "or mask with batch.node_mask; sg.preflight(model, plan, store) lists every layer; "
-        "check_padding=False turns this check off",
+        "Subject(..., check_padding=False) turns this check off",
         path,
         where,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.steps.computation import Loss
+from staticgraph.steps.losses import Loss
 
 
 class PlainBatch:

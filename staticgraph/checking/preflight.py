@@ -38,13 +38,14 @@ from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
 
 
 def preflight(
-    model: torch.nn.Module,
+    model: torch.nn.Module | Subject,
     plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
     example: GraphStore | StaticBatch | None = None,
     *,
@@ -53,7 +54,7 @@ def preflight(
     """Runs a copy of the model on one static batch and says what stands in its way.
 
     Args:
-        model: any PyG model; it is not changed.
+        model: any PyG model, or a :class:`staticgraph.Subject`; it is not changed.
         plan: the buckets, or a plain list of capacities; the first bucket that the example fits is
             used.
         example: graphs to run on. Without them some are made up from the plan's schema, with zeros
@@ -68,17 +69,17 @@ def preflight(
     """
     plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
     batch = batch_of(plan, example)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return _Preflight(model, batch.to(device), forward).report()
+    subject = Subject.of(model, forward=forward)
+    return _Preflight(subject, batch.to(subject.device)).report()
 
 
 class _Preflight:
     """The runs of one preflight, each on a copy of the model."""
 
-    def __init__(self, model: torch.nn.Module, batch: StaticBatch, forward: Forward | None) -> None:
-        self._stock = model
+    def __init__(self, subject: Subject, batch: StaticBatch) -> None:
+        self._stock = subject.model
         self._batch = batch
-        self._forward = forward or forward_of(model)
+        self._forward = subject.forward or forward_of(subject.model)
         self._obstacles: list[Obstacle] = []
 
     def report(self) -> PreflightReport:
@@ -264,8 +265,8 @@ class _Preflight:
 
     def _row(self, path: str, inert: bool | None) -> ModuleRow:
         module = self._stock.get_submodule(path)
-        table = STATIC_FORMS | REFUSED_FORMS
-        form = form_of(type(module), table, made=False)
+        forms = STATIC_FORMS | REFUSED_FORMS
+        form = form_of(type(module), forms, made=False)
         own = [o for o in self._obstacles if o.module == path]
         if own:
             how = own[0].kind

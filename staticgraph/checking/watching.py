@@ -29,15 +29,15 @@ from staticgraph.steps.obstacles import Obstacle, is_mask
 
 # Modules of this library that stand between any model and its call, and make no operation.
 _MACHINERY = frozenset(
-    f"staticgraph.running.{name}"
+    f"staticgraph.{name}"
     for name in (
-        "arguments",
-        "computation",
-        "padding_check",
-        "padding_culprit",
-        "preflight",
-        "tracing",
-        "watching",
+        "checking.padding_check",
+        "checking.padding_culprit",
+        "checking.preflight",
+        "checking.watching",
+        "steps.arguments",
+        "steps.computation",
+        "steps.tracing",
     )
 )
 # Plain PyG models that come with this library; their lines are a model's.

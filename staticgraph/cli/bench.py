@@ -124,7 +124,7 @@ def _count(name: str, args: argparse.Namespace) -> Any:
         # As a compiled step sees it: real counts unknown, so nothing is cut to size by the host.
         padded = sg.StaticBatch.of(store, ids, capacity, pointers=kernels)
         padded = sg.StaticBatch(padded.layout, padded.tensors())
-        runner = sg.StaticGraphRunner(model, [capacity], "eager", check_padding=False)
+        runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [capacity], "eager")
 
         def forward() -> torch.Tensor:
             return mean_loss(loss_of, runner(padded), padded)

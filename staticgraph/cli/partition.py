@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     status.clear()
     graph = PartitionedGraph(args.out, verify=args.verify)
-    sizes = graph.bucket_sizes
+    sizes = graph.cell_sizes
     found = {
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,

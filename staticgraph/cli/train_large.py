@@ -138,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _remove_run(args: argparse.Namespace) -> None:
     """Removes what this command wrote into ``--out``, and nothing else."""
+    from staticgraph.files.folder import require_replaceable
     from staticgraph.outofcore.disk import manifest
+    from staticgraph.outofcore.disk.embeddings import require_only
 
     foreign = {
         path.name
@@ -148,6 +150,8 @@ def _remove_run(args: argparse.Namespace) -> None:
     ours = manifest.KIND.is_that_of(args.out / GRAPH)
     if (foreign and not ours) or ((args.out / GRAPH).exists() and not ours):
         args.parser.error(f"{args.out} is not a run; choose another --out")
+    require_replaceable(args.out / GRAPH, manifest.KIND, True)
+    require_only(args.out / EMBEDDINGS)
     for name in (EMBEDDINGS, GRAPH):
         if (args.out / name).exists():
             shutil.rmtree(args.out / name)

@@ -138,8 +138,8 @@ def _labels(
                     f"{path}, line {line}: {name} is {row[name]!r}, not a number; leave the cell "
                     "empty where there is no label"
                 )
-    table = [[float(row[name].strip() or "nan") for name in wanted] for row in rows]
-    return as_float32(np.asarray(table, dtype=np.float64), str(path))
+    numbers = [[float(row[name].strip() or "nan") for name in wanted] for row in rows]
+    return as_float32(np.asarray(numbers, dtype=np.float64), str(path))
 
 
 def _is_numeric(cells: list[str]) -> bool:

@@ -19,10 +19,11 @@ from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
 from staticgraph.dryrun.recorder import Counted, RefusingRecorder, counted
 from staticgraph.dryrun.report import PHASES, Cause, DryRun, Run
 from staticgraph.dryrun.stubs import attention, inductor
-from staticgraph.dryrun.subject import Subject, subject_of, twin
+from staticgraph.dryrun.subject import Candidate, candidate_of, twin
 from staticgraph.dryrun.targets import Target
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.errors import NotStatic
+from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.training_state import evaluating
 
@@ -35,10 +36,10 @@ _CALLED = re.compile(r"Found from\s*:?\s*(?P<trace>.+)", re.DOTALL)
 
 
 def measure(request: Mapping[str, Any], target: Target) -> DryRun:
-    """Answers a request; see :func:`staticgraph.dryrun.subject.subject_of` and
+    """Answers a request; see :func:`staticgraph.dryrun.subject.candidate_of` and
 
     Args:
-        request: further ``modes``, ``roles``, ``autocast`` (a dtype's name), ``compile_kernels``.
+        request: further ``modes``, ``roles``, ``compile_kernels``.
     """
     modes, roles = request.get("modes") or MODES, tuple(request.get("roles") or ROLES)
     if unknown := [mode for mode in modes if mode not in MODES]:
@@ -46,38 +47,31 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
             f"mode {unknown[0]!r} has no dry run; choose of {', '.join(MODES)} (max-autotune times "
             "kernels on the device)"
         )
-    subject = subject_of(request)
-    autocast = request.get("autocast")
+    candidate = candidate_of(request)
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
-    runs = [
-        run
-        for mode in modes
-        for run in _Mode(subject, mode, autocast and getattr(torch, autocast), target).runs(roles)
-    ]
+    runs = [run for mode in modes for run in _Mode(candidate, mode, target).runs(roles)]
     return DryRun(
         target=target.name,
         device=target.device,
         torch=torch.__version__,
-        model=type(subject.model).__name__,
+        model=type(candidate.subject.model).__name__,
         kernels=bool(request.get("kernels")),
-        autocast=autocast,
+        autocast=candidate.subject.precision,
         runs=tuple(runs),
         uses=tuple(ptx.uses()) if WATCH.compiles else (),
         emulated=(attention.EMULATED, inductor.EMULATED),
-        notes=(*subject.notes, *filter(None, [caveat()])),
+        notes=(*candidate.notes, *filter(None, [caveat()])),
     )
 
 
 class _Mode:
-    """One mode of one subject."""
+    """One mode of one candidate."""
 
-    def __init__(
-        self, subject: Subject, mode: str, autocast: torch.dtype | None, target: Target
-    ) -> None:
-        self._subject, self._mode = subject, mode
-        self._autocast, self._target = autocast, target
+    def __init__(self, candidate: Candidate, mode: str, target: Target) -> None:
+        self._candidate, self._plan = candidate, candidate.plan
+        self._mode, self._target = mode, target
         self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
         self._skips: dict[tuple[int, str], list[str]] = {}
         self._seconds: dict[tuple[int, str], float] = {}
@@ -98,25 +92,17 @@ class _Mode:
         torch._dynamo.reset()
         inductor.TREES.roots.clear()
         with Watcher():
-            model, optimizer = twin(self._subject)
             recorder = RefusingRecorder(lambda: _resident(runner))
             runner = StaticGraphRunner(
-                model,
-                self._subject.plan,
-                mode=self._mode,
-                loss=self._subject.loss,
-                optimizer=optimizer,
-                forward=self._subject.forward,
-                autocast=self._autocast,
-                clip_norm=self._subject.clip_norm,
-                differentiable=self._subject.differentiable,
-                recorder=recorder,
+                twin(self._candidate),
+                self._plan,
+                self._mode,
+                recording=Recording(recorder=recorder),
             )
+            runner._computation.assume_rows()  # fake tensors have no values to tell by
             self._note_keys(runner)
             runner.warmup(progress=False, phases=roles)
-            keys = [
-                (b, r) for b in reversed(range(len(self._subject.plan.capacities))) for r in roles
-            ]
+            keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in roles]
             steps = recorder.runs
             if self._mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]
@@ -143,7 +129,7 @@ class _Mode:
     def _counted(self, runner: StaticGraphRunner, bucket: int, role: str) -> Counted:
         """A step after the warm-up."""
         self._key = bucket, role
-        steps, schema = runner._steps, self._subject.plan.schema
+        steps, schema = runner._steps, self._plan.schema
         assert schema is not None
         batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
@@ -173,7 +159,7 @@ class _Mode:
         return Run(
             mode=self._mode,
             bucket=bucket,
-            capacity=str(self._subject.plan.capacities[bucket]),
+            capacity=str(self._plan.capacities[bucket]),
             role=role,
             pieces=pieces,
             expected=expected,
@@ -197,7 +183,9 @@ class _Mode:
         )
 
     def _rate(self) -> float:
-        return peak_flops(self._autocast, self._target.float32_flops, self._target.tensor_flops)
+        return peak_flops(
+            self._candidate.subject.autocast, self._target.float32_flops, self._target.tensor_flops
+        )
 
     def _failed(self, error: Exception, role: str) -> list[Run]:
         """What a role that was stopped is reported as, in every bucket."""
@@ -224,7 +212,7 @@ class _Mode:
                 causes=causes,
                 error=text,
             )
-            for bucket, capacity in enumerate(self._subject.plan.capacities)
+            for bucket, capacity in enumerate(self._plan.capacities)
         ]
 
 

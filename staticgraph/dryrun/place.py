@@ -10,7 +10,7 @@ from types import FrameType
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # Best last: what is named where nothing better is on the stack.
-_RANKS = ("torch", "staticgraph", "torch_geometric", "model")
+_OWNERS = ("torch", "staticgraph", "torch_geometric", "model")
 
 
 def of_stack() -> str:
@@ -18,7 +18,7 @@ def of_stack() -> str:
     frame: FrameType | None = sys._getframe(1)
     frames = []
     while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno, _rank(_of_frame(frame))))
+        frames.append((frame.f_code.co_filename, frame.f_lineno, _worth(_of_frame(frame))))
         frame = frame.f_back
     return _best(frames)
 
@@ -26,11 +26,11 @@ def of_stack() -> str:
 def of_trace(trace: str | None) -> str:
     """The line of a traced operation, from the stack that Dynamo noted with it; "" without one."""
     frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(trace or "")]
-    return _best([(*f, _rank(_of_file(f[0]))) for f in reversed(frames)])
+    return _best([(*f, _worth(_of_file(f[0]))) for f in reversed(frames)])
 
 
 def _best(frames: Iterable[tuple[str, int, int]]) -> str:
-    """The innermost of the highest rank; frames come innermost first."""
+    """The innermost of the best owner; frames come innermost first."""
     best = max(frames, key=lambda frame: frame[2], default=None)
     if best is None or best[2] < 0:
         return ""
@@ -39,8 +39,8 @@ def _best(frames: Iterable[tuple[str, int, int]]) -> str:
     return f"{file}:{line}" + (f": {source}" if source else "")
 
 
-def _rank(owner: str) -> int:
-    return _RANKS.index(owner) if owner in _RANKS else -1
+def _worth(owner: str) -> int:
+    return _OWNERS.index(owner) if owner in _OWNERS else -1
 
 
 def _of_frame(frame: FrameType) -> str:
@@ -53,7 +53,7 @@ def _of_frame(frame: FrameType) -> str:
         return "python"
     if "torchinductor" in frame.f_code.co_filename:
         return "torch"
-    return top if top in _RANKS else "model"
+    return top if top in _OWNERS else "model"
 
 
 def _of_file(file: str) -> str:

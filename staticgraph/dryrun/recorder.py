@@ -12,7 +12,7 @@ from torch import Tensor
 
 from staticgraph.dryrun.launches import WATCH, Launch
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.recorder import Recorded
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class RefusingRecorder:
         for _ in range(runs):
             body()
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+    def record(self, body: Callable[[], Any]) -> Recorded:
         """One run under watch.
 
         Raises:
@@ -88,7 +88,7 @@ class RefusingRecorder:
         finally:
             WATCH.recording = False
         self.runs.append(run)
-        return Recording(lambda: None, result)
+        return Recorded(lambda: None, result)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,4 +1,4 @@
-"""What is dry-run: a model, built by name or unpickled, its loss and optimizer, and a plan.
+"""What is dry-run: a subject, whose model is built by name or unpickled, and a plan.
 
 It is made on the CPU, as anywhere; :func:`twin` is its copy over fake CUDA tensors.
 """
@@ -10,48 +10,47 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_store import GraphStore
 
 STAND_IN = "no loss was given: the mean square of the output stands for it"
 BATCH_SIZE = 32
 
 
-@dataclass
-class Subject:
-    """A model and how it is trained.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a dry run is asked about.
 
     Attributes:
-        loss, forward, differentiable, clip_norm: as the runner takes them.
-        optimizer: over the model's parameters, or what makes one of them; fused Adam where None.
+        subject: the model and how it is trained.
+        plan: the buckets.
+        make_optimizer: of the model's parameters, where the subject has no optimizer; fused Adam
+            where None, too.
         notes: what stands for something that was not given.
     """
 
-    model: torch.nn.Module
+    subject: Subject
     plan: BucketPlan
-    loss: Any = None
-    optimizer: Any = None
-    forward: Any = None
-    differentiable: tuple[str, ...] = ()
-    clip_norm: float | None = None
-    notes: list[str] = field(default_factory=list)
+    make_optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    notes: tuple[str, ...] = ()
 
 
-def subject_of(request: Mapping[str, Any]) -> Subject:
+def candidate_of(request: Mapping[str, Any]) -> Candidate:
     """What a request asks for.
 
     Args:
         request: ``model`` (``module:build``) or ``pickled`` (a file of :func:`torch.save`),
             ``plan`` (a file), ``data`` (as for :func:`staticgraph.datasets.open`),
             ``batch_size``, ``loss``, ``optimizer``, ``forward`` (``module:name``),
-            ``differentiable``, ``clip_norm``, ``kernels``.
+            ``autocast`` (a dtype's name), ``differentiable``, ``clip_norm``, ``kernels``.
 
     Raises:
         ValueError: a name that leads nowhere, or neither plan nor data.
@@ -75,18 +74,19 @@ def subject_of(request: Mapping[str, Any]) -> Subject:
         from staticgraph.nn import convert
 
         model = convert(model, kernels=True)
-    notes = []
-    if options["loss"] is None:
-        options["loss"] = mean_square
-        notes.append(STAND_IN)
-    return Subject(
+    optimizer, autocast = options["optimizer"], request.get("autocast")
+    is_made = isinstance(optimizer, torch.optim.Optimizer)
+    subject = Subject(
         model,
-        plan,
-        **options,
-        differentiable=tuple(request.get("differentiable") or ()),
+        loss=options["loss"] or mean_square,
+        optimizer=optimizer if is_made else None,
+        forward=options["forward"],
+        autocast=autocast and getattr(torch, autocast),
         clip_norm=request.get("clip_norm"),
-        notes=notes,
+        differentiable=request.get("differentiable") or (),
     )
+    notes = () if options["loss"] else (STAND_IN,)
+    return Candidate(subject, plan, None if is_made else optimizer, notes)
 
 
 def _plan(request: Mapping[str, Any], store: GraphStore | None) -> BucketPlan:
@@ -135,10 +135,10 @@ def mean_square(out: Any, batch: Any) -> Tensor:
     return out.float().square().flatten(1).mean(1) if out.dim() > 1 else out.float().square()
 
 
-def twin(subject: Subject) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Model and optimizer over fake tensors of the device; to be called inside the fake mode."""
-    optimizer = subject.optimizer
-    given = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+def twin(candidate: Candidate) -> Subject:
+    """The subject over fake tensors of the device; to be called inside the fake mode."""
+    subject = candidate.subject
+    given = subject.optimizer
     memo: dict[int, Any] = {}
     for parameter in subject.model.parameters():
         memo[id(parameter)] = torch.nn.Parameter(_like(parameter), parameter.requires_grad)
@@ -147,13 +147,15 @@ def twin(subject: Subject) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         held += [value for value in state.values() if isinstance(value, Tensor)]
     memo |= {id(tensor): _like(tensor) for tensor in held}
     model, copied = copy.deepcopy((subject.model, given), memo)
-    if copied is not None:
-        return model, copied
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if optimizer is not None:
-        make: Any = optimizer
-        return model, make(parameters)
-    return model, torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
+    if copied is None:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        make = candidate.make_optimizer or _fused_adam
+        copied = make(parameters)
+    return replace(subject, model=model, optimizer=copied, check_padding=False)
+
+
+def _fused_adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3, capturable=True, fused=True)
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -31,11 +31,11 @@ from staticgraph.epochs.strategies import (
     streamed_epoch,
 )
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.exchange import exchange_for_ranks
-from staticgraph.packing.place import fits_alone, limits_table
+from staticgraph.packing.exchange import exchange_graphs
+from staticgraph.packing.place import fits_alone, limits_array
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
-from staticgraph.plans.order_statistics import keep_ranks
+from staticgraph.plans.order_statistics import keep_order_statistics
 from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
@@ -133,7 +133,7 @@ class Batcher:
         given = _checked_indices(indices, len(self.sizes))
         self.plan, self.indices = _settle_oversize(self.sizes, given, plan, oversize)
         self._skipped = len(given) - len(self.indices)
-        self._limits = limits_table(self.plan.capacities)
+        self._limits = limits_array(self.plan.capacities)
         self._main = self._main_bucket()
         self._offline: list[OfflineParts] | None = None
         self._cache: tuple[int, list[BatchIds], EpochStats] | None = None
@@ -196,7 +196,7 @@ class Batcher:
         return {
             "graphs": used.hexdigest()[:16],
             "capacities": [
-                (*row, *capacity.ranks)
+                (*row, *capacity.order_statistics)
                 for row, capacity in zip(self._limits.tolist(), self.plan.capacities, strict=True)
             ],
             "batch_size": self.plan.batch_size if self.exact else None,
@@ -253,11 +253,11 @@ class Batcher:
             for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
         ]
         spilled, split, exchanged = made.spilled, made.split, 0
-        if any(capacity.ranks for capacity in self.plan.capacities):
+        if any(capacity.order_statistics for capacity in self.plan.capacities):
             drawn = [(batch.bucket, batch.ids) for batch in batches]
             if self.exact and self.shuffle:
-                exchanged = exchange_for_ranks(drawn, self.sizes, self.plan.capacities)
-            kept, moved, divided = keep_ranks(drawn, self.sizes, self.plan.capacities)
+                exchanged = exchange_graphs(drawn, self.sizes, self.plan.capacities)
+            kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
             batches = [BatchIds(bucket, ids) for bucket, ids in kept]
             spilled, split = spilled + moved, split + divided
         mine, empty = self._share(batches)

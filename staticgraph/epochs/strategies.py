@@ -19,7 +19,7 @@ from staticgraph.packing.pack import Packing
 from staticgraph.packing.place import (
     group_by_pack,
     homes,
-    limits_table,
+    limits_array,
     place_batches,
     size_limits,
 )
@@ -64,7 +64,7 @@ def exact_epoch(
     Args:
         order: ``[n]`` positions in ``sizes``; changed in place where batches are re-balanced.
         sizes: ``[., C]`` nodes, edges and the further components.
-        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_table`.
+        limits: ``[buckets, 2 + C]`` from :func:`~staticgraph.packing.place.limits_array`.
         main: the bucket to balance for.
         batch_size: graphs in each batch but the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
@@ -181,12 +181,14 @@ def _joined(
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)
         return Made(nothing, np.zeros(1, dtype=np.int64), nothing)
-    table = limits_table(capacities)
+    limits = limits_array(capacities)
     buckets, starts, stops = [], [], []
     begin = 0
     for home, members, bounds, _ in parts:
-        allowed = table.copy()
-        allowed[table[:, 3] > table[home, 3]] = -1  # nothing goes where larger graphs are paid for
+        allowed = limits.copy()
+        allowed[
+            limits[:, 3] > limits[home, 3]
+        ] = -1  # nothing goes where larger graphs are paid for
         buckets.append(place_batches(sizes, members, bounds, allowed))
         starts.append(begin + bounds[:-1])
         stops.append(begin + bounds[1:])

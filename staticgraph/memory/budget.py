@@ -144,6 +144,7 @@ class MemoryBudget:
         headroom_bytes: left free on purpose; likewise.
         device: what the cap belongs to.
         data_set_bytes: of the cap, what a data set on the device takes; a line of every breakdown.
+        memory: predicts a step's bytes; who needs it and finds None probes the model.
     """
 
     max_bytes: int
@@ -151,6 +152,7 @@ class MemoryBudget:
     headroom_bytes: int = 0
     device: str = "given by hand"
     data_set_bytes: int = 0
+    memory: MemoryModel | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes))
@@ -184,6 +186,11 @@ class MemoryBudget:
     def with_data_set(self, nbytes: int) -> MemoryBudget:
         """The same cap, of which a data set of so many bytes on the device takes its part too."""
         return replace(self, data_set_bytes=self.data_set_bytes + nbytes)
+
+    def with_memory(self, memory: MemoryModel) -> MemoryBudget:
+        """The same cap, with what predicts the bytes of a step, as :func:`staticgraph.probe` gives
+        it."""
+        return replace(self, memory=memory)
 
     def breakdown(
         self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS

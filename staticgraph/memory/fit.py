@@ -237,7 +237,7 @@ def _fit_form(
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    counts = _table([p.capacity for p in points], terms, layout)
+    counts = _counted([p.capacity for p in points], terms, layout)
     if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
         raise FitRefused(
             f"the points do not tell {', '.join(terms)} apart: vary "
@@ -269,7 +269,7 @@ def _fit_form(
     return result._replace(held_out=float(missed))
 
 
-def _table(capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout) -> Array:
+def _counted(capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout) -> Array:
     """``[capacities, terms]`` float64."""
     found = [counts_of(capacity, layout) for capacity in capacities]
     return np.array([[counts[term] for term in terms] for counts in found])
@@ -289,7 +289,7 @@ def _moments(
         return [peaks]
     moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = _table(_drawn([p.capacity for p in points]), terms, layout)
+    drawn = _counted(_drawn([p.capacity for p in points]), terms, layout)
     on_top = np.unique(np.argmax(drawn @ free, axis=1))
     return [moments[:, k] for k in on_top]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +144,7 @@ class MemoryModel:
         """Plain values, for JSON."""
 
         def plain(point: Point) -> dict[str, Any]:
-            return {"capacity": asdict(point.capacity), "bytes": point.nbytes}
+            return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
             "form": self.fit.form,
@@ -175,11 +175,7 @@ class MemoryModel:
         """
 
         def point(value: dict[str, Any]) -> Point:
-            # JSON has lists for tuples; a capacity with pairs makes them tuples itself.
-            given: dict[str, Any] = {
-                k: tuple(v) if v == [] else v for k, v in value["capacity"].items()
-            }
-            return Point(Capacity(**given), value["bytes"])
+            return Point(Capacity.from_dict(value["capacity"]), value["bytes"])
 
         try:
             form: Form = values["form"]

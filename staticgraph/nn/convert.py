@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from staticgraph.nn.call_sites import install
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.nn.functions import install
 from staticgraph.nn.subclasses import form_of
 
 
@@ -51,17 +51,17 @@ def context_of(model: torch.nn.Module) -> BatchContext:
     """The context that a model's converted layers share; converts the model if need be, and makes
     PyG's functions ask for the present batch."""
     install()
-    table = STATIC_FORMS | REFUSED_FORMS
-    forms = tuple(table.values())
+    forms = STATIC_FORMS | REFUSED_FORMS
+    static = tuple(forms.values())
     present: list[object] = [vars(m).get("_staticgraph") for m in model.modules()]
     context = next((found for found in present if isinstance(found, BatchContext)), None)
     if context is None:
         context = BatchContext()
     for module in model.modules():
-        form = form_of(type(module), table)
+        form = form_of(type(module), forms)
         if form is not None:
             with suppress(TypeError):  # another layout of memory: it stays what it is
                 module.__class__ = form
-        if isinstance(module, forms) or hasattr(module, "_staticgraph"):
+        if isinstance(module, static) or hasattr(module, "_staticgraph"):
             module.__dict__["_staticgraph"] = context
     return context

@@ -1,7 +1,7 @@
 """What of PyG has no static form, refused by name instead of compiled into garbage.
 
 Each entry says what to use instead. Inside the runner a call raises NotStatic; outside nothing is
-changed. Functions are exchanged like those of :mod:`staticgraph.nn.call_sites`, layers by a forward
+changed. Functions are exchanged like those of :mod:`staticgraph.nn.functions`, layers by a forward
 that refuses, so that the message names the layer and not an operation deep within.
 """
 

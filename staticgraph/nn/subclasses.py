@@ -1,6 +1,6 @@
 """Static forms of subclasses: a user's own BatchNorm is a BatchNorm still.
 
-A table says which static form takes the place of which stock layer. A subclass of a stock layer
+A mapping says which static form takes the place of which stock layer. A subclass of a stock layer
 gets a class of its own, made here: ``type(name, (Subclass, Form), {})``, whose order of methods is
 subclass, static form, stock layer. What the subclass overrides stays its own; what it inherits, and
 what it reaches through ``super()``, is the static form's.
@@ -24,28 +24,28 @@ _STOCK = "_staticgraph_stock"
 
 
 def form_of(
-    kind: type[torch.nn.Module], table: Forms, made: bool = True
+    kind: type[torch.nn.Module], forms: Forms, made: bool = True
 ) -> type[torch.nn.Module] | None:
-    """The static form of a layer's class, told by its nearest ancestor in a table.
+    """The static form of a layer's class, told by its nearest ancestor that has one.
 
     Args:
         kind: a stock layer, or a subclass of one.
-        table: stock layer -> its static form.
+        forms: stock layer -> its static form.
         made: give a subclass the class made for it; else the form that this class rests on.
 
     Returns:
-        None where there is nothing to exchange: no ancestor is in the table, the class is static
+        None where there is nothing to exchange: no ancestor has one, the class is static
         already, or Python allows no class of both.
     """
-    stock = next((ancestor for ancestor in kind.__mro__ if ancestor in table), None)
-    if stock is None or (made and issubclass(kind, table[stock])):
+    stock = next((ancestor for ancestor in kind.__mro__ if ancestor in forms), None)
+    if stock is None or (made and issubclass(kind, forms[stock])):
         return None
-    form = table[stock]
-    return form if kind is stock or not made else _joined(kind, form, table)
+    form = forms[stock]
+    return form if kind is stock or not made else _joined(kind, form, forms)
 
 
 def _joined(
-    kind: type[torch.nn.Module], form: type[torch.nn.Module], table: Forms
+    kind: type[torch.nn.Module], form: type[torch.nn.Module], forms: Forms
 ) -> type[torch.nn.Module] | None:
     """The class of both, made once a class."""
     for known in type.__subclasses__(kind):

@@ -19,8 +19,8 @@ from staticgraph.outofcore.policies.policy import Beta, Comet, InMemory
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState, Schedule, State
 from staticgraph.outofcore.policies.tuning import Tuning, tune
 from staticgraph.outofcore.sampling.hops import HopBatch, HopCapacity, HopLadder
-from staticgraph.outofcore.sampling.loader import SampledLoader
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.encoded_link import EncodedLinkTrainer
 from staticgraph.outofcore.training.layers import SampledGNN
 from staticgraph.outofcore.training.link import LinkEpoch, LinkTrainer

@@ -2,11 +2,11 @@
 
 The problem: packing looks through the distinct sizes again and again, so its time grows with their
 square: 80,000 take half a minute, a million an hour. The idea: put sizes that differ by a small
-share of themselves and of the mean into one cell, and pack all of a cell at its largest member's
+share of themselves and of the mean into one box, and pack all of a box at its largest member's
 counts. What is packed then never holds more than it seems to, so every limit is kept; what is lost
 is the rounding, :attr:`Coarse.loss`, in theory below twice ``exp(step) - 1`` in every
 component and in practice about :attr:`Coarse.step`. Afterwards the graphs
-themselves take the places of their cells, so that a packing is of the sizes as they are, and its
+themselves take the places of their boxes, so that a packing is of the sizes as they are, and its
 efficiency is the true one.
 
 The invariant: up to :data:`MOST_SIZES` distinct sizes nothing is rounded.
@@ -25,9 +25,9 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows
 
 # Distinct sizes that are packed as they are: a fraction of a second. On nodes and edges spread
-# evenly and independently so many cells lose about one percent.
+# evenly and independently so many boxes lose about one percent.
 MOST_SIZES = 8192
-# Widths of a cell that are tried: 0.1% and up, each an eighth over the last.
+# Widths of a box that are tried: 0.1% and up, each an eighth over the last.
 STEPS = 0.001 * 1.125 ** np.arange(100)
 
 
@@ -39,14 +39,14 @@ class Coarse:
         fine: the sizes as they are.
         histogram: at most about :data:`MOST_SIZES` sizes that hold them; ``fine`` itself where
             there are no more.
-        cell: ``[T]`` int64, for each row of ``fine`` the row of ``histogram`` that holds it.
-        step: the width of a cell at a size, as a share of that size and the mean together; 0 where
+        box: ``[T]`` int64, for each row of ``fine`` the row of ``histogram`` that holds it.
+        step: the width of a box at a size, as a share of that size and the mean together; 0 where
             nothing is rounded.
     """
 
     fine: SizeHistogram
     histogram: SizeHistogram
-    cell: IntArray
+    box: IntArray
     step: float
 
     @property
@@ -67,14 +67,14 @@ class Coarse:
         """A packing of :attr:`histogram` as one of :attr:`fine`: as many packs, the same places."""
         if self.histogram is self.fine:
             return packing
-        by_cell = np.argsort(self.cell, kind="stable")
-        bounds = np.searchsorted(self.cell[by_cell], np.arange(len(self.histogram.counts) + 1))
+        by_box = np.argsort(self.box, kind="stable")
+        bounds = np.searchsorted(self.box[by_box], np.arange(len(self.histogram.counts) + 1))
         starts, types, copies, counts = _expand(
             packing.starts,
             packing.types,
             packing.copies,
             packing.counts,
-            by_cell,
+            by_box,
             bounds.astype(np.int64),
             self.fine.counts,
         )
@@ -91,23 +91,23 @@ class Coarse:
 
 
 def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
-    """The finest cells of which there are no more than ``most`` (:data:`MOST_SIZES` where None)."""
+    """The finest boxes of which there are no more than ``most`` (:data:`MOST_SIZES` where None)."""
     most = most or MOST_SIZES
     sizes, counts = histogram.sizes, histogram.counts
     if len(counts) <= most:
         return Coarse(histogram, histogram, np.arange(len(counts)), 0.0)
-    # One more than a multiple of the mean, as a logarithm: even cells of it are wide where the
+    # One more than a multiple of the mean, as a logarithm: even boxes of it are wide where the
     # sizes are large.
     places = np.log1p(sizes / np.maximum(histogram.totals / histogram.num_graphs, 1e-9))
     low, high = 0, len(STEPS) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(np.unique(_keys(_cells(places, float(STEPS[middle]))))) <= most:
+        if len(np.unique(_keys(_boxes(places, float(STEPS[middle]))))) <= most:
             high = middle
         else:
             low = middle + 1
     step = float(STEPS[low])
-    _, member = np.unique(_keys(_cells(places, step)), return_inverse=True)
+    _, member = np.unique(_keys(_boxes(places, step)), return_inverse=True)
     largest = np.zeros((int(member.max()) + 1, sizes.shape[1]), np.int64)
     graphs = np.zeros(len(largest), np.int64)
     _gather(member, sizes, counts, largest, graphs)
@@ -118,8 +118,8 @@ def coarsened(histogram: SizeHistogram, most: int | None = None) -> Coarse:
     return Coarse(histogram, rounded, place[member], step)
 
 
-def _cells(places: NDArray[np.float64], step: float) -> IntArray:
-    """``[T, C]`` the cell of each size along each component."""
+def _boxes(places: NDArray[np.float64], step: float) -> IntArray:
+    """``[T, C]`` the box of each size along each component."""
     return np.floor(places / step).astype(np.int64)
 
 
@@ -135,7 +135,7 @@ def _keys(rows: IntArray) -> IntArray:
 def _gather(
     member: IntArray, sizes: IntArray, counts: IntArray, largest: IntArray, graphs: IntArray
 ) -> None:
-    """The largest member of each cell by component, and all graphs of it."""
+    """The largest member of each box by component, and all graphs of it."""
     for t in range(len(member)):
         m = member[t]
         graphs[m] += counts[t]
@@ -149,20 +149,20 @@ def _expand(
     types: IntArray,
     copies: IntArray,
     counts: IntArray,
-    by_cell: IntArray,
+    by_box: IntArray,
     bounds: IntArray,
     graphs: IntArray,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Each place of a cell taken by the next of its members; packs alike stay one pattern.
+    """Each place of a box taken by the next of its members; packs alike stay one pattern.
 
     Args:
-        starts, types, copies, counts: a packing of cells.
-        by_cell: ``[T]`` members, cell by cell.
-        bounds: ``[cells + 1]`` where each cell's members begin in ``by_cell``.
+        starts, types, copies, counts: a packing of boxes.
+        by_box: ``[T]`` members, box by box.
+        bounds: ``[boxes + 1]`` where each box's members begin in ``by_box``.
         graphs: ``[T]`` how many graphs each member has.
     """
     at = bounds[:-1].copy()
-    left = graphs[by_cell]
+    left = graphs[by_box]
     new_starts = [0]
     new_types = [0 for _ in range(0)]
     new_copies = [0 for _ in range(0)]
@@ -176,16 +176,16 @@ def _expand(
                 alike = min(alike, left[at[types[s]]] // copies[s])
             times = max(1, alike)
             for s in range(starts[p], starts[p + 1]):
-                cell, wanted = types[s], copies[s] * times
+                box, wanted = types[s], copies[s] * times
                 while wanted > 0:
-                    k = at[cell]
+                    k = at[box]
                     taken = min(wanted, left[k])
-                    new_types.append(int(by_cell[k]))
+                    new_types.append(int(by_box[k]))
                     new_copies.append(taken // times)
                     left[k] -= taken
                     wanted -= taken
-                    if left[k] == 0 and k + 1 < bounds[cell + 1]:
-                        at[cell] += 1
+                    if left[k] == 0 and k + 1 < bounds[box + 1]:
+                        at[box] += 1
             repeats.append(times)
             new_starts.append(len(new_types))
             remaining -= times

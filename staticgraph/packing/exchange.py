@@ -1,11 +1,10 @@
-"""Exact batches that break their bucket's promise of ranks, mended by exchanging graphs.
+"""Exact batches that break their bucket's promise, mended by exchanging graphs.
 
 The problem: a batch with one large graph too many (:mod:`staticgraph.plans.order_statistics`) needs
 a wider bucket, which is one more compile and recording for a batch or two an epoch; most often for
 the rest at an epoch's end, into which swaps had moved large graphs since it had room. The idea:
 give the graph that is one too many to a batch that may have it, for a smaller one of that batch.
-The
-invariant: every batch keeps its number of graphs and its limits, and no promise that held is
+The invariant: every batch keeps its number of graphs and its limits, and no promise that held is
 broken. What cannot be mended so is left for the caller to place.
 """
 
@@ -18,11 +17,11 @@ import numpy as np
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Exchanges for one batch; each takes one graph off a rank that has too many.
+# Exchanges for one batch; each mends one order statistic that is too large.
 MOST = 64
 
 
-def exchange_for_ranks(
+def exchange_graphs(
     batches: list[tuple[int, IntArray]], sizes: IntArray, capacities: Sequence[Capacity]
 ) -> int:
     """Exchanges graphs between batches of the same bucket, in place of the list's entries.
@@ -38,12 +37,12 @@ def exchange_for_ranks(
     mended = 0
     for number, (bucket, ids) in enumerate(batches):
         capacity = capacities[bucket]
-        if capacity.ranks_hold(sizes[ids, 0]):
+        if capacity.order_statistics_hold(sizes[ids, 0]):
             continue
         for _ in range(MOST):
             if not _exchange(batches, number, sizes, capacity):
                 break
-            if capacity.ranks_hold(sizes[batches[number][1], 0]):
+            if capacity.order_statistics_hold(sizes[batches[number][1], 0]):
                 mended += 1
                 break
     return mended
@@ -52,12 +51,12 @@ def exchange_for_ranks(
 def _exchange(
     batches: list[tuple[int, IntArray]], number: int, sizes: IntArray, capacity: Capacity
 ) -> bool:
-    """One exchange that takes the least graph of the first rank that is too wide out of a batch."""
+    """One exchange: the least graph leaves a batch that makes an order statistic too large."""
     bucket, ids = batches[number]
     falling = np.argsort(-sizes[ids, 0], kind="stable")
     k, width = next(
         (k, width)
-        for k, width in capacity.ranks
+        for k, width in capacity.order_statistics
         if k < len(ids) and sizes[ids[falling[k]], 0] > width
     )
     place = int(falling[k])
@@ -66,7 +65,7 @@ def _exchange(
     for step in range(1, len(batches)):
         other = (number + step) % len(batches)
         theirs = batches[other][1]
-        if batches[other][0] != bucket or not capacity.ranks_hold(sizes[theirs, 0]):
+        if batches[other][0] != bucket or not capacity.order_statistics_hold(sizes[theirs, 0]):
             continue
         more = sizes[theirs] - sizes[ids[place]]  # what the batch gains and the other loses
         fits = (more <= room).all(axis=1) & (sizes[theirs, 0] <= width)
@@ -74,7 +73,7 @@ def _exchange(
         for taken in np.flatnonzero(fits)[np.argsort(-more[fits, 0], kind="stable")][:4].tolist():
             changed = theirs.copy()
             changed[taken] = ids[place]
-            if capacity.ranks_hold(sizes[changed, 0]):
+            if capacity.order_statistics_hold(sizes[changed, 0]):
                 mine = ids.copy()
                 mine[place] = theirs[taken]
                 batches[number], batches[other] = (bucket, mine), (bucket, changed)

@@ -12,7 +12,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
 
-def limits_table(capacities: Sequence[Capacity]) -> IntArray:
+def limits_array(capacities: Sequence[Capacity]) -> IntArray:
     """``[buckets, 4 + X]`` nodes, edges, graphs and nodes of one graph that each bucket takes, then
     each further component."""
     rows = [
@@ -23,7 +23,7 @@ def limits_table(capacities: Sequence[Capacity]) -> IntArray:
 
 
 def size_limits(limits: IntArray) -> tuple[int, ...]:
-    """Of a row of :func:`limits_table` the limits of each column of a size."""
+    """Of a row of :func:`limits_array` the limits of each column of a size."""
     row = limits.tolist()
     return (row[0], row[1], *row[4:])
 
@@ -74,7 +74,7 @@ def place_batches(sizes: IntArray, order: IntArray, bounds: IntArray, limits: In
         sizes: ``[., 2 + X]`` nodes, edges and the further components.
         order: positions in ``sizes``, batch by batch.
         bounds: ``[K + 1]`` where each batch starts and ends in ``order``.
-        limits: ``[buckets, 4 + X]`` from :func:`limits_table`.
+        limits: ``[buckets, 4 + X]`` from :func:`limits_array`.
     """
     buckets = np.full(len(bounds) - 1, -1, np.int64)
     more = np.zeros(sizes.shape[1] - 2, np.int64)

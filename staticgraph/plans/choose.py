@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.files.versions import ARITHMETIC, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.packing.coarse import coarsened
@@ -34,8 +35,8 @@ from staticgraph.plans.margin import (
     stream_limits,
     whole_limits,
 )
-from staticgraph.plans.order_statistics import likely_ranks
-from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of, versions
+from staticgraph.plans.order_statistics import likely_order_statistics
+from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
 from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
@@ -87,7 +88,8 @@ def plan_buckets(
         fits: whether the device holds a capacity; every capacity where None.
         memory: predicts the bytes of a step (:func:`staticgraph.probing.probe.probe`); with a
             ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
-        budget: the cap that the plan is held to.
+        budget: the cap that the plan is held to; its own memory model counts where ``memory`` is
+            None.
         min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
@@ -108,6 +110,8 @@ def plan_buckets(
     trained = sizes if indices is None else sizes[np.asarray(indices)]
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    if memory is None and budget is not None:
+        memory = budget.memory
     if memory is not None or budget is not None:
         if memory is None or budget is None:
             raise ValueError("memory= and budget= go together: what a step takes, and the cap")
@@ -166,7 +170,7 @@ def plan_buckets(
             capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
     capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
-        capacities = _with_ranks(capacities, trained[:, 0], batch_size, seed)
+        capacities = _with_order_statistics(capacities, trained[:, 0], batch_size, seed)
     _check_fits(capacities, fits)
     return BucketPlan(
         capacities=capacities,
@@ -179,7 +183,7 @@ def plan_buckets(
         margin=found,
         efficiency=efficiency,
         note=note,
-        versions=versions(),
+        versions=tuple(versions(ARITHMETIC).items()),
     )
 
 
@@ -212,19 +216,19 @@ def _exact_capacities(
     return (whole,) if smaller is None else (smaller, whole)
 
 
-def _with_ranks(
+def _with_order_statistics(
     capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
 ) -> tuple[Capacity, ...]:
-    """The first capacity with what the data promises of its ranks. No other is added for the few
-    batches that are wider: graphs are exchanged, and what is left is halved."""
+    """The first capacity with what the data promises of its order statistics. No other is added for
+    the few batches that are wider: graphs are exchanged, and what is left is halved."""
     main = capacities[0]
     within = nodes[nodes <= main.max_graph_nodes]
     if main.extra or not len(within):
         return capacities
-    ranks = likely_ranks(within, min(batch_size, len(within)), main, seed)
-    if not ranks:
+    promised = likely_order_statistics(within, min(batch_size, len(within)), main, seed)
+    if not promised:
         return capacities
-    return (replace(main, ranks=ranks), *capacities[1:])
+    return (replace(main, order_statistics=promised), *capacities[1:])
 
 
 def _capacity(

@@ -1,10 +1,12 @@
 """How large the k-th largest graph of a batch is, and batches that keep to it.
 
-The problem: attention in blocks by size pays for the largest graph that a rank can have. From a
-bucket's limits alone that is ``N / k`` nodes at rank ``k``; in the data it is far less, since huge
+The problem: attention in blocks by size pays for the largest graph that can stand at each place of
+a batch in order of falling size. From a bucket's limits alone the ``k``-th has up to ``N / k``
+nodes; in the data it has far fewer, since huge
 graphs are rare: on ogbg-molhiv's batches of 128 the blocks need 5% of the dense entries by what the
 data shows against 26% by the limits (the module's tests count both). The idea: draw batches, take
-for each rank a width that hardly any batch exceeds, and promise it (:attr:`Capacity.ranks`). The
+for each ``k`` a width that hardly any batch exceeds, and promise it
+(:attr:`Capacity.order_statistics`). The
 invariant: the promise is kept for every batch. One that breaks it goes to the first bucket that
 holds it, and where there is none it is halved until each part has one; a graph alone keeps every
 promise, since the first width is the largest graph's. Both are counted, nothing is lost.
@@ -23,18 +25,19 @@ from staticgraph.sizes.attention import blocks_of as blocks_by_limits
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Batches drawn to see their order statistics, and the share of them that may be wider at a rank;
+# Batches drawn to see their order statistics, and the share of them that may exceed one;
 # each gives a graph to another batch, so a few in a thousand change hardly who is with whom.
 DRAWN = 2000
 WIDER = 0.001
-# Ranks at which a block may begin, in geometric progression; all of them below this many.
-FEW_RANKS = 160
+# Places at which a block may begin, in geometric progression; all of them below this many.
+FEW_FIRSTS = 160
 
 
-def likely_ranks(
+def likely_order_statistics(
     nodes: IntArray, batch_size: int, capacity: Capacity, seed: int
 ) -> tuple[tuple[int, int], ...]:
-    """Widths by rank that nearly every batch keeps to; empty where they save too little.
+    """Bounds that nearly every batch's order statistics keep to; empty where they save too
+    little.
 
     Args:
         nodes: ``[n]`` int64, of the graphs that train.
@@ -43,22 +46,22 @@ def likely_ranks(
         seed: of the draws.
     """
     random = np.random.default_rng(seed)
-    drawn = random.choice(nodes, (DRAWN, batch_size))  # with replacement: hardly wider at any rank
+    drawn = random.choice(nodes, (DRAWN, batch_size))  # with replacement: hardly wider anywhere
     falling = -np.sort(-drawn, axis=1)
     limits = capacity.node_limit // np.arange(1, capacity.graphs + 1)
     widths = np.zeros(capacity.graphs, np.int64)
     widths[:batch_size] = np.quantile(falling, 1 - WIDER, axis=0, method="higher")
     widths = np.minimum(np.minimum(widths, limits), capacity.max_graph_nodes).clip(min=1)
     widths[0] = capacity.max_graph_nodes
-    ranks = _cheapest_cuts(np.minimum.accumulate(widths))
+    bounds = _cheapest_cuts(np.minimum.accumulate(widths))
     limited, promised = (
         charged(sum(b.places * b.width for b in blocks), len(blocks))
-        for blocks in (blocks_by_limits(capacity), _blocks(ranks, capacity.graphs))
+        for blocks in (blocks_by_limits(capacity), _blocks(bounds, capacity.graphs))
     )
-    return ranks if len(ranks) > 1 and 100 * promised < WORTH_IT * limited else ()
+    return bounds if len(bounds) > 1 and 100 * promised < WORTH_IT * limited else ()
 
 
-def keep_ranks(
+def keep_order_statistics(
     batches: Sequence[tuple[int, IntArray]], sizes: IntArray, capacities: Sequence[Capacity]
 ) -> tuple[list[tuple[int, IntArray]], int, int]:
     """The batches in buckets whose promises they keep.
@@ -74,7 +77,7 @@ def keep_ranks(
     kept: list[tuple[int, IntArray]] = []
     spilled = split = 0
     for bucket, ids in batches:
-        if capacities[bucket].ranks_hold(sizes[ids, 0]):
+        if capacities[bucket].order_statistics_hold(sizes[ids, 0]):
             kept.append((bucket, ids))
             continue
         parts = _parts(ids, sizes, capacities)
@@ -91,7 +94,11 @@ def _parts(
     totals, nodes = sizes[ids].sum(axis=0), sizes[ids, 0]
     for bucket, capacity in enumerate(capacities):
         fits = len(ids) <= capacity.graph_limit and nodes.max() <= capacity.max_graph_nodes
-        if fits and (totals <= capacity.size_limits).all() and capacity.ranks_hold(nodes):
+        if (
+            fits
+            and (totals <= capacity.size_limits).all()
+            and capacity.order_statistics_hold(nodes)
+        ):
             return [(bucket, ids)]
     assert len(ids) > 1, "a graph alone keeps every promise"
     half = len(ids) // 2
@@ -99,13 +106,13 @@ def _parts(
 
 
 def _cheapest_cuts(widths: IntArray) -> tuple[tuple[int, int], ...]:
-    """Of all cuts of the ranks into at most :data:`MAX_BLOCKS` blocks, each as wide as its first
-    rank, the one with the fewest entries and blocks: the shortest way through the ranks."""
+    """Of all cuts of the falling sizes into at most :data:`MAX_BLOCKS` blocks, each as wide as its
+    first graph, the one with the fewest entries and blocks: the shortest way through them."""
     graphs = len(widths)
-    spread = np.geomspace(1, graphs, FEW_RANKS).astype(np.int64)
-    firsts = np.arange(graphs) if graphs <= FEW_RANKS else np.unique(np.append(0, spread[:-1]))
+    spread = np.geomspace(1, graphs, FEW_FIRSTS).astype(np.int64)
+    firsts = np.arange(graphs) if graphs <= FEW_FIRSTS else np.unique(np.append(0, spread[:-1]))
     ends = np.append(firsts[1:], graphs)
-    # step[i, j]: one block of the ranks from firsts[i] up to ends[j].
+    # step[i, j]: one block of the graphs from firsts[i] up to ends[j].
     step = (ends[None, :] - firsts[:, None]) * widths[firsts][:, None] ** 2.0 + ENTRIES_A_BLOCK
     step[ends[None, :] <= firsts[:, None]] = np.inf
     cost, before = [step[0]], []
@@ -125,6 +132,6 @@ def _cheapest_cuts(widths: IntArray) -> tuple[tuple[int, int], ...]:
     return tuple(p for i, p in enumerate(pairs) if i == 0 or p[1] < pairs[i - 1][1])
 
 
-def _blocks(ranks: tuple[tuple[int, int], ...], graphs: int) -> list[Block]:
-    ends = [first for first, _ in ranks[1:]] + [graphs]
-    return [Block(first, end - first, w) for (first, w), end in zip(ranks, ends, strict=True)]
+def _blocks(bounds: tuple[tuple[int, int], ...], graphs: int) -> list[Block]:
+    ends = [first for first, _ in bounds[1:]] + [graphs]
+    return [Block(first, end - first, w) for (first, w), end in zip(bounds, ends, strict=True)]

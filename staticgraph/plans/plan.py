@@ -10,10 +10,8 @@ and the error says what changed.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -156,19 +154,7 @@ class BucketPlan:
             "strategy": self.strategy,
             "note": self.note,
             "batch_size": self.batch_size,
-            "capacities": [
-                {
-                    "nodes": c.nodes,
-                    "edges": c.edges,
-                    "graphs": c.graphs,
-                    "max_graph_nodes": c.max_graph_nodes,
-                    **({"extra": dict(c.extra)} if c.extra else {}),
-                    **({"edge_reserve": c.edge_reserve} if c.edge_reserve else {}),
-                    **({"node_reserve": c.node_reserve} if c.node_reserve != 1 else {}),
-                    **({"ranks": [list(pair) for pair in c.ranks]} if c.ranks else {}),
-                }
-                for c in self.capacities
-            ],
+            "capacities": [capacity.to_dict() for capacity in self.capacities],
             "margin": self.margin,
             "efficiency": dict(zip(("nodes", "edges", "graphs"), self.efficiency, strict=False)),
             "data": {
@@ -200,7 +186,7 @@ class BucketPlan:
             data = values["data"]
             schema = values.get("schema")
             return cls(
-                capacities=tuple(Capacity(**c) for c in values["capacities"]),
+                capacities=tuple(Capacity.from_dict(c) for c in values["capacities"]),
                 batch_size=values["batch_size"],
                 schema=None if schema is None else Schema.from_dict(schema),
                 digest=data["digest"],
@@ -269,15 +255,3 @@ def components_of(source: Any) -> tuple[str, ...]:
         return source.components
     schema = getattr(source, "schema", None)
     return NODES_EDGES if schema is None else schema.components
-
-
-def versions() -> tuple[tuple[str, str], ...]:
-    """Name and version of what made a plan."""
-    names = ("staticgraph", "numpy", "numba")
-    found = []
-    for name in names:
-        try:
-            found.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append((name, "unknown"))
-    return (("python", platform.python_version()), *found)

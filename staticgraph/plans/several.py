@@ -27,7 +27,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
-# Values of M considered as cuts: spread evenly by rank and by ratio.
+# Values of M considered as cuts: spread evenly by share of the graphs and by ratio.
 CANDIDATES = 40
 # How many graphs a pack of a class may hold, as shares of those asked for.
 SHARES = (1.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 64)
@@ -116,14 +116,14 @@ def choose_buckets(
     fine, histogram = histogram, coarsened(histogram).histogram
     nodes, edges = (fine.totals[:2] / np.maximum(1, histogram.totals[:2])).tolist()
     cuts = _cuts(histogram.sizes[:, 0], histogram.counts)
-    table, shares = _segment_costs(histogram, cuts, graphs, price, fits)
-    if not np.isfinite(table[:, -1]).any():
+    costs, shares = _segment_costs(histogram, cuts, graphs, price, fits)
+    if not np.isfinite(costs[:, -1]).any():
         raise ValueError(
             f"the largest graph ({histogram.maxima[0]} nodes) fits the device in no bucket: give "
             "more memory, or leave it out with oversize='skip'"
         )
     choices: list[SeveralChoice] = []
-    for path in _paths(table, most):
+    for path in _paths(costs, most):
         buckets = [
             _bucket(_between(histogram, cuts[i], cuts[j]), graphs * shares[i, j], price)
             for i, j in path
@@ -146,14 +146,14 @@ def knee(choices: list[SeveralChoice], gain: float = 0.05) -> int:
 def _cuts(nodes: IntArray, counts: IntArray) -> IntArray:
     """``[C + 1]`` ascending node counts; a class is ``cuts[i] < nodes <= cuts[j]``."""
     order = np.argsort(nodes, kind="stable")
-    ranked = np.cumsum(counts[order]) / counts.sum()
+    reached = np.cumsum(counts[order]) / counts.sum()
     shares = np.linspace(0.05, 1.0, CANDIDATES // 2)
-    by_rank = nodes[order][np.minimum(np.searchsorted(ranked, shares), len(nodes) - 1)]
+    by_share = nodes[order][np.minimum(np.searchsorted(reached, shares), len(nodes) - 1)]
     low, high = max(1, int(nodes.min())), max(1, int(nodes.max()))
     by_ratio = np.geomspace(low, high, CANDIDATES // 2).astype(np.int64)
     present = np.unique(nodes)
     below = present[np.maximum(0, np.searchsorted(present, by_ratio, side="right") - 1)]
-    return np.unique(np.concatenate([[-1], by_rank, below, [nodes.max()]]))
+    return np.unique(np.concatenate([[-1], by_share, below, [nodes.max()]]))
 
 
 def _between(histogram: SizeHistogram, low: int, high: int) -> SizeHistogram:
@@ -171,7 +171,7 @@ def _segment_costs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """``[C + 1, C + 1]`` estimated cost of each class, and the share of graphs a pack it is for."""
     size = len(cuts)
-    table, shares = np.full((size, size), np.inf), np.ones((size, size))
+    costs, shares = np.full((size, size), np.inf), np.ones((size, size))
     bands = [_band(histogram, cuts[j - 1], cuts[j]) for j in range(1, size)]
     for i in range(size):
         part = _Part(0, np.zeros_like(histogram.totals), np.zeros_like(histogram.maxima))
@@ -182,11 +182,11 @@ def _segment_costs(
             for share in SHARES:
                 capacity, packs = _estimate(part, max(1.0, graphs * share))
                 estimate = price.of(capacity) * (packs + LAST_PACK)
-                if estimate < table[i, j] and (fits is None or fits(capacity)):
-                    table[i, j], shares[i, j] = estimate, share
+                if estimate < costs[i, j] and (fits is None or fits(capacity)):
+                    costs[i, j], shares[i, j] = estimate, share
                 if graphs * share <= 1:
                     break
-    return table, shares
+    return costs, shares
 
 
 class _Part(NamedTuple):
@@ -222,14 +222,14 @@ def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
     return Capacity.distinct(nodes + 1, edges, slots + 1, largest), packs
 
 
-def _paths(table: np.ndarray, most: int) -> list[list[tuple[int, int]]]:
+def _paths(costs: np.ndarray, most: int) -> list[list[tuple[int, int]]]:
     """For each K the classes ``(i, j)`` of least cost that cover all graphs."""
-    size = len(table)
+    size = len(costs)
     best = np.full((most + 1, size), np.inf)
     came = np.zeros((most + 1, size), dtype=np.int64)
     best[0, 0] = 0.0
     for k in range(1, most + 1):
-        through = best[k - 1][:, None] + table
+        through = best[k - 1][:, None] + costs
         came[k] = np.argmin(through, axis=0)
         best[k] = through[came[k], np.arange(size)]
     paths = []

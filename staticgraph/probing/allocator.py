@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.probing.reading import WARM_STEPS, Read, Reading, Subject
+from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
@@ -82,28 +81,27 @@ class AllocatorReader:
         self.name = f"the allocator of {allocator.name}"
 
     @contextmanager
-    def open(self, subject: Subject) -> Iterator[Read]:
+    def open(self, probed: Probed) -> Iterator[Read]:
         """Parameters, buffers, gradients, optimizer state, flags, classes of layers and random
         state are put back, and reserved memory returned."""
         gc.collect()
         self.allocator.trim()
         try:
+            subject = probed.subject
             with unchanged(subject.model, subject.optimizer):
                 base = self.allocator.allocated() - state_bytes(subject.optimizer)
-                yield lambda capacity: self._read(subject, capacity, base)
+                yield lambda capacity: self._read(probed, capacity, base)
         finally:
             gc.collect()
             self.allocator.trim()
 
-    def _read(self, subject: Subject, capacity: Capacity, base: int) -> Reading:
+    def _read(self, probed: Probed, capacity: Capacity, base: int) -> Reading:
         """One warm step; ``base`` was in use before, without the optimizer's state."""
-        allocator = self.allocator
-        device = next((p.device for p in subject.model.parameters()), torch.device("cpu"))
+        allocator, subject = self.allocator, probed.subject
         try:
-            layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
-            batch = StaticBatch.blank(layout, device)
-            batch.real = subject.real_counts(capacity)
-            step = ProbeStep(subject, subject.model, subject.optimizer)
+            batch = StaticBatch.blank(probed.layout(capacity), subject.device)
+            batch.real = probed.real_counts(capacity)
+            step = ProbeStep(subject, probed.accumulate)
             for _ in range(WARM_STEPS):
                 step(batch)
             step.free_gradients()

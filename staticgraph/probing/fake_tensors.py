@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.reading import WARM_STEPS, Read, Reading, Subject
+from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
 
@@ -37,9 +37,9 @@ class FakeTensorReader:
         self.name = f"fake tensors, counted as on {like}"
 
     @contextmanager
-    def open(self, subject: Subject) -> Iterator[Read]:
+    def open(self, probed: Probed) -> Iterator[Read]:
         """The model itself is not touched: a twin over fake tensors runs."""
-        on_cuda = self.like == "cuda"
+        on_cuda, subject = self.like == "cuda", probed.subject
         mode = fake_mode()
 
         def read(capacity: Capacity) -> Reading:
@@ -51,14 +51,15 @@ class FakeTensorReader:
                 _step_over_all_at_once(optimizer, on_cuda)
                 optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
                 optimizer.register_step_post_hook(lambda *_: _allow(live, False))
-            layout = SlotLayout(0, capacity, subject.schema, subject.pointers)
+            layout = probed.layout(capacity)
             with torch.random.fork_rng(devices=[]), mode:
                 tensors = {
                     e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
                     for e in layout.entries
                 }
-                batch = StaticBatch(layout, tensors, subject.real_counts(capacity))
-                step = ProbeStep(subject, model, optimizer)
+                batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
+                twin = replace(subject, model=model, optimizer=optimizer)
+                step = ProbeStep(twin, probed.accumulate)
                 with live:
                     live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
                     for _ in range(WARM_STEPS - 1):

@@ -34,13 +34,14 @@ from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.out_of_memory import is_out_of_memory
-from staticgraph.probing.reading import MemoryReader, Read, Reading, Subject
+from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.arguments import Forward
+from staticgraph.steps.subject import Subject
 
 # Graphs in the smallest probe; the largest fitted one has ten times as many.
 BASE_GRAPHS = 32
@@ -65,7 +66,7 @@ FEWEST_GRAPHS = 2
 
 
 def probe(
-    model: torch.nn.Module,
+    model: torch.nn.Module | Subject,
     store: Any,
     *,
     loss: Callable[[Any, StaticBatch], Tensor] | None = None,
@@ -82,7 +83,8 @@ def probe(
     """Finds the memory of a step as a function of the capacity.
 
     Args:
-        model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`.
+        model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`, or a
+            :class:`staticgraph.Subject`, which says loss, optimizer, forward and autocast.
         store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
         loss: as for the runner; without one, evaluation is probed.
         optimizer: over the model's parameters; without one, forward and backward are probed.
@@ -109,16 +111,15 @@ def probe(
     if form not in ("auto", *TERMS):
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, TERMS))}")
     schema: Schema = store.schema
-    subject = Subject(
-        model, schema, loss, optimizer, forward, autocast, accumulate, path == "counted"
-    )
-    chosen = _reader(reader, model)
-    with chosen.open(subject) as read:
+    subject = Subject.of(model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast)
+    probed = Probed(subject, schema, accumulate, path == "counted")
+    chosen = _reader(reader, subject)
+    with chosen.open(probed) as read:
         if capacities is None:
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-    return _model_of(readings, checked, subject, chosen.name, form, note)
+    return _model_of(readings, checked, probed, chosen.name, form, note)
 
 
 def probe_capacities(
@@ -251,7 +252,7 @@ def forget(error: BaseException) -> None:
 def _model_of(
     readings: Sequence[tuple[Capacity, Reading]],
     checked: tuple[Capacity, Reading] | None,
-    subject: Subject,
+    probed: Probed,
     reader: str,
     form: Form | Literal["auto"],
     note: str,
@@ -263,7 +264,7 @@ def _model_of(
     ]
     held = None if checked is None else Point(checked[0], checked[1].step)
     try:
-        found = fit(points, form, held, typed=subject.schema.hetero)
+        found = fit(points, form, held, typed=probed.schema.hetero)
     except FitRefused as refusal:
         if note:
             raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
@@ -271,8 +272,8 @@ def _model_of(
     every = [reading for _, reading in [*readings, *([checked] if checked else [])]]
     return MemoryModel(
         fit=found,
-        resident=resident_bytes(subject),
-        batch=batch_bytes(subject.schema, subject.pointers),
+        resident=resident_bytes(probed.subject),
+        batch=batch_bytes(probed.schema, probed.subject.pointers),
         update_bytes=max(reading.update for reading in every),
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
@@ -309,10 +310,10 @@ def batch_bytes(schema: Schema, pointers: bool = False) -> BatchBytes:
     return BatchBytes(fixed, node, edge, graph, rows)
 
 
-def _reader(reader: MemoryReader | str, model: torch.nn.Module) -> MemoryReader:
+def _reader(reader: MemoryReader | str, subject: Subject) -> MemoryReader:
     if not isinstance(reader, str):
         return reader
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = subject.device
     if reader == "auto":
         reader = "cuda" if device.type == "cuda" else "fake"
     if reader == "fake":

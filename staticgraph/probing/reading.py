@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from staticgraph.batches.collate import RealCounts
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
-from staticgraph.steps.arguments import Forward
+from staticgraph.steps.subject import Subject
 
 # Steps before the one that is read: the first makes the optimizer's state, the second shows the
 # allocator (and cuBLAS, which takes its workspace at first use) the whole cycle.
@@ -24,34 +22,26 @@ WARM_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What a reader runs: a model and how it is trained.
+class Probed:
+    """What a reader runs: steps of a model over data of one kind.
 
     Attributes:
-        model: on the device where it will train.
+        subject: the model and how it is trained. Without a loss an evaluation is read, without an
+            optimizer forward and backward alone.
         schema: the fields of the data.
-        loss: as :class:`staticgraph.StaticGraphRunner` takes it; None reads an evaluation.
-        optimizer: None reads forward and backward alone.
-        forward: how the model is called.
-        autocast: a dtype or None.
         accumulate: backward passes to one step of the optimizer.
         counted: let layers follow the batch's real counts, full to the limits, as they do in eager
             mode outside a recording.
     """
 
-    model: torch.nn.Module
+    subject: Subject
     schema: Schema
-    loss: Callable[[Any, StaticBatch], Tensor] | None = None
-    optimizer: torch.optim.Optimizer | None = None
-    forward: Forward | None = None
-    autocast: torch.dtype | None = None
     accumulate: int = 1
     counted: bool = False
 
-    @property
-    def pointers(self) -> bool:
-        """Whether the model's layers read row pointers, so that a batch must carry them."""
-        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+    def layout(self, capacity: Capacity) -> SlotLayout:
+        """The arrays of a batch of this capacity."""
+        return SlotLayout(0, capacity, self.schema, self.subject.pointers)
 
     def real_counts(self, capacity: Capacity) -> RealCounts | None:
         """The host counts that a batch of this capacity tells its layers."""
@@ -94,7 +84,7 @@ class MemoryReader(Protocol):
 
     name: str
 
-    def open(self, subject: Subject) -> AbstractContextManager[Read]:
+    def open(self, probed: Probed) -> AbstractContextManager[Read]:
         """Gives a function that reads one step at a capacity; puts everything back at the end."""
         ...
 
@@ -109,7 +99,7 @@ class GivenReader:
         self.name = name
 
     @contextmanager
-    def open(self, subject: Subject) -> Iterator[Read]:
+    def open(self, probed: Probed) -> Iterator[Read]:
         """Runs nothing."""
 
         def read(capacity: Capacity) -> Reading:

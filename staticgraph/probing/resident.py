@@ -10,7 +10,7 @@ from torch import Tensor
 from staticgraph.memory.model import Resident
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import LiveStorages
-from staticgraph.probing.reading import Subject
+from staticgraph.steps.subject import Subject
 
 
 def resident_bytes(subject: Subject) -> Resident:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.probing.reading import Subject
 from staticgraph.steps.computation import Computation
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating
 
 
@@ -17,19 +15,11 @@ class ProbeStep:
     """One step of a subject: gradients freed, ``accumulate`` times forward and backward, then the
     optimizer. Without a loss, one evaluation without gradients."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._accumulate = subject.accumulate
+    def __init__(self, subject: Subject, accumulate: int) -> None:
+        self._model, self._optimizer = subject.model, subject.optimizer
+        self._accumulate = accumulate
         self._trains = subject.loss is not None
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self._computation = Computation(
-            model, subject.forward, subject.loss, subject.autocast, device
-        )
+        self._computation = Computation(subject)
         self._computation.assume_rows()  # what is measured is a step alone
 
     def free_gradients(self) -> None:

@@ -1,10 +1,11 @@
 """What a replay gives to its caller: small results copied, large ones lent until the next replay.
 
-The problem: a recording writes its results to the same addresses every time, so whoever holds one
-over the next replay would find another batch's numbers in it. Copying everything is safe and, for
+The problem: a recording writes its results to the same addresses every time, and the recordings of
+one pool write over each other's, so whoever holds a result over the next replay of any of them
+would find other numbers in it. Copying everything is safe and, for
 outputs a node or an edge, costs their memory a second time. So what is small is copied (losses,
 metrics, a row a graph), and what is large is lent: a tensor that knows which replay wrote it, and
-whose use after the next replay of the same recording is an error instead of wrong numbers.
+whose use after the next replay, of whichever recording, is an error instead of wrong numbers.
 
 Invariant: a lent tensor's views are lent, too; whatever is computed from it is an ordinary tensor.
 Its shape, dtype and device may be asked for at any time. What reaches the memory without torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from staticgraph.errors import StaleOutput
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.replays import Replays
 
 # Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
 # measured): less than a lend costs the host.
@@ -45,14 +46,14 @@ _HARMLESS = frozenset(
 class LentTensor(Tensor):
     """A result at the address that its recording writes; see the module."""
 
-    _recording: Recording
+    _replays: Replays
     _replay: int
 
     @classmethod
-    def of(cls, value: Tensor, recording: Recording, replay: int) -> LentTensor:
+    def of(cls, value: Tensor, replays: Replays, replay: int) -> LentTensor:
         """Lends a result of one replay."""
         lent = value.as_subclass(cls)
-        lent._recording, lent._replay = recording, replay
+        lent._replays, lent._replay = replays, replay
         return lent
 
     @classmethod
@@ -71,23 +72,23 @@ class LentTensor(Tensor):
 
         def lend(value: Tensor) -> Tensor:
             owner = lent.get(_memory(value))
-            return value if owner is None else cls.of(value, owner._recording, owner._replay)
+            return value if owner is None else cls.of(value, owner._replays, owner._replay)
 
         args, kwargs = tree_map_only(LentTensor, plain, (args, kwargs or {}))
         return tree_map_only(Tensor, lend, func(*args, **kwargs))
 
     def _check(self, func: Callable[..., Any]) -> None:
-        late = self._recording.replays - self._replay
+        late = self._replays.count - self._replay
         if late:
             raise StaleOutput(
                 f"{getattr(func, '__name__', func)}() of an output of shape {list(self.shape)} "
-                f"that was lent for one step: its recording ran {late} more times since, and the "
-                "memory holds another batch's output; keep it with out.clone() before the next "
-                "batch of this bucket"
+                f"that was lent for one step: recordings ran {late} more times since, and share "
+                "the memory that it stands in; keep it with out.clone() before the runner's next "
+                "call, of whatever bucket"
             )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        if self._replay != self._recording.replays:
+        if self._replay != self._replays.count:
             return f"LentTensor(stale, shape={list(self.shape)}, dtype={self.dtype})"
         return super().__repr__()
 
@@ -96,17 +97,17 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def handed_out(result: Any, recording: Recording) -> Any:
+def handed_out(result: Any, replays: Replays) -> Any:
     """A result as a caller may have it: every tensor copied or lent, in the same structure.
 
     Args:
         result: tensors in tuples, lists, dictionaries or dataclass-like containers.
-        recording: what wrote it, just replayed.
+        replays: of all recordings that share memory with the one that wrote it just now.
     """
 
     def one(value: Tensor) -> Tensor:
         if value.numel() * value.element_size() <= CLONED_BYTES:
             return value.clone()
-        return LentTensor.of(value, recording, recording.replays)
+        return LentTensor.of(value, replays, replays.count)
 
     return tree_map_only(Tensor, one, result)

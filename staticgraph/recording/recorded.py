@@ -17,7 +17,7 @@ elsewhere than when it was recorded raises instead of computing with old ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,18 +28,17 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
-from staticgraph.recording.recorder import Recorder, Recording
+from staticgraph.recording.recorder import Recorded, Recorder
+from staticgraph.recording.recording import Recording, Scope
+from staticgraph.recording.replays import Replays
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.recordable_optimizer import RecordableOptimizer
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import train, untouched
 from staticgraph.steps.update import Update
 from staticgraph.store.on_device import DeviceStore
-
-Scope = Literal["forward", "forward_backward", "step"]
-SCOPES: tuple[Scope, ...] = ("forward", "forward_backward", "step")
-OnMiss = Literal["error", "eager"]
 
 # torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
 WARM_RUNS = 3
@@ -62,14 +61,11 @@ class RecordedSteps:
     """Records and replays the functions of one model.
 
     Args:
-        model: its parameters are watched.
+        subject: its model's parameters are watched; its dtype is part of the keys.
         computation: forward, or forward and mean loss, of a batch.
         compiled: its functions are what is recorded, where the recorder wants them compiled.
-        recorder: how to record.
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
-        scope: what a training step's recording holds.
-        autocast: name of the dtype, part of the keys.
-        on_miss: what a batch without a recording does once frozen.
+        recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
 
     Raises:
@@ -78,43 +74,35 @@ class RecordedSteps:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        subject: Subject,
         computation: Computation,
         compiled: CompiledSteps,
-        recorder: Recorder,
-        device: torch.device,
         update: Update,
-        *,
-        scope: Scope = "step",
-        autocast: str | None = None,
-        on_miss: OnMiss = "error",
+        recording: Recording,
         finite: FiniteLosses | None = None,
     ) -> None:
-        if scope not in SCOPES:
-            raise ValueError(f"scope={scope!r}; choose one of {', '.join(SCOPES)}")
-        if on_miss not in ("error", "eager"):
-            raise ValueError(f"on_miss={on_miss!r}; choose 'error' or 'eager'")
-        self.scope: Scope = scope
+        self.scope: Scope = recording.scope
         self.frozen = False
         self.misses: dict[RecordingKey, int] = {}
-        self._model = model
+        self._model = subject.model
         self._computation = computation
         self._compiled = compiled
-        self._recorder: Recorder | None = recorder
-        self._device = device
+        self._device = subject.device
+        self._recorder: Recorder | None = recording.recorder_on(self._device)
         self._update = update
-        self._optimizer = optimizer = update.optimizer
-        self._autocast = autocast
-        self._on_miss = on_miss
+        self._optimizer = optimizer = subject.optimizer
+        self._autocast = subject.precision
+        self._on_miss = recording.on_miss
         self._finite = finite
-        self._watched = (
-            RecordableOptimizer(optimizer) if scope == "step" and optimizer is not None else None
-        )
+        self._watched: RecordableOptimizer | None = None
+        if self.scope == "step" and optimizer is not None:
+            self._watched = RecordableOptimizer(optimizer)
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
-        self._recordings: dict[RecordingKey, Recording] = {}
+        self._recordings: dict[RecordingKey, Recorded] = {}
+        self._replays = Replays()
         self._grads: dict[RecordingKey, list[Tensor | None]] = {}
         self._addresses = self._parameter_addresses()
 
@@ -133,7 +121,7 @@ class RecordedSteps:
     def collate_from(self, store: DeviceStore) -> None:
         """Records, for every bucket, how its input is filled from ids of a store."""
         assert self._recorder is not None
-        self._collation = RecordedCollation(store, self._inputs, self._recorder)
+        self._collation = RecordedCollation(store, self._inputs, self._recorder, self._replays)
 
     def key(self, bucket: int, phase: str) -> RecordingKey:
         """The key of a bucket's phase."""
@@ -228,7 +216,7 @@ class RecordedSteps:
 
     def run(self, phase: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
-        where large, lent until the next replay of this recording.
+        where large, lent until the next replay of any of these recordings.
 
         A key without a recording is recorded now, unless frozen.
 
@@ -244,13 +232,12 @@ class RecordedSteps:
         recording = self._recordings[key]
         self._check(key)
         self._copy(batch, self._inputs[batch.bucket])
-        recording.replay()
-        recording.replays += 1
+        self._replays.run(recording)
         if phase == "step":
             # The tensors that this recording writes; another bucket's are others.
             for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
                 parameter.grad = grad
-        return handed_out(recording.result, recording)
+        return handed_out(recording.result, self._replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":

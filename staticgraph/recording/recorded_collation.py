@@ -21,7 +21,8 @@ from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.collate import collate
-from staticgraph.recording.recorder import Recorder, Recording
+from staticgraph.recording.recorder import Recorded, Recorder
+from staticgraph.recording.replays import Replays
 from staticgraph.store.on_device import DeviceStore
 
 
@@ -32,18 +33,24 @@ class RecordedCollation:
         store: the graphs.
         inputs: of each bucket, the batch whose arrays a step reads.
         recorder: of the steps, with which it shares pool and stream.
+        replays: of the steps, which count these as well.
 
     Raises:
         ValueError: the steps read row pointers, and the store was moved without.
     """
 
     def __init__(
-        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], recorder: Recorder
+        self,
+        store: DeviceStore,
+        inputs: Mapping[int, StaticBatch],
+        recorder: Recorder,
+        replays: Replays | None = None,
     ) -> None:
         self._store = store
+        self._replays = Replays() if replays is None else replays
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, Recorded] = {}
         for bucket, batch in inputs.items():
             ids = self._ids[: batch.num_graphs]
             body = partial(collate, ids, collate_arguments(store, batch.layout, batch.tensors()))
@@ -56,7 +63,7 @@ class RecordedCollation:
             return False
         batch.check()
         self._send(batch)
-        self._recordings[bucket].replay()
+        self._replays.run(self._recordings[bucket])
         return True
 
     def _send(self, batch: CollatedTensors) -> None:

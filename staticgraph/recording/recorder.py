@@ -7,21 +7,27 @@ as it was. Because the interface is this small, everything around it (dispatch, 
 teardown) is tested without a GPU against a backend that notes calls with their tensors and repeats
 them on those tensors.
 
-One pool and one stream serve all recordings of a runner: recordings that never run at once may
-share memory. They share library workspaces too, so they are torn down together or not at all.
+One pool serves all recordings of a runner, and one stream all of a device: recordings that never
+run at once may share memory. They share library workspaces too, so those of a runner are torn down
+together or not at all, and replays come one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from staticgraph.recording.failed_capture import captured
+from staticgraph.recording.kept_graphs import no_kept_graphs
+from staticgraph.recording.stream import recording_stream
+
 
 @dataclass(slots=True)
-class Recording:
+class Recorded:
     """Work that can be repeated. ``result`` is what the function returned: tensors at fixed
     addresses, which every replay overwrites."""
 
@@ -43,7 +49,7 @@ class Recorder(Protocol):
         """Runs the function for real, where it will be recorded."""
         ...
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+    def record(self, body: Callable[[], Any]) -> Recorded:
         """Records one run of the function.
 
         Raises:
@@ -57,36 +63,46 @@ class Recorder(Protocol):
 
 
 class CudaGraphRecorder:
-    """``torch.cuda.CUDAGraph`` on one stream kept for life, in one memory pool.
+    """``torch.cuda.CUDAGraph`` on the device's recording stream, in one memory pool.
 
     Args:
         device: the CUDA device.
+        error_mode: what other threads may do during a capture, as of ``torch.cuda.graph``:
+            ``global``, nothing that a capture cannot hold; ``thread_local``, what they like. The
+            second where threads pin memory meanwhile, which would end the capture.
     """
 
     compiles = True
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, error_mode: str = "global") -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._error_mode = error_mode
+        self._on = recording_stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, body: Callable[[], Any], runs: int) -> None:
-        """On the recording stream, since autograd remembers the stream of each parameter's use."""
-        present = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(present)
-        with torch.cuda.stream(self._stream):
-            for _ in range(runs):
-                body()
-        present.wait_stream(self._stream)
+        """On the recording stream, since autograd remembers the stream of each parameter's use.
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+        Raises:
+            NotStatic: something holds an autograd graph of another stream.
+        """
+        stream = self._on.stream
+        with self._on.alone, no_kept_graphs():
+            present = torch.cuda.current_stream(self._device)
+            stream.wait_stream(present)
+            with torch.cuda.stream(stream):
+                for _ in range(runs):
+                    body()
+            present.wait_stream(stream)
+
+    def record(self, body: Callable[[], Any]) -> Recorded:
         """One CUDA graph; whatever synchronises or allocates outside the pool raises."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = body()
+        with self._on.alone:
+            result = captured(graph, body, self._pool, self._on.stream, self._error_mode)
         self._graphs.append(graph)
-        return Recording(graph.replay, result)
+        return Recorded(partial(self._on.replay, graph.replay), result)
 
     def close(self) -> None:
         """Waits for the device, then frees all graphs and their pool."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.probe import probe
 from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.steps.subject import Subject
 from staticgraph.text.byte_sizes import human_bytes
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
@@ -85,29 +86,13 @@ class Commitments:
                 self._ledger.commit(name, nbytes)
 
     @classmethod
-    def of(
-        cls,
-        model: torch.nn.Module,
-        plan: BucketPlan,
-        budget: MemoryBudget,
-        memory: MemoryModel | None,
-        loss: Any,
-        optimizer: torch.optim.Optimizer | None,
-        forward: Any,
-        autocast: torch.dtype | None,
-    ) -> Commitments:
-        """For a runner of these; probes the model where no ``memory`` is given."""
+    def of(cls, subject: Subject, plan: BucketPlan, budget: MemoryBudget) -> Commitments:
+        """For a runner of these; probes the model where the budget has no memory model."""
+        memory = budget.memory
         if memory is None:
-            memory = probe(
-                model,
-                PlanSource(plan),
-                loss=None if optimizer is None else loss,
-                optimizer=optimizer,
-                forward=forward,
-                autocast=autocast,
-            )
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        return cls(plan, budget, memory, allocator_of(device))
+            trained = subject if subject.optimizer is not None else replace(subject, loss=None)
+            memory = probe(trained, PlanSource(plan))
+        return cls(plan, budget, memory, allocator_of(subject.device))
 
     def of_bucket(self, bucket: int) -> dict[str, int | None]:
         """What a step of a bucket takes, predicted and measured, for the report."""
@@ -193,7 +178,8 @@ class PlanSource:
         if plan.schema is None:
             raise ValueError(
                 "budget= needs the memory of a step, and the plan does not say what fields a graph "
-                "has: pass memory=probe(model, store, ...), or a plan of plan_buckets(store, ...)"
+                "has: pass budget.with_memory(probe(model, store, ...)), or a plan of "
+                "plan_buckets(store, ...)"
             )
         self.schema: Schema = plan.schema
         last = plan.capacities[-1]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric
 
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
@@ -155,15 +153,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
-
-
-def versions() -> dict[str, str]:
-    """Versions that a figure depends on."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
-    }
 
 
 def _bytes(count: int | None) -> str:

@@ -11,13 +11,14 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,17 +27,18 @@ from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.memory.budget import MemoryBudget, MemoryModel
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
-from staticgraph.recording.recorded import OnMiss, Scope
-from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
+from staticgraph.recording.recording import Recording
 from staticgraph.runner import warm_start
+from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import Choice
 from staticgraph.runner.commitments import Commitments, RunnerStats
-from staticgraph.runner.report import Report, device_name, versions
+from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.statistics import BucketStatistics
-from staticgraph.runner.trials import Choosing, Trials, to_measure, trial_batch
+from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.ways import Steps
@@ -45,12 +47,12 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
-from staticgraph.steps.computation import Computation, Loss
-from staticgraph.steps.finite import EVERY
-from staticgraph.steps.modes import resolve
+from staticgraph.steps.losses import Loss
+from staticgraph.steps.modes import OWN, resolve
 from staticgraph.steps.provenance import name_of
+from staticgraph.steps.recordable_optimizer import make_recordable
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
-from staticgraph.steps.update import Update
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.progress import bar
@@ -68,39 +70,24 @@ class StaticGraphRunner:
 
     Args:
         model: any PyG model; its layers are made static in place (see :func:`staticgraph.convert`).
+            Or a :class:`staticgraph.Subject`: a model with its loss, optimizer, forward and
+            autocast, and what else there is to say of its step.
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
             ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
-            this library; or ``auto``: on CUDA, for each bucket, the fastest of eager, compiled and
-            recorded as :meth:`warmup` measures it; on the CPU ``eager``, unless ``choosing`` asks
-            for measurements there, too.
+            this library; or ``auto``, or an :class:`staticgraph.Auto`: on CUDA, for each bucket,
+            the fastest of eager, compiled and recorded as :meth:`warmup` measures it; on the CPU
+            ``eager``, unless ``Auto(on_cpu=True)`` asks for measurements there, too.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
             over the real rows.
-        optimizer: over the model's parameters.
+        optimizer: over the model's parameters. Where its step will be recorded, one that has not
+            stepped yet is made ready for it (``capturable``, ``fused``).
         forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
-        allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
-        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
-        scope: what ``cuda-graph`` records of a training step: ``step`` (all of it),
-            ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
-        on_miss: what ``cuda-graph`` does with a batch whose key was not recorded by
-            :meth:`warmup`: ``error``, or ``eager`` (counted in the report).
-        choosing: how ``auto`` measures.
-        recorder: makes what records, given the device; CUDA graphs by default.
-        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
-            filled by this library can have anything else there.
+        recording: how ``cuda-graph`` records, and how much; see :class:`staticgraph.Recording`.
         budget: a cap on what this runner makes torch hold; see
-            :mod:`staticgraph.runner.commitments`.
-        memory: predicts a step's bytes, for ``budget``; probed here, in seconds, where None.
-        differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
-            forces; ``data.pos.requires_grad_()`` in the model then compiles.
-        rows: what the rows of an output are, by its key or place, where that cannot be known from
-            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
-        check_finite: read every so many training steps whether all losses were finite, and at
-            :meth:`check_finite`; on the CPU each loss is read. 0 leaves them unchecked.
-        check_padding: run the first batch (or :meth:`warmup`'s example) with other values in its
-            padding, and without padding through plain PyG, and compare; see
-            :mod:`staticgraph.checking.padding_check`.
+            :mod:`staticgraph.runner.commitments`. Where it has no memory model the model is probed
+            here, in seconds.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not
@@ -110,76 +97,43 @@ class StaticGraphRunner:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
         ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
         NotStatic: the optimizer's step cannot be recorded.
-        TypeError: no module, a loss module of torch, or an optimizer that needs a closure.
+        TypeError: no module, a loss module of torch, an optimizer that needs a closure, or an
+            option that a given ``Subject`` says already.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Subject,
         plan: BucketPlan | Sequence[Capacity | tuple[int, ...]],
-        mode: str = "auto",
+        mode: str | Auto = "auto",
         *,
         loss: Loss | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         forward: Forward | None = None,
         autocast: torch.dtype | None = None,
-        allow_cpu: bool = False,
-        clip_norm: float | None = None,
-        scope: Scope = "step",
-        on_miss: OnMiss = "error",
-        choosing: Choosing | None = None,
-        recorder: Callable[[torch.device], Recorder] | None = None,
-        sanitize: bool = False,
-        differentiable: Sequence[str] = (),
+        recording: Recording | None = None,
         budget: MemoryBudget | None = None,
-        memory: MemoryModel | None = None,
-        rows: Mapping[Any, str | None] | None = None,
-        check_finite: int = EVERY,
-        check_padding: bool = True,
     ) -> None:
-        _check_given(model, loss, optimizer)
-        self.model = model
+        self.subject = subject = Subject.of(
+            model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
+        )
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        self.loss = loss
-        self.optimizer = optimizer
-        self.autocast = autocast
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.clip_norm = clip_norm
-        can_record = self.device.type == "cuda" or recorder is not None
-        self._choosing = to_measure(choosing, self.device, can_record) if mode == "auto" else None
-        self.mode = resolve(mode, self.device.type, allow_cpu or recorder is not None)
-        self._computation = Computation(
-            model, forward, loss, autocast, self.device, sanitize, differentiable, rows
-        )
-        self._turns = Turns(model)
+        self.device = subject.device
+        recording = recording or Recording()
+        auto = Auto.of(mode)
+        self._auto = auto and auto.on(self.device, recording.records_on(self.device))
+        name = mode if isinstance(mode, str) else "auto"
+        self.mode = resolve(name, self.device.type, recording.anywhere)
+        if recording.scope == "step" and (
+            self.mode.own or (self._auto is not None and OWN in self._auto.ways)
+        ):
+            make_recordable(subject.optimizer)
+        self._turns = Turns(subject.model)
+        self._steps = Steps(subject, self.plan.capacities, self.mode, recording)
+        self._computation = self._steps.computation
+        compiled = self.mode.compiled and self._auto is None
         self._padding = (
-            PaddingCheck(
-                model,
-                self._computation,
-                forward,
-                loss,
-                optimizer,
-                autocast,
-                self.mode.compiled and self._choosing is None,
-            )
-            if check_padding
-            else None
-        )
-        self._pointers = any(getattr(m, "reads_pointers", False) for m in model.modules())
-        self._update = Update(model, optimizer, clip_norm)
-        self._steps = Steps(
-            model,
-            self._computation,
-            self._update,
-            self.plan.capacities,
-            self.mode,
-            self.device,
-            recorder or CudaGraphRecorder,
-            scope,
-            on_miss,
-            self._precision,
-            self._pointers,
-            check_finite,
+            PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
         self._choices: tuple[Choice, ...] = ()
         self._notes: list[str] = []
@@ -187,8 +141,55 @@ class StaticGraphRunner:
         self._schema: Schema | None = self.plan.schema
         self._warmup_s: float | None = None
         self._cold_s: float | None = None
-        self._commitments = budget and Commitments.of(
-            model, self.plan, budget, memory, loss, optimizer, forward, autocast
+        self._commitments = budget and Commitments.of(subject, self.plan, budget)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What is run."""
+        return self.subject.model
+
+    @property
+    def loss(self) -> Loss | None:
+        """One value a row, as given."""
+        return self.subject.loss
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Over the model's parameters, as given."""
+        return self.subject.optimizer
+
+    # ------------------------------------------------------------------ loading
+
+    def loader(
+        self,
+        store: GraphStore | DeviceStore,
+        *,
+        indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
+        exact: bool | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> StaticLoader:
+        """A loader of batches for this runner: of its plan, on its device, and with row pointers
+        where the model reads them.
+
+        Args:
+            store, indices, exact, shuffle, seed, num_workers: as for
+                :class:`staticgraph.StaticLoader`, which also says what it raises.
+            **options: its others, such as ``rank`` and ``world_size``.
+        """
+        return StaticLoader(
+            store,
+            self.plan,
+            device=self.device,
+            pointers=self.subject.pointers,
+            indices=indices,
+            exact=exact,
+            shuffle=shuffle,
+            seed=seed,
+            num_workers=num_workers,
+            **options,
         )
 
     # ------------------------------------------------------------------ running
@@ -217,7 +218,7 @@ class StaticGraphRunner:
             NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
             PaddingLeaks: padding reaches real rows.
         """
-        if self.loss is None or self.optimizer is None:
+        if not self.subject.trains:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
         check_not_traced("step()")
         with self._turns.step:
@@ -289,7 +290,7 @@ class StaticGraphRunner:
             store = GraphStore.from_pyg(graphs, schema=self._schema)
         any_data = replace(self.plan, digest=None)
         loader = StaticLoader(
-            store, any_data, exact=False, device=self.device, pointers=self._pointers
+            store, any_data, exact=False, device=self.device, pointers=self.subject.pointers
         )
         predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
         for batch in loader:
@@ -346,7 +347,7 @@ class StaticGraphRunner:
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
-        compiles = self.mode.compiled or self._choosing is not None
+        compiles = self.mode.compiled or self._auto is not None
         self._check_example(example, made_up=compiles)
         if not compiles:
             return self
@@ -356,8 +357,7 @@ class StaticGraphRunner:
                 "has: pass warmup(example=store) or a batch, or use plan_buckets(store, ...)"
             )
         if phases is None:
-            trains = self.loss is not None and self.optimizer is not None
-            phases = ("step", "eval") if trains else ("eval",)
+            phases = ("step", "eval") if self.subject.trains else ("eval",)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
         if isinstance(cache, bool):
@@ -371,12 +371,12 @@ class StaticGraphRunner:
             untouched(self.model, self.optimizer),
             bar(keys, desc="warming up", unit=" key", show=progress) as shown,
         ):
-            if self._choosing is None:
+            if self._auto is None:
                 for bucket, role in shown:
                     shown.set_postfix_str(f"bucket {bucket} {role}")
                     self._prepare(self._steps.mode.name, bucket, role)
             else:
-                trials = Trials(self.model, self._steps, self._choosing, self.device, self._prepare)
+                trials = Trials(self.subject, self._steps, self._auto, self._prepare)
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=self.device)
                 self._choices = trials.run(shown, self._schema, batches, file)
@@ -426,14 +426,14 @@ class StaticGraphRunner:
             device=device_name(self.device),
             mode="auto" if self._choices else self.mode.name,
             mode_reason="chosen by time, see below" if self._choices else self.mode.reason,
-            autocast=self._precision,
+            autocast=self.subject.precision,
             warmup_s=self._warmup_s,
             warm_start=self._cold_s is not None,
             cold_start_s=self._cold_s,
             replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
             buckets=tuple(buckets),
             fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
-            versions=versions(),
+            versions=versions(STEPS),
             choices=self._choices,
             attention=self._attention(),
         )
@@ -443,7 +443,7 @@ class StaticGraphRunner:
             self.model,
             self.plan.capacities,
             device=self.device,
-            dtype=self.autocast,
+            dtype=self.subject.autocast,
             training=self.optimizer is not None,
             compiled=self.mode.compiled or any(c.way != "eager" for c in self._choices),
         )
@@ -485,31 +485,10 @@ class StaticGraphRunner:
         example, and then on the first batch as well unless that is replayed."""
         if self._padding is None or (example is None and not made_up):
             return
-        batch = example_of(self.plan, self._schema, example, self._pointers)
+        batch = example_of(self.plan, self._schema, example, self.subject.pointers)
         if batch is None:
             return
-        trains = self.loss is not None and self.optimizer is not None
-        self._padding.of(batch.to(self.device), "step" if trains else "eval", example is not None)
+        role = "step" if self.subject.trains else "eval"
+        self._padding.of(batch.to(self.device), role, example is not None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    @property
-    def _precision(self) -> str | None:
-        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
-
-
-def _check_given(model: object, loss: object, optimizer: object) -> None:
-    """Refuses what would fail in the first step, with another message."""
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
-    if type(loss).__module__ == torch.nn.modules.loss.__name__:
-        raise TypeError(
-            f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
-            "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
-            f"{type(loss).__name__}(reduction='none')(out, batch.y)"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(
-            "LBFGS calls the model several times a step, through a closure, which a step of fixed "
-            "work cannot: use another optimizer, or runner(batch) and your own loop"
-        )

@@ -12,10 +12,8 @@ left then take the simplest. A compilation that has begun is not cut short.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,99 +24,26 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import Choice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.modes import OWN
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.store.graph_store import GraphStore
 
-# Simplest first: a tie goes to the earlier.
-WAYS = ("eager", "default", OWN)
 # Not timed: workspaces, autotuned products and the first touch of memory belong to nobody.
 UNTIMED_ROUNDS = 2
-# Fewer say nothing about which is faster in most rounds.
-LEAST_ROUNDS = 5
-
-
-class Stopwatch:
-    """Times on one device; a test gives its own.
-
-    Args:
-        device: CUDA is timed between two events, anything else by the process's clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def now(self) -> float:
-        """Seconds, to keep the limit."""
-        return time.monotonic()
-
-    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
-        """What one step of a way took."""
-        if self._device.type != "cuda":
-            started = time.process_time()
-            step()
-            return 1e3 * (time.process_time() - started)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # An idle device waits for its host: what the host takes shows between the events.
-        torch.cuda.synchronize(self._device)
-        start.record()
-        step()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-
-@dataclass(frozen=True, slots=True)
-class Choosing:
-    """How ``mode="auto"`` measures.
-
-    Attributes:
-        limit_s: seconds after which no further way of any bucket is begun, compilation included.
-        rounds: steps of each way that are timed.
-        ways: what may be chosen, simplest first; by default ``eager``, ``default`` (compiled), and
-            ``cuda-graph`` where it can record.
-        stopwatch: made for the device.
-    """
-
-    limit_s: float = 600.0
-    rounds: int = 20
-    ways: tuple[str, ...] = WAYS
-    stopwatch: Callable[[torch.device], Stopwatch] = Stopwatch
-
-    def __post_init__(self) -> None:
-        unknown = [way for way in self.ways if way not in WAYS]
-        if unknown or not self.ways or self.ways[0] != "eager":
-            raise ValueError(
-                f"ways={self.ways}: eager first, then any of {', '.join(WAYS[1:])}, in this order"
-            )
-        if self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"rounds={self.rounds}: at least {LEAST_ROUNDS} are needed to choose")
-
-
-def to_measure(given: Choosing | None, device: torch.device, can_record: bool) -> Choosing | None:
-    """What ``auto`` measures on a device; None where it does not.
-
-    On a CPU it measures only when told to: compiling a key takes 10 to 40 seconds there (two cores,
-    2026-11-20), and made GNN training slower wherever it was measured; see ``bench_runner``.
-    """
-    if given is None and device.type != "cuda":
-        return None
-    options = given or Choosing()
-    ways = tuple(way for way in options.ways if way != OWN or can_record)
-    return replace(options, ways=ways)
 
 
 class Trials:
     """One warm-up's measurements.
 
     Args:
-        model: its flags are set for each role.
+        subject: its model's flags are set for each role.
         steps: the ways to run.
-        options: see :class:`Choosing`.
-        device: where it runs.
+        options: see :class:`staticgraph.runner.auto.Auto`.
         prepare: ``prepare(way, bucket, role)`` compiles or records, under the runner's budget.
 
     Attributes:
@@ -127,18 +52,17 @@ class Trials:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        subject: Subject,
         steps: Steps,
-        options: Choosing,
-        device: torch.device,
+        options: Auto,
         prepare: Callable[[str, int, str], None],
     ) -> None:
         self.notes: list[str] = []
-        self._model = model
+        self._model = subject.model
         self._steps = steps
         self._options = options
         self._prepare = prepare
-        self._stopwatch = options.stopwatch(device)
+        self._stopwatch = options.stopwatch(subject.device)
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}

@@ -16,6 +16,7 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.provenance import leaves
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
 from staticgraph.text.table import table
 
@@ -27,9 +28,7 @@ TOLERANCE = 1e-3
 class RunsBothWays(Protocol):
     """A runner, as a verification uses it: each of its calls, and the same in eager."""
 
-    model: torch.nn.Module
-    loss: Any
-    optimizer: torch.optim.Optimizer | None
+    subject: Subject
     _computation: Computation
 
     def step(self, batch: StaticBatch) -> Tensor:
@@ -90,12 +89,13 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
     plain = batch.replace()
     plain.real = None  # eager over the same physical rows
     errors: dict[str, float] = {}
-    if runner.loss is not None and runner.optimizer is not None:
+    subject = runner.subject
+    if subject.trains:
         ours = _after_step(runner, batch, eager=False)
         theirs = _after_step(runner, plain, eager=True)
         for kind, found in ours.items():
             errors[kind] = _relative(found, theirs[kind])
-    with untouched(runner.model, runner.optimizer):
+    with untouched(subject.model, subject.optimizer):
         out = _rows(runner, batch, eager=False)
         errors["output"] = _relative(out, _rows(runner, plain, eager=True))
         moved = {
@@ -113,8 +113,8 @@ def verify(runner: RunsBothWays, batch: StaticBatch, tolerance: float = TOLERANC
 
 def _after_step(runner: RunsBothWays, batch: StaticBatch, eager: bool) -> dict[str, list[Tensor]]:
     """Loss, gradients and parameters after one step from the present state."""
-    model = runner.model
-    with untouched(model, runner.optimizer):
+    model = runner.subject.model
+    with untouched(model, runner.subject.optimizer):
         loss = runner.eager_step(batch) if eager else runner.step(batch)
         grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         return {

@@ -9,7 +9,8 @@ A *phase* is what is computed (``step``: forward and mean loss; ``forward``); a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,16 +19,17 @@ from torch import Tensor
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.recording.recorded import OnMiss, RecordedSteps, Scope
-from staticgraph.recording.recorder import Recorder
+from staticgraph.recording.recorded import RecordedSteps
+from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
-from staticgraph.steps.finite import EVERY, FiniteLosses
+from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.graph_trees import drop_recordings, whole_recording
 from staticgraph.steps.modes import OWN, Mode
 from staticgraph.steps.recordable_optimizer import check_recordable
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.steps.update import Update
 from staticgraph.store.on_device import DeviceStore
@@ -41,20 +43,15 @@ class Steps:
     """The ways of one runner.
 
     Args:
-        model: what is run.
-        computation: forward, or forward and mean loss, of a batch.
-        update: what follows a backward.
+        subject: what is run.
         capacities: of the buckets.
         mode: how a bucket runs unless ``ways`` says otherwise.
-        device: where the model is.
-        recorder: makes what records, given the device.
-        scope: what a training step's recording holds.
-        on_miss: what a batch without a recording does.
-        autocast: name of the dtype.
-        pointers: whether batches carry row pointers.
-        check_finite: read every so many steps whether losses were finite; 0 never.
+        recording: how steps are recorded, where they are.
 
     Attributes:
+        computation: forward, or forward and mean loss, of a batch.
+        finite: watches the losses of training steps.
+        recording: as given, or with the scope that :meth:`fit_scope` found.
         ways: the chosen way of (bucket, role), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
@@ -62,37 +59,32 @@ class Steps:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        computation: Computation,
-        update: Update,
+        subject: Subject,
         capacities: Sequence[Capacity],
         mode: Mode,
-        device: torch.device,
-        recorder: Callable[[torch.device], Recorder],
-        scope: Scope = "step",
-        on_miss: OnMiss = "error",
-        autocast: str | None = None,
-        pointers: bool = False,
-        check_finite: int = EVERY,
+        recording: Recording,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
-        self.scope: Scope = scope
+        self.computation = Computation(subject)
+        self.recording = recording
         self.mode = mode
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
-        self.compiled = CompiledSteps(model, computation, compiled_mode, device)
-        self._model = model
-        self._computation = computation
-        self._update = update
+        self._subject = subject
+        self._model = subject.model
+        self._device = subject.device
+        self._pointers = subject.pointers
+        self._update = Update(subject)
         self._capacities = capacities
-        self._device = device
-        self._recorder = recorder
-        self._on_miss: OnMiss = on_miss
-        self._autocast = autocast
-        self._pointers = pointers
-        self.finite = FiniteLosses(capacities, device, check_finite)
+        self.compiled = CompiledSteps(self._model, self.computation, compiled_mode, self._device)
+        self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
         self._recorded_whole: set[tuple[str, int, str]] = set()
+
+    @property
+    def scope(self) -> Scope:
+        """What the recording of a training step holds."""
+        return self.recording.scope
 
     # ------------------------------------------------------------------ running
 
@@ -142,13 +134,13 @@ class Steps:
             role = "eval"
         way = way or self.way_of(batch.bucket, role)
         if way != "eager":
-            self._computation.check_not_single(batch)
+            self.computation.check_not_single(batch)
         if way == OWN and self.records(role):
             return self._recordings(batch.layout.schema).run(phase, batch)
         if way != "eager":
             return self.compiled.run(phase, batch)
-        with self._computation.active():
-            return self._computation.run(phase, batch)
+        with self.computation.active():
+            return self.computation.run(phase, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward, update.
@@ -165,8 +157,8 @@ class Steps:
             return loss
         self._update.zero_grad()
         if way == "eager":
-            with self._computation.active():
-                loss = self._computation.run("step", batch, keep=True)
+            with self.computation.active():
+                loss = self.computation.run("step", batch, keep=True)
                 self.finite.before_update(loss, batch)
                 loss.backward()
         else:
@@ -192,7 +184,7 @@ class Steps:
             "model": type(self._model).__name__,
             "parameters": sum(p.numel() for p in self._model.parameters()),
             "optimizer": type(self._update.optimizer).__name__,
-            "autocast": self._autocast,
+            "autocast": self._subject.precision,
             "capacities": [str(capacity) for capacity in self._capacities],
         }
 
@@ -203,7 +195,7 @@ class Steps:
         try:
             check_recordable(self._update.optimizer)
         except NotStatic as error:
-            self.scope = "forward_backward"
+            self.recording = replace(self.recording, scope="forward_backward")
             return [f"recordings end at the gradients (scope='forward_backward'): {error}"]
         return []
 
@@ -252,16 +244,12 @@ class Steps:
         """The recordings, made now where there are none."""
         if self.recorded is None:
             self.recorded = RecordedSteps(
-                self._model,
-                self._computation,
+                self._subject,
+                self.computation,
                 self.compiled,
-                self._recorder(self._device),
-                self._device,
                 self._update,
-                scope=self.scope,
-                autocast=self._autocast,
-                on_miss=self._on_miss,
-                finite=self.finite if self.finite.watches else None,
+                self.recording,
+                self.finite if self.finite.watches else None,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:

@@ -2,10 +2,10 @@
 
 Dense attention over ``[G, M]`` costs ``G * M * M`` entries although one molecule of 222 nodes
 stands among a hundred of 25. Order the graphs of a batch by falling size: the ``i``-th of them has
-at most ``(N - 1) / i`` nodes, since the ``i`` largest together have no more than ``N - 1``. So the
-ranks can be cut into a few blocks, each as wide as the bound at its first rank, and every batch
-that fits the bucket fits the blocks. A capacity that promises more (:attr:`Capacity.ranks`, from
-the data's order statistics) has narrower blocks, and the batcher keeps the promise.
+at most ``(N - 1) / i`` nodes, since the ``i`` largest together have no more than ``N - 1``. So
+they can be cut into a few blocks, each as wide as the bound of its first graph, and every batch
+that fits the bucket fits the blocks. A capacity that promises more of the data's order statistics
+(:attr:`Capacity.order_statistics`) has narrower blocks, and the batcher keeps the promise.
 
 Three more paths have no blocks: ``flex`` (one sequence of all nodes, tiles of a document mask),
 ``varlen`` (one sequence a graph) and ``kernel`` (this library's own, tiles of each graph). What
@@ -52,7 +52,7 @@ VARLEN_MOST_HEAD = 256
 
 
 class Block(NamedTuple):
-    """Graphs of ranks ``first`` to ``first + graphs - 1``, each with ``width`` places."""
+    """``graphs`` graphs by falling size from the ``first`` on, each with ``width`` places."""
 
     first: int
     graphs: int
@@ -130,7 +130,7 @@ class AttentionPath(NamedTuple):
     Attributes:
         name: one of :data:`PATHS` but ``auto``.
         asked: what the user chose.
-        blocks: by rising rank, of the two dense paths; empty for the others.
+        blocks: by falling size, of the two dense paths; empty for the others.
         costs: entries at most, by path.
         pairs: pairs of nodes that attend to each other in the costliest batch, at most.
         ruled_out: path and reason, of those that were not compared.
@@ -250,12 +250,12 @@ def _entries(blocks: tuple[Block, ...]) -> int:
 
 def blocks_of(capacity: Capacity) -> tuple[Block, ...]:
     """As the capacity promises, or as its limits alone allow."""
-    if not capacity.ranks:
+    if not capacity.order_statistics:
         return _cut(capacity.node_limit, capacity.graphs, capacity.max_graph_nodes)
-    ends = [first for first, _ in capacity.ranks[1:]] + [capacity.graphs]
+    ends = [first for first, _ in capacity.order_statistics[1:]] + [capacity.graphs]
     return tuple(
         Block(first, end - first, width)
-        for (first, width), end in zip(capacity.ranks, ends, strict=True)
+        for (first, width), end in zip(capacity.order_statistics, ends, strict=True)
     )
 
 
@@ -294,10 +294,10 @@ def _tile_entries(
 
 
 def _cut(nodes: int, graphs: int, widest: int) -> tuple[Block, ...]:
-    """The ranks ``0 .. graphs - 1`` in blocks that begin in geometric progression.
+    """The largest graph to the smallest in blocks that begin in geometric progression.
 
-    Up to rank ``nodes / widest`` every graph can be the widest. From there on the bound falls as
-    one over the rank, and of all cuts into ``k`` blocks one with equal ratios has the fewest
+    Up to place ``nodes / widest`` every graph can be the widest. From there on the bound falls as
+    one over the place, and of all cuts into ``k`` blocks one with equal ratios has the fewest
     entries; ``k`` is where another block no longer saves what it costs.
     """
     first = max(1, nodes // widest)

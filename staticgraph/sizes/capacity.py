@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,10 +42,10 @@ class Capacity:
     padding where an index counts edges, since its own padding must point at some. ``node_reserve``
     is 2 where nodes have positions: padding edges must join two nodes that stand apart.
 
-    ``ranks`` promises more of the batches that the bucket takes: pairs ``(k, width)``, the ``k``
-    ascending from 0, such that with the graphs in order of falling size the ``k``-th, counted from
-    zero, and all after it have at most ``width`` nodes. The first width is ``M``. Without any, the
-    limits alone bound them.
+    ``order_statistics`` promises more of the batches that the bucket takes: pairs ``(k, width)``,
+    the ``k`` ascending from 0, such that with the graphs in order of falling size the ``k``-th,
+    counted from zero, and all after it have at most ``width`` nodes. The first width is ``M``.
+    Without any, the limits alone bound them.
 
     The numbers must all differ, because the leading size of a tensor tells whether its rows are
     nodes, edges, graphs or one of the others.
@@ -60,7 +60,7 @@ class Capacity:
     max_graph_nodes: int = 0
     extra: tuple[tuple[str, int], ...] = ()
     edge_reserve: int = 0
-    ranks: tuple[tuple[int, int], ...] = ()
+    order_statistics: tuple[tuple[int, int], ...] = ()
     node_reserve: int = 1
 
     def __post_init__(self) -> None:
@@ -97,18 +97,20 @@ class Capacity:
                 f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside {kept}; "
                 f"raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
-        if self.ranks:
-            object.__setattr__(self, "ranks", tuple((int(k), int(w)) for k, w in self.ranks))
-            self._check_ranks()
+        if self.order_statistics:
+            pairs = tuple((int(k), int(w)) for k, w in self.order_statistics)
+            object.__setattr__(self, "order_statistics", pairs)
+            self._check_order_statistics()
 
-    def _check_ranks(self) -> None:
-        firsts, widths = ([pair[i] for pair in self.ranks] for i in (0, 1))
+    def _check_order_statistics(self) -> None:
+        firsts, widths = ([pair[i] for pair in self.order_statistics] for i in (0, 1))
         rising = all(a < b for a, b in pairwise(firsts)) and firsts[-1] < self.graphs
         falling = all(a > b for a, b in pairwise(widths)) and widths[-1] >= 1
         if firsts[0] != 0 or widths[0] != self.max_graph_nodes or not (rising and falling):
             raise ValueError(
-                f"{self}: ranks {self.ranks} must begin with (0, {self.max_graph_nodes}), rise in "
-                f"the first numbers to below {self.graphs}, and fall in the second to at least 1"
+                f"{self}: order_statistics {self.order_statistics} must begin with "
+                f"(0, {self.max_graph_nodes}), rise in the first numbers to below {self.graphs}, "
+                "and fall in the second to at least 1"
             )
 
     @classmethod
@@ -125,6 +127,36 @@ class Capacity:
             )
         nodes, edges, graphs, *more = numbers
         return cls(nodes, edges, graphs, more[0] if more else 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; the order statistics stand under ``ranks``."""
+        values: dict[str, Any] = {
+            "nodes": self.nodes,
+            "edges": self.edges,
+            "graphs": self.graphs,
+            "max_graph_nodes": self.max_graph_nodes,
+        }
+        if self.extra:
+            values["extra"] = dict(self.extra)
+        if self.edge_reserve:
+            values["edge_reserve"] = self.edge_reserve
+        if self.node_reserve != 1:
+            values["node_reserve"] = self.node_reserve
+        if self.order_statistics:
+            values["ranks"] = [list(pair) for pair in self.order_statistics]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Capacity:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            TypeError: a key is missing or unknown.
+            ValueError: as for the numbers themselves.
+        """
+        values = dict(values)
+        extra, pairs = dict(values.pop("extra", ())), tuple(values.pop("ranks", ()))
+        return cls(**values, extra=tuple(extra.items()), order_statistics=pairs)
 
     @classmethod
     def distinct(
@@ -199,12 +231,13 @@ class Capacity:
             and size.edges <= self.edge_limit
         )
 
-    def ranks_hold(self, nodes: ArrayLike) -> bool:
-        """Whether graphs of these nodes, ``[g]`` in any order, are as :attr:`ranks` promises."""
-        if not self.ranks:
+    def order_statistics_hold(self, nodes: ArrayLike) -> bool:
+        """Whether graphs of these nodes, ``[g]`` in any order, keep to
+        :attr:`order_statistics`."""
+        if not self.order_statistics:
             return True
         falling = -np.sort(-np.asarray(nodes, dtype=np.int64))
-        return all(k >= len(falling) or falling[k] <= width for k, width in self.ranks)
+        return all(k >= len(falling) or falling[k] <= width for k, width in self.order_statistics)
 
     def __str__(self) -> str:
         more = "".join(f", {name}={rows}" for name, rows in self.extra)

@@ -80,17 +80,17 @@ class SizeHistogram:
             raise ValueError(f"{path}: the column {twice!r} appears twice; rename or drop one")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a table without rows, which is told below
-                table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
+                warnings.simplefilter("ignore")  # of a file without rows, which is told below
+                rows = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.int64, ndmin=2)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{path}: {error}; expected whole numbers below the header") from None
-        if not table.size:
+        if not rows.size:
             raise ValueError(f"{path} has no rows below its header; expected sizes and counts")
         components = tuple(name.removeprefix("num_") for name in header[:-1])
-        order = np.lexsort(table[:, -2::-1].T)
-        table = table[order]
+        order = np.lexsort(rows[:, -2::-1].T)
+        rows = rows[order]
         return cls(
-            np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, -1]), components
+            np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, -1]), components
         )
 
     @property

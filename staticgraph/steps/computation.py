@@ -8,7 +8,7 @@ as they were, in whichever thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,8 +23,8 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.schema import Level
-from staticgraph.steps.arguments import Forward, forward_of
-from staticgraph.steps.losses import Loss, mean_loss
+from staticgraph.steps.arguments import forward_of
+from staticgraph.steps.losses import mean_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
@@ -32,6 +32,7 @@ from staticgraph.steps.provenance import (
     level_in,
     run_elsewhere,
 )
+from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
@@ -40,37 +41,22 @@ class Computation:
     """One model with its loss.
 
     Args:
-        model: converted in place.
-        forward: how it is called; by its parameter names where None.
-        loss: one value a row.
-        autocast: the dtype of forward and loss, or None.
-        device: where the model is.
-        sanitize: set padding rows of the input to zero inside the step.
-        differentiable: fields that the model takes derivatives by, such as ``pos``; in evaluation
-            too, though gradients are off around it.
-        rows: levels of outputs, said by the user: ``{"embedding": "node"}``, None for no rows.
+        subject: its model is converted in place; fields that it takes derivatives by are
+            differentiable in evaluation too, though gradients are off around it.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        forward: Forward | None,
-        loss: Loss | None,
-        autocast: torch.dtype | None,
-        device: torch.device,
-        sanitize: bool = False,
-        differentiable: Sequence[str] = (),
-        rows: Mapping[Any, Level | None] | None = None,
-    ) -> None:
-        self._rows = dict(rows or {})
+    def __init__(self, subject: Subject) -> None:
+        model = subject.model
+        self._rows = dict(subject.rows or {})
         self._known: dict[bool, Provenance] = {}  # by the training flag
+        self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
         self._model = model
-        self._forward = forward or forward_of(model)
-        self._loss = loss
-        self._autocast = autocast
-        self._device = device
-        self._sanitize = sanitize
-        self._differentiable = tuple(differentiable)
+        self._forward = subject.forward or forward_of(model)
+        self._loss = subject.loss
+        self._autocast = subject.autocast
+        self._device = subject.device
+        self._sanitize = subject.sanitize
+        self._differentiable = subject.differentiable
         for path, why in caching_layers(model).items():
             raise NotStatic(f"{path or 'the model'}: {why}")
         self._context = context_of(model)
@@ -86,12 +72,13 @@ class Computation:
 
     def known(self, batch: StaticBatch) -> Provenance:
         """What of the model's results are rows, in its present mode: found by a run of its own, the
-        first time that it is asked, and again where a bucket has one of the sizes of that run."""
+        first time that it is asked, and again where a bucket has one of the sizes of that run,
+        then in none of the sizes met so far: buckets that come by turns do not each undo it."""
         training = self._model.training
         found, capacity = self._known.get(training), batch.capacity
         sizes = {capacity.rows(level) for level in batch.levels}
         if found is None or found.sizes & sizes:
-            used = frozenset() if found is None else found.sizes
+            self._sizes |= sizes | (frozenset() if found is None else found.sizes)
             with self.active(), untouched(self._model, trained=False), self._precision():
                 found = run_elsewhere(
                     self._model,
@@ -99,7 +86,7 @@ class Computation:
                     self._loss,
                     batch.layout,
                     self._device,
-                    used,
+                    self._sizes,
                 )
             self._known[training] = found
             self._context.apart = {**self._context.apart, **found.apart}

@@ -46,7 +46,8 @@ class FiniteLosses:
         self._device = device
         self._every = every
         self._steps = 0
-        # By bucket: whether a loss was not finite, and whose.
+        # By bucket: NaN once a loss was not finite, else 0, and the ids of the batch that was the
+        # first such, else of the last batch. Each launch here is one of every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -70,22 +71,21 @@ class FiniteLosses:
             raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
 
     def note(self, loss: Tensor, batch: StaticBatch) -> None:
-        """Sets the bucket's flag and keeps the batch's ids where the loss is the bucket's first
-        that is not finite; reads nothing."""
+        """Keeps the batch's ids unless an earlier loss of the bucket was not finite, and sets the
+        flag where this one is not; reads nothing."""
         if not self._every:
             return
         flag, ids = self.prepare(batch.bucket)
         with torch.no_grad():
-            bad = (loss - loss) != 0  # infinity less infinity is NaN, and NaN is not 0
-            ids.copy_(torch.where(bad & ~flag, batch.graph_ids, ids))
-            flag.logical_or_(bad)
+            torch.where(torch.isnan(flag), ids, batch.graph_ids, out=ids)
+            flag.add_(loss, alpha=0)  # no number times 0 but infinity and NaN is NaN
 
     def prepare(self, bucket: int) -> tuple[Tensor, Tensor]:
         """A bucket's flag and ids, at addresses that stay."""
         if bucket not in self._flags:
             graphs = self._capacities[bucket].graphs
             self._flags[bucket] = (
-                torch.zeros((), dtype=torch.bool, device=self._device),
+                torch.zeros((), device=self._device),
                 torch.full((graphs,), -1, dtype=torch.int64, device=self._device),
             )
         return self._flags[bucket]
@@ -112,6 +112,7 @@ class FiniteLosses:
             return
         buckets = list(self._flags)
         found = torch.stack([self._flags[bucket][0] for bucket in buckets]).tolist()
+        found = map(math.isnan, found)
         for bucket, bad in zip(buckets, found, strict=True):
             if bad:
                 graphs = _graphs(self._flags[bucket][1])
@@ -131,7 +132,8 @@ class FiniteLosses:
         return NonFiniteLoss(
             f"the loss of the batch of graphs {named}{more} {what}. Look for NaN and infinities in "
             "their fields (GraphStore.from_pyg(..., check_finite=True) finds them), lower the "
-            "learning rate, or clip gradients (clip_norm=); check_finite=0 leaves losses unchecked",
+            "learning rate, or clip gradients (Subject(..., clip_norm=...)); "
+            "Subject(..., check_finite=0) leaves losses unchecked",
             tuple(graphs),
         )
 

@@ -67,6 +67,6 @@ def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:
         raise ValueError(
             f"mode={mode!r} records CUDA graphs, but the model is on {device_type}, where torch "
             "would run it silently without: move the model with .to('cuda'), use mode='default' "
-            "or 'eager', or pass allow_cpu=True to run it so all the same"
+            "or 'eager', or pass recording=Recording(allow_cpu=True) to run it so all the same"
         )
     return Mode(mode, "as asked")

@@ -40,6 +40,8 @@ Path = tuple[Any, ...]
 # The only output, and the loss.
 SOLE: Path = ()
 LOSS = "loss"
+# How far the sizes of a second run are from the first's: sums and halves differ, too.
+STEP = 6
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,29 @@ def run_elsewhere(
     norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
     ran = not isinstance(out, Exception)
     levels = {path: _by_size(value, batch) for path, value in leaves(out)} if ran else {}
+    unknown = noted.unknown
+    if unknown and ran:
+        # A size that the batch's make up, as edges and loops do, is another in another bucket.
+        further = {size + more for size in _sizes(capacity) for more in range(STEP)}
+        again = StaticBatch.blank(
+            SlotLayout(
+                layout.bucket,
+                other_capacity(layout, used | further),
+                layout.schema,
+                layout.pointers,
+            ),
+            device,
+        )
+        asked, second = _noting(forward, again, Stems(again))
+        if not isinstance(second, Exception):
+            unknown = {size: layer for size, layer in unknown.items() if size in asked.unknown}
     return Provenance(
         levels=levels,
         loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
         norms=tuple(sorted(norms)),
         apart={
             size: "a layer" if layer is None else names.get(layer, type(layer).__name__)
-            for size, layer in noted.unknown.items()
+            for size, layer in unknown.items()
         },
         ran=ran,
         sizes=frozenset(_sizes(capacity)),
@@ -253,7 +271,7 @@ def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Ca
         largest,
         tuple(extra.items()),
         given.edge_reserve,
-        ((0, largest),) if given.ranks else (),
+        ((0, largest),) if given.order_statistics else (),
         given.node_reserve,
     )
 

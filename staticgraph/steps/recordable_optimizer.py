@@ -15,6 +15,14 @@ from torch import Tensor
 
 from staticgraph.errors import NotStatic
 
+REMEDY = (
+    "give the runner an optimizer without a state yet, which it makes so itself, or call "
+    "staticgraph.steps.recordable_optimizer.make_capturable(optimizer)"
+)
+
+# Those that torch has as one kernel.
+HAVE_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
 # Optimizers whose state begins as zeros, so that zeroing it undoes a warm-up exactly.
 STARTS_AT_ZERO = (
     torch.optim.Adam,
@@ -23,6 +31,29 @@ STARTS_AT_ZERO = (
     torch.optim.RMSprop,
     torch.optim.SGD,
 )
+
+
+def make_recordable(optimizer: torch.optim.Optimizer | None) -> None:
+    """Makes an optimizer that has not stepped yet one whose step can be recorded, in place:
+    ``capturable=True``, and ``fused=True`` where torch has that and nobody asked for another form.
+
+    One with a state is left as it is, since whoever made that state may rely on its form; so is one
+    that cannot be recorded at all. :func:`check_recordable` says what is in the way then.
+    """
+    if optimizer is None or optimizer.state or not starts_at_zero(optimizer):
+        return
+    for group in optimizer.param_groups:
+        if type(optimizer) in HAVE_FUSED and _can_be_fused(group):
+            group["fused"], group["foreach"] = True, False
+        # torch has the form that is not fused on devices alone.
+        on_device = all(parameter.device.type != "cpu" for parameter in group["params"])
+        if "capturable" in group and (group.get("fused") or on_device):
+            group["capturable"] = True
+
+
+def _can_be_fused(group: dict[str, Any]) -> bool:
+    given = group.get("fused") is False or group.get("foreach") or group.get("differentiable")
+    return not given and all(parameter.is_floating_point() for parameter in group["params"])
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -69,21 +100,20 @@ def check_recordable(optimizer: torch.optim.Optimizer) -> None:
             "SGD, or scope='forward_backward', which steps it outside the recording"
         )
     for group in optimizer.param_groups:
-        if "capturable" in group and not group["capturable"]:
-            raise NotStatic(
-                f"{kind} counts its steps on the host, so a recording would repeat the same "
-                "step for ever: make it with capturable=True, or call "
-                "staticgraph.make_capturable(optimizer)"
-            )
-        if type(optimizer) is torch.optim.SGD and not group["fused"]:
-            raise NotStatic(
-                "SGD reads its learning rate on the host unless it is fused: make it with "
-                "fused=True, or call staticgraph.make_capturable(optimizer)"
-            )
         if group.get("momentum") and group.get("dampening"):
             raise NotStatic(
                 f"{kind} with dampening treats its first step differently: use dampening=0, "
                 "or scope='forward_backward'"
+            )
+        if "capturable" in group and not group["capturable"]:
+            raise NotStatic(
+                f"{kind} counts its steps on the host, so a recording would repeat the same "
+                f"step for ever: make it with capturable=True, {REMEDY}"
+            )
+        if type(optimizer) is torch.optim.SGD and not group["fused"]:
+            raise NotStatic(
+                "SGD reads its learning rate on the host unless it is fused: make it with "
+                f"fused=True, {REMEDY}"
             )
 
 

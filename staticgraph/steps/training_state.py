@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from staticgraph.nn.context.asked import APART
 from staticgraph.steps.recordable_optimizer import starts_at_zero
 
 # Of a model that is looked at: every look draws the same numbers.
@@ -144,8 +145,9 @@ class _Attributes:
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
-    """Only what has changed: another thread may be reading the rest."""
-    for name in present.keys() - before.keys():
+    """Only what has changed: another thread may be reading the rest. What was found out of a norm
+    meanwhile is known to the whole runner, and stays."""
+    for name in present.keys() - before.keys() - {APART}:
         del present[name]
     for name, value in before.items():
         if name not in present or present[name] is not value:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from staticgraph.steps.subject import Subject
+
 
 class Update:
     """The end of a training step.
 
     Args:
-        model: its gradients are clipped, all together.
-        optimizer: over its parameters; None where nothing is trained.
-        clip_norm: the largest norm of all gradients; larger ones are scaled to it.
+        subject: its model's gradients are clipped, all together; without an optimizer nothing is
+            trained.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        clip_norm: float | None = None,
-    ) -> None:
-        self._model = model
-        self.optimizer = optimizer
-        self._clip_norm = clip_norm
+    def __init__(self, subject: Subject) -> None:
+        self._model = subject.model
+        self.optimizer = subject.optimizer
+        self._clip_norm = subject.clip_norm
 
     def zero_grad(self) -> None:
         """No parameter of the model or the optimizer has a gradient afterwards, so that a backward

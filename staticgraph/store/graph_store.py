@@ -6,10 +6,12 @@ it: PyG's data sets, a folder on disk, a device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -28,12 +30,52 @@ class GraphStore(GraphColumns):
     """
 
     @classmethod
-    def from_pyg(cls, dataset: Any, **options: Any) -> Self:
-        """Stores a PyG data set, ``Data`` or ``HeteroData``; see
-        :func:`staticgraph.store.pyg.flatten.from_pyg` and :mod:`staticgraph.store.pyg.hetero`."""
+    def from_pyg(
+        cls,
+        dataset: Any,
+        *,
+        schema: Schema | None = None,
+        levels: Mapping[str, Level] | None = None,
+        exclude: Iterable[str] = (),
+        check_finite: bool | tuple[str, ...] = False,
+        name: str | None = None,
+        progress: bool = True,
+    ) -> Self:
+        """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
+
+        Args:
+            dataset: graphs: a data set, a sequence, or anything that gives one after the other,
+                such as a generator. A transform of the data set is applied once, now.
+            schema: the fields to expect, as for new graphs given to a trained model; without it
+                they are read off the data. Targets (``y``) that new graphs lack are filled with
+                zeros.
+            levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell:
+                in a data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks
+                like an edge feature. Any other word is an axis: fields of the same word have as
+                many rows.
+            exclude: attributes to leave out.
+            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
+                named.
+            name: what messages call the data set; its class by default.
+            progress: show a bar for data sets that take more than a moment.
+
+        Raises:
+            BadGraph: an empty data set; a graph without a field that others have, or with another
+                dtype or width; an attribute whose length is neither nodes, edges nor a constant; an
+                edge outside its graph. The message names the graph and the remedy.
+        """
         from staticgraph.store.pyg.flatten import from_pyg
 
-        return from_pyg(cls, dataset, **options)
+        return from_pyg(
+            cls,
+            dataset,
+            schema=schema,
+            levels=levels,
+            exclude=exclude,
+            check_finite=check_finite,
+            name=name,
+            progress=progress,
+        )
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Writes the store as a folder; see :func:`staticgraph.store.files.save`."""

@@ -82,8 +82,8 @@ def renumbered(
 ) -> dict[str, Array]:
     """The columns after the rows of ``level`` were put in ``order`` (positions among all rows):
     rows moved where they belong to it, values renumbered where they count it."""
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
+    now = np.empty_like(order)
+    now[order] = np.arange(len(order))
     first = offsets[level][:-1]
     changed = dict(columns)
     for field in schema:
@@ -94,7 +94,7 @@ def renumbered(
             flat = column.reshape(-1, field.width).copy()
             for place in places:
                 at = flat[:, place].astype(np.int64) + first[owner]
-                flat[:, place] = rank[at] - first[owner]
+                flat[:, place] = now[at] - first[owner]
             column = flat.reshape(column.shape)
         if field.level == level:
             column = column[order]

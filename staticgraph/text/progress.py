@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ class Bar(Protocol):
 
 
 def bar(
-    items: Collection[Any] = (),
+    items: Iterable[Any] = (),
     *,
     desc: str,
     unit: str,
@@ -59,10 +59,11 @@ def bar(
         desc: what is going on.
         unit: what is counted, with a space before it.
         show: whether to say anything at all.
-        total: how many there will be, where not as many as ``items``.
+        total: how many there will be, where not as many as ``items``; not known where neither
+            tells.
         initial: how many are done already.
     """
-    count = len(items) if total is None else total
+    count = len(items) if total is None and isinstance(items, Sized) else total
     if show and not on_terminal():
         return Lines(items, desc, unit, count, initial)
     return tqdm(
@@ -88,7 +89,7 @@ class Lines:
     """A bar for where nothing can be written over."""
 
     def __init__(
-        self, items: Collection[Any], desc: str, unit: str, total: int, initial: int
+        self, items: Iterable[Any], desc: str, unit: str, total: int | None, initial: int
     ) -> None:
         self._items, self._desc, self._unit, self._total = items, desc, unit, total
         self._done, self._beside = initial, ""
@@ -114,7 +115,8 @@ class Lines:
         """So many more are done."""
         self._done += int(n or 0)
         beside = f", {self._beside}" if self._beside else ""
-        self._status.show(f"{self._desc}: {self._done:,} of {self._total:,}{self._unit}{beside}")
+        done = f"{self._done:,}" if self._total is None else f"{self._done:,} of {self._total:,}"
+        self._status.show(f"{self._desc}: {done}{self._unit}{beside}")
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
         """Something to say beside the numbers, in the next line."""

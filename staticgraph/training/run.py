@@ -23,6 +23,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
@@ -113,7 +114,7 @@ class Training:
             config.compile_mode,
             loss=lambda out, batch: task.row_loss(out, batch.y),
             optimizer=self.optimizer,
-            allow_cpu=config.allow_cpu,
+            recording=Recording(allow_cpu=config.allow_cpu),
         )
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
@@ -165,7 +166,7 @@ class Training:
                 except NonFiniteLoss as error:
                     self._read(unread, events, shown)
                     self.steps.append(step)
-                    self._diverged(f"the loss of step {len(self.steps)}: {error}")
+                    self._diverged(f"the loss of step {len(self.steps)}: {error}", error)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
                 due = number % self.config.checkpoint_every == 0 or interrupt.requested
@@ -184,7 +185,7 @@ class Training:
             try:
                 self.runner.check_finite()
             except NonFiniteLoss as error:
-                self._diverged(str(error))
+                self._diverged(str(error), error)
         self.seconds, _ = self._elapsed(clock)
 
     def _batches(self) -> Iterator[StaticBatch]:
@@ -221,13 +222,14 @@ class Training:
             if not math.isfinite(loss):
                 self._diverged(f"the loss of step {number} is {loss}")
 
-    def _diverged(self, what: str) -> NoReturn:
+    def _diverged(self, what: str, cause: NonFiniteLoss | None = None) -> NoReturn:
+        """Ends the run; the cause, where there is one, names the graphs."""
         epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
         raise Diverged(
             f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
             f"{self.folder / FILE} says how far it came",
             epoch,
-        )
+        ) from cause
 
     def _finish_epoch(self, events: SummaryWriter) -> None:
         number = self.loader.epoch - 1

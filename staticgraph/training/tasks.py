@@ -106,10 +106,10 @@ def roc_auc(out: Tensor, y: Tensor) -> float:
         if scores[known].isnan().any():
             return float("nan")
         if answers[known].unique().numel() == 2:
-            # The ranks of the scores, since torchmetrics' sigmoid would make large ones equal.
-            ranks = scores[known].unique(return_inverse=True)[1].double()
+            # The scores' order alone, since torchmetrics' sigmoid would make large ones equal.
+            order = scores[known].unique(return_inverse=True)[1].double()
             areas.append(
-                float(binary_auroc(ranks / ranks.max().clamp(min=1), answers[known].int()))
+                float(binary_auroc(order / order.max().clamp(min=1), answers[known].int()))
             )
     return sum(areas) / len(areas) if areas else float("nan")
 

@@ -13,9 +13,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from conftest import EXAMPLES
 
 from support.collated import assert_same_bits, collated, filled, layout_for
+from support.examples import EXAMPLES
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -1,4 +1,4 @@
-"""The oracle of law 2: a model over padding equals plain PyG over the unpadded batch."""
+"""The oracle of inert padding: a model over it equals plain PyG over the unpadded batch."""
 
 from __future__ import annotations
 

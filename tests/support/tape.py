@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from staticgraph.recording.recorder import Recording
+from staticgraph.recording.recorder import Recorded
 
 
 class HostRead(RuntimeError):
@@ -64,13 +64,13 @@ class TapeRecorder:
         for _ in range(runs):
             body()
 
-    def record(self, body: Callable[[], Any]) -> Recording:
+    def record(self, body: Callable[[], Any]) -> Recorded:
         assert not self.closed
         tape = _Tape()
         with tape:
             result = body()
         self.recorded += 1
-        return Recording(tape.replay, result)
+        return Recorded(tape.replay, result)
 
     def close(self) -> None:
         self.closed = True

@@ -131,10 +131,10 @@ def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> N
 def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
     """How full the packs are, the fullest first."""
     for values, colour, name in ((nodes, NODES, "nodes"), (edges, EDGES, "edges")):
-        ranked = np.sort(values)[::-1]
-        share = np.arange(1, len(ranked) + 1) / len(ranked)
+        falling = np.sort(values)[::-1]
+        share = np.arange(1, len(falling) + 1) / len(falling)
         label = f"{name}: {values.mean():.2%} on average"
-        axes.plot(100 * share, 100 * ranked, color=colour, label=label)
+        axes.plot(100 * share, 100 * falling, color=colour, label=label)
     few = min(0.02, 2.0 / len(nodes))  # the last packs may be nearly empty: not shown
     low = min(float(np.quantile(nodes, few)), float(np.quantile(edges, few)))
     axes.set(

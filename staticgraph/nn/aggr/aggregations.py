@@ -1,9 +1,10 @@
 """PyG's aggregations whose shape or result depends on data, made static.
 
-Most aggregations only must be told the number of groups, which the call site does. The others:
-quantiles count with ``bincount``; recurrent ones read their result at the last place of a block
-whose width is the batch's; tree and patch ones reduce over that width, so that their result for one
-graph depends on the largest graph beside it, and only a block of exactly that width gives it.
+Most aggregations only must be told the number of groups, which the function that PyG calls them by
+does (:mod:`staticgraph.nn.functions`). The others: quantiles count with ``bincount``; recurrent
+ones read their result at the last place of a block whose width is the batch's; tree and patch ones
+reduce over that width, so that their result for one graph depends on the largest graph beside it,
+and only a block of exactly that width gives it.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ class StaticQuantileAggregation(QuantileAggregation):
         order = x.argsort(dim=dim)
         owner = index.view(shape).expand_as(x).take_along_dim(order, dim)
         order = order.take_along_dim(owner.argsort(dim=dim, stable=True), dim)
-        ranked = x.take_along_dim(order, dim)
+        ordered = x.take_along_dim(order, dim)
         # An empty group has no place of its own; whatever it reads is overwritten below.
         assert isinstance(self.q, Tensor)
         place = (self.q * (count - 1) + start).clamp(min=0).t().reshape(-1)
-        out = self._interpolate(ranked, dim, place, shape)
+        out = self._interpolate(ordered, dim, place, shape)
         empty = (count == 0)[:, None].expand(-1, self.q.numel()).reshape(shape)
         out = torch.where(empty, self.fill_value, out)
         if self.q.numel() == 1:
             return out
         return out.unflatten(dim, (dim_size, -1)).flatten(dim + 1, dim + 2)
 
-    def _interpolate(self, ranked: Tensor, dim: int, place: Tensor, shape: list[int]) -> Tensor:
+    def _interpolate(self, ordered: Tensor, dim: int, place: Tensor, shape: list[int]) -> Tensor:
         how = self.interpolation
         if how in ("lower", "higher", "nearest"):
             rounded = {"lower": place.floor, "higher": place.ceil, "nearest": place.round}[how]()
-            return ranked.index_select(dim, rounded.long())
-        below = ranked.index_select(dim, place.floor().long())
-        above = ranked.index_select(dim, place.ceil().long())
+            return ordered.index_select(dim, rounded.long())
+        below = ordered.index_select(dim, place.floor().long())
+        above = ordered.index_select(dim, place.ceil().long())
         share = place.frac().view(shape) if how == "linear" else 0.5
         return below + (above - below) * share
 

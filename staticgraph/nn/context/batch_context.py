@@ -117,6 +117,13 @@ class BatchContext:
             size += 1
         return size
 
+    def may_become(self, size: int, what: str) -> bool:
+        """Whether tensors of this leading size can be registered as ``what``: they mean nothing
+        yet, or the same. Asks for no tensor's rows, so nothing is noted of the size."""
+        assert self._rows is not None
+        known = self._rows.get(size)
+        return known is None or known.what == what
+
     def find_rows(self, size: int) -> Rows | None:
         """What tensors of this leading size are, or None."""
         assert self._rows is not None

@@ -26,8 +26,8 @@ class ClassedLayout(NamedTuple):
         blocks: their shapes.
         node_of_place: ``[P]`` int64, the node at each place; ``N`` where there is none.
         place_of_node: ``[N]`` int64, the place of each node; ``P`` for padding nodes.
-        graph_of_rank: ``[G]`` int64, the graphs by falling size; rows of the blocks follow it.
-        rank_of_graph: ``[G]`` int64, the way back.
+        graph_by_size: ``[G]`` int64, the graphs by falling size; rows of the blocks follow it.
+        place_by_size: ``[G]`` int64, the way back.
         attendable: for each block ``[graphs, width]`` bool: real nodes, and the first place of a
             graph that has none, so that no softmax is over nothing.
     """
@@ -35,8 +35,8 @@ class ClassedLayout(NamedTuple):
     blocks: tuple[Block, ...]
     node_of_place: Tensor
     place_of_node: Tensor
-    graph_of_rank: Tensor
-    rank_of_graph: Tensor
+    graph_by_size: Tensor
+    place_by_size: Tensor
     attendable: tuple[Tensor, ...]
 
     @classmethod
@@ -48,24 +48,24 @@ class ClassedLayout(NamedTuple):
         order = counts.argsort(descending=True, stable=True)
         starts = batch.ptr[:-1]
         nodes, attendable, offset = [], [], 0
-        base = torch.zeros_like(order)  # by rank: where a graph's places begin
-        rank = torch.arange(len(order), device=order.device)
+        base = torch.zeros_like(order)  # by falling size: where a graph's places begin
+        by_size = torch.arange(len(order), device=order.device)
         for block in blocks:
             graphs = order[block.first : block.first + block.graphs]
             places = torch.arange(block.width, device=order.device)
             occupied = places < counts[graphs][:, None]
             nodes.append(torch.where(occupied, starts[graphs][:, None] + places, batch.num_nodes))
             attendable.append(occupied | (~occupied[:, :1] & (places == 0)))
-            own = offset + (rank - block.first) * block.width
-            base = torch.where(rank >= block.first, own, base)
+            own = offset + (by_size - block.first) * block.width
+            base = torch.where(by_size >= block.first, own, base)
             offset += block.places
         base_of_graph = torch.empty_like(base).index_copy(0, order, base)
         owner = batch.batch
         within = torch.arange(batch.num_nodes, device=order.device) - starts[owner]
         place = torch.where(batch.node_mask, base_of_graph[owner] + within, offset)
         node_of_place = torch.cat([each.view(-1) for each in nodes])
-        rank_of_graph = torch.empty_like(rank).index_copy(0, order, rank)
-        return cls(blocks, node_of_place, place, order, rank_of_graph, tuple(attendable))
+        place_by_size = torch.empty_like(by_size).index_copy(0, order, by_size)
+        return cls(blocks, node_of_place, place, order, place_by_size, tuple(attendable))
 
     def to_blocks(self, rows: Tensor) -> list[Tensor]:
         """``[N, ...]`` -> one ``[graphs, width, ...]`` a block, zeros where there is no node."""
@@ -85,8 +85,8 @@ class ClassedLayout(NamedTuple):
         """One ``[graphs, ...]`` a block -> ``[G, ...]``, zeros where a block has no row."""
         flat = torch.cat(blocks)
         rows = len(flat)
-        index = torch.where(self.rank_of_graph < rows, self.rank_of_graph, rows)
-        return Regather.apply(flat, index, self.graph_of_rank[:rows])
+        index = torch.where(self.place_by_size < rows, self.place_by_size, rows)
+        return Regather.apply(flat, index, self.graph_by_size[:rows])
 
 
 def _clipped(blocks: tuple[Block, ...], batch: StaticBatch) -> tuple[Block, ...]:

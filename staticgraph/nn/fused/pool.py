@@ -2,8 +2,8 @@
 
 Stock pools scatter by the batch vector, with atomic additions on a GPU. The graphs' own pointers
 say where each graph begins, so a pool is one pass over its rows (:mod:`staticgraph.kernels`). The
-functions ``global_add_pool``, ``global_mean_pool`` and ``global_max_pool`` come here through the
-call sites; aggregation modules change their class.
+functions ``global_add_pool``, ``global_mean_pool`` and ``global_max_pool`` come here through
+:mod:`staticgraph.nn.functions`; aggregation modules change their class.
 
 What it does not do: aggregations inside a message passing layer, whose fused form is the layer's.
 """

@@ -136,8 +136,8 @@ def _select(
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
     count = context.free_size(most + 1)  # and one row for padding
     # Kept nodes, in order, to the front; the others write a row that is cut off.
-    ranked = kept[order]
-    place = torch.where(ranked, ranked.cumsum(0) - 1, count)
+    first = kept[order]
+    place = torch.where(first, first.cumsum(0) - 1, count)
     last = len(scores) - 1
     perm = order.new_full((count + 1,), last).index_copy(0, place, order)[:count]
     where = order.new_empty(len(scores)).index_copy(0, order, place)
@@ -158,8 +158,8 @@ def _best(
     order = scores.detach().argsort(descending=True, stable=True)
     order = order[batch[order].argsort(stable=True)]
     owner = batch[order]
-    rank = torch.arange(len(scores), device=scores.device) - (sizes.cumsum(0) - sizes)[owner]
-    chosen = rank < k[owner]
+    behind = torch.arange(len(scores), device=scores.device) - (sizes.cumsum(0) - sizes)[owner]
+    chosen = behind < k[owner]
     kept = torch.empty_like(real).index_copy(0, order, chosen & real[order])
     return kept, order
 

@@ -59,9 +59,9 @@ def static_add_self_loops(
         own: Callable[..., Edges] = _stock_add_self_loops
         return own(edge_index, edge_attr, fill_value, num_nodes)
     nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
-    added = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
-    _register_loops(context, context.find_rows(edge_index.size(1)), added[0], nodes)
-    return added
+    out_index, out_attr = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
+    rows = context.find_rows(edge_index.size(1))
+    return _registered_loops(context, rows, out_index, out_attr, nodes)
 
 
 def static_add_remaining_self_loops(
@@ -133,17 +133,14 @@ def without_self_loops(
     rows = context.find_rows(edges)
     loops = edge_index[0] == edge_index[1]
     size = _size_of(context, WITHOUT, edges + 1)
-    more = size - edges
-    out_index = torch.cat(
-        [torch.where(loops, last, edge_index), edge_index.new_full((2, more), last)], dim=1
-    )
+    out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
     if rows is not None:
-        mask = torch.cat([rows.mask & ~loops, loops.new_zeros(more)])
+        mask = _with_spare_rows(rows.mask & ~loops, size)
         context.register(size, Rows(WITHOUT, mask, last + 1))
     if edge_attr is None:
         return out_index, None
     kept = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)
-    return out_index, torch.cat([kept, kept.new_zeros(more, *kept.shape[1:])])
+    return out_index, _with_spare_rows(kept, size)
 
 
 def with_remaining_self_loops(
@@ -163,14 +160,15 @@ def with_remaining_self_loops(
     between, own = ~loops, loops
     if rows is not None:
         between, own = rows.mask & between, rows.mask & own
-        _register_loops(context, rows._replace(mask=between), out_index, num_nodes)
+        rows = rows._replace(mask=between)
     if edge_attr is None:
-        return out_index, None
+        return _registered_loops(context, rows, out_index, None, num_nodes)
     loop_attr = compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
     owner = torch.where(own, edge_index[0], num_nodes)  # other edges write a row that is dropped
     spare = torch.cat([loop_attr, loop_attr.new_zeros(1, *loop_attr.shape[1:])])
     kept = spare.index_copy(0, owner, edge_attr)[:num_nodes]
-    return out_index, torch.cat([_only(edge_attr, between), kept])
+    out_attr = torch.cat([_only(edge_attr, between), kept])
+    return _registered_loops(context, rows, out_index, out_attr, num_nodes)
 
 
 def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
@@ -178,21 +176,40 @@ def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.view(-1, *(1,) * (edge_attr.dim() - 1)), edge_attr, 0)
 
 
-def _register_loops(
-    context: BatchContext, rows: Rows | None, out_index: Tensor, num_nodes: int
-) -> None:
+def _registered_loops(
+    context: BatchContext,
+    rows: Rows | None,
+    out_index: Tensor,
+    out_attr: Tensor | None,
+    num_nodes: int,
+) -> Edges:
+    """Edges and the loops behind them under a row count of their own: where something else in the
+    batch has as many rows, more edges of the last node follow, with zero for an attribute."""
     nodes = context.find_rows(num_nodes)
-    known = context.find_rows(out_index.size(1))
-    if rows is None or nodes is None or (known is not None and known.counted is not None):
-        return
+    if rows is None or nodes is None:
+        return out_index, out_attr
+    size = _size_of(context, WITH, out_index.size(1))
     mask = torch.cat([rows.mask, nodes.mask])
-    context.register(out_index.size(1), Rows(WITH, mask, num_nodes))
+    context.register(size, Rows(WITH, _with_spare_rows(mask, size), num_nodes))
+    spared = _with_spare(out_index, size, num_nodes - 1)
+    return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
+
+
+def _with_spare(index: Tensor, size: int, last: int) -> Tensor:
+    """``[2, e]`` -> ``[2, size]``, filled with edges of the last node."""
+    more = size - index.size(1)
+    return index if not more else torch.cat([index, index.new_full((2, more), last)], dim=1)
+
+
+def _with_spare_rows(rows: Tensor, size: int) -> Tensor:
+    """``[e, ...]`` -> ``[size, ...]``, filled with zeros."""
+    more = size - rows.size(0)
+    return rows if not more else torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])])
 
 
 def _size_of(context: BatchContext, what: str, at_least: int) -> int:
     """The row count that ``what`` has in this batch, so that every layer uses the same."""
     for size in range(at_least, at_least + int(math.sqrt(at_least)) + 8):
-        rows = context.find_rows(size)
-        if rows is None or rows.what == what:
+        if context.may_become(size, what):
             return size
     raise AssertionError("no free row count")

@@ -34,7 +34,7 @@ class Resident:
     Attributes:
         number: of the state.
         partitions: ascending.
-        edges: ``[n, 2 or 3]`` of the buckets to train on, nodes in the graph's numbers; in rows of
+        edges: ``[n, 2 or 3]`` of the cells to train on, nodes in the graph's numbers; in rows of
             the buffer where there is something around.
         slot_of: ``[p]``; the slot of each partition, -1 where it is not resident.
         around: what sampling sees, where the buffer knows a direction.
@@ -185,7 +185,7 @@ class EmbeddingBuffer:
 
         def prepare() -> tuple[NDArray[Any], ResidentGraph | None]:
             if self._direction is None:
-                return self._graph.read_buckets(state.buckets), None
+                return self._graph.read_cells(state.cells), None
             nothing = np.empty((len(self.values), 0), np.float32)
             around = ResidentGraph(self._graph, number, state, slot_of, nothing, self._direction)
             return around.edges, around

@@ -55,13 +55,13 @@ class ResidentGraph:
         self.partitions, self.slot_of, self.features = state.partitions, slot_of, features
         self.train = state.train if isinstance(state, NodeState) else ()
         pairs = [(i, j) for i in state.partitions for j in state.partitions]
-        every = self._in_rows(graph.read_buckets(pairs))
+        every = self._in_rows(graph.read_cells(pairs))
         self.neighbours = Neighbours.of(every[:, 0], every[:, -1], len(features), direction)
         self.degrees = self.neighbours.degrees()
         self.whole_degrees = np.zeros(len(features), np.int64)
         self.edges = np.empty((0, graph.columns), graph.dtype)
         if isinstance(state, State):
-            self.edges = self._in_rows(graph.read_buckets(state.buckets))
+            self.edges = self._in_rows(graph.read_cells(state.cells))
         self.node_of = np.full(len(features), -1, np.int64)
         for partition in state.partitions:
             count, low = graph.nodes_of(partition), int(slot_of[partition]) * size

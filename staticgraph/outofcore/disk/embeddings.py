@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
-from staticgraph.files import atomic
+from staticgraph.files import atomic, scratch
 from staticgraph.outofcore.disk.reading import BlockFile
 
 DATA = "embeddings.bin"
@@ -201,6 +201,22 @@ def _require_both(folder: Path) -> None:
         raise StoreCorrupt(
             f"{folder} has {there} but no {gone}: what was trained there cannot be read without "
             f"it. Put {gone} back, or remove the folder to start training anew"
+        )
+
+
+def require_only(folder: Path) -> None:
+    """Refuses a folder that holds more than embeddings: it is about to be removed.
+
+    Raises:
+        FileExistsError: the message names a file that would be lost.
+    """
+    ours = {DATA, COMMIT, CREATING, *(path.name for path in scratch.found(folder / COMMIT, "part"))}
+    there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    foreign = [name for name in there if name not in ours]
+    if foreign:
+        raise FileExistsError(
+            f"{folder} holds embeddings, but {foreign[0]!r} in it is no part of them and would be "
+            "lost: move it elsewhere, or choose another folder"
         )
 
 

@@ -1,10 +1,10 @@
-"""Edges into p*p buckets on disk, in memory that does not depend on how many there are.
+"""Edges into p*p cells on disk, in memory that does not depend on how many there are.
 
 Two passes. The first reads the edges in chunks, gives the nodes their new numbers, counts the p*p
-buckets and appends each edge to the spill file of its source partition. The counts say where each
-bucket will stand, so the second pass reads each spill file in slices, sorts a slice by destination
+cells and appends each edge to the spill file of its source partition. The counts say where each
+cell will stand, so the second pass reads each spill file in slices, sorts a slice by destination
 partition (stable, linear) and writes each run to its place. The invariant: the file holds the edges
-ordered by (source partition, destination partition), in input order within a bucket. A slice is
+ordered by (source partition, destination partition), in input order within a cell. A slice is
 bounded, so that a hub which owns most edges costs no more memory than anything else.
 """
 
@@ -47,7 +47,7 @@ def sort_edges(
         progress: told a stage and how many edges it has done.
 
     Returns:
-        Where each bucket begins, ``[p * p + 1]`` int64, in edges; columns of a row; and the number
+        Where each cell begins, ``[p * p + 1]`` int64, in edges; columns of a row; and the number
         of relations (0 without).
     """
     counts = np.zeros((num_partitions, num_partitions), dtype=np.int64)
@@ -80,7 +80,7 @@ def _spill(
         starts = np.zeros(p + 1, dtype=np.int64)
         ordered = np.empty_like(written)
         _partition_rows(written, 0, size, starts, ordered)
-        _count_buckets(written, size, counts)
+        _count_cells(written, size, counts)
         for partition in np.flatnonzero(np.diff(starts)).tolist():
             with (folder / f"spill-{partition}").open("ab") as file:
                 ordered[starts[partition] : starts[partition + 1]].tofile(file)
@@ -117,10 +117,10 @@ def _place(
                     starts = np.zeros(p + 1, dtype=np.int64)
                     ordered = np.empty_like(rows)
                     _partition_rows(rows, columns - 1, size, starts, ordered)
-                    for bucket in np.flatnonzero(np.diff(starts)).tolist():
-                        run = ordered[starts[bucket] : starts[bucket + 1]]
-                        write_all(file, run, int(at[bucket]) * row_bytes)
-                        at[bucket] += len(run)
+                    for cell in np.flatnonzero(np.diff(starts)).tolist():
+                        run = ordered[starts[cell] : starts[cell + 1]]
+                        write_all(file, run, int(at[cell]) * row_bytes)
+                        at[cell] += len(run)
                     done += len(rows)
                     progress("place", done)
             spill.unlink()
@@ -152,7 +152,7 @@ def _partition_rows(rows, column, size, starts, ordered):
 
 
 @numba.njit(cache=True, nogil=True)
-def _count_buckets(rows, size, counts):
+def _count_cells(rows, size, counts):
     last = rows.shape[1] - 1
     for e in range(rows.shape[0]):
         counts[rows[e, 0] // size, rows[e, last] // size] += 1

@@ -4,7 +4,7 @@ The numbers here are the new ones, given when the graph was partitioned: node v 
 v // partition_size. ``node_ids`` leads back to the caller's. Read-only; what training changes lives
 in :mod:`staticgraph.outofcore.disk.embeddings`.
 
-A bucket of edges and a partition of features are compared with their checksums, and their nodes
+A cell of edges and a partition of features are compared with their checksums, and their nodes
 with their partitions, when they are first read: everything behind trusts them without looking.
 """
 
@@ -26,7 +26,7 @@ from staticgraph.files.checksum import crc32_of_array
 from staticgraph.outofcore.disk.manifest import EDGES, FEATURES, NODE_IDS, OFFSETS, SUMS, Manifest
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.disk.reading import BlockFile
-from staticgraph.outofcore.policies.schedule import Bucket
+from staticgraph.outofcore.policies.schedule import Cell
 
 
 class PartitionedGraph:
@@ -61,8 +61,8 @@ class PartitionedGraph:
                 f"{self.folder / OFFSETS} goes from {ends[0]} to {ends[1]}, in "
                 f"order or not; offsets ascend from 0 to {m.num_edges}: partition the graph again"
             )
-        self._bucket_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
-        self._read_buckets = np.zeros(p * p, bool)
+        self._cell_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
+        self._read_cells = np.zeros(p * p, bool)
         self._read_features = np.zeros(p, bool)
         self.edge_file = BlockFile(self.folder / EDGES, cached=cached)
         self.feature_file = None
@@ -90,8 +90,8 @@ class PartitionedGraph:
         return ids
 
     @property
-    def bucket_sizes(self) -> NDArray[np.int64]:
-        """``[p, p]`` edges of each bucket."""
+    def cell_sizes(self) -> NDArray[np.int64]:
+        """``[p, p]`` edges of each cell."""
         return np.diff(self.offsets).reshape(self.num_partitions, self.num_partitions)
 
     @property
@@ -108,10 +108,10 @@ class PartitionedGraph:
         """Real nodes of a partition; the last may have fewer."""
         return min(self.partition_size, self.num_nodes - partition * self.partition_size)
 
-    def read_buckets(self, buckets: Sequence[Bucket]) -> NDArray[Any]:
-        """``[n, 2 or 3]``: source, (relation,) destination of the edges of these buckets, in the
-        order of the file. Buckets that stand together are read at once."""
-        wanted = sorted(i * self.num_partitions + j for i, j in buckets)
+    def read_cells(self, cells: Sequence[Cell]) -> NDArray[Any]:
+        """``[n, 2 or 3]``: source, (relation,) destination of the edges of these cells, in the
+        order of the file. Cells that stand together are read at once."""
+        wanted = sorted(i * self.num_partitions + j for i, j in cells)
         total = sum(int(self.offsets[k + 1] - self.offsets[k]) for k in wanted)
         rows = np.empty((total, self.columns), dtype=self.dtype)
         row_bytes, done, at = self.columns * self.dtype.itemsize, 0, 0
@@ -121,21 +121,21 @@ class PartitionedGraph:
                 last += 1
             low, high = int(self.offsets[wanted[at]]), int(self.offsets[wanted[last] + 1])
             self.edge_file.read(low * row_bytes, [rows[done : done + high - low]])
-            for bucket in wanted[at : last + 1]:
-                self._check_bucket(bucket, rows, done - low)
+            for cell in wanted[at : last + 1]:
+                self._check_cell(cell, rows, done - low)
             done, at = done + high - low, last + 1
         return rows
 
-    def _check_bucket(self, bucket: int, rows: NDArray[Any], shift: int) -> None:
-        """Compares a bucket that is read for the first time; edge e stands in row e + shift."""
-        if self._read_buckets[bucket]:
+    def _check_cell(self, cell: int, rows: NDArray[Any], shift: int) -> None:
+        """Compares a cell that is read for the first time; edge e stands in row e + shift."""
+        if self._read_cells[cell]:
             return
-        low, high = self.offsets[bucket : bucket + 2].tolist()
+        low, high = self.offsets[cell : cell + 2].tolist()
         edges, path = rows[low + shift : high + shift], self.edge_file.path
         begins = low * self.columns * self.dtype.itemsize
-        i, j = divmod(bucket, self.num_partitions)
-        where = f"{path}: bucket ({i}, {j}) at byte {begins}"
-        if (now := crc32_of_array(edges)) != (then := int(self._bucket_sums[bucket])):
+        i, j = divmod(cell, self.num_partitions)
+        where = f"{path}: cell ({i}, {j}) at byte {begins}"
+        if (now := crc32_of_array(edges)) != (then := int(self._cell_sums[cell])):
             raise StoreCorrupt(
                 f"{where} is not what was written (CRC-32 {now:08x}, was {then:08x}): partition "
                 "the graph again"
@@ -156,7 +156,7 @@ class PartitionedGraph:
                     f"{where}: relations go from {least} to {most}, but there are "
                     f"{self.num_relations}: partition the graph again"
                 )
-        self._read_buckets[bucket] = True
+        self._read_cells[cell] = True
 
     def read_features(self, partition: int, into: NDArray[Any]) -> None:
         """Fills the first ``nodes_of(partition)`` rows of ``into`` (``[partition_size, F]``)."""
@@ -185,7 +185,7 @@ class PartitionedGraph:
             total = np.zeros(self.num_nodes, np.int32)
             ends = {"in": (-1,), "out": (0,), "both": (0, -1)}[direction]
             for source in range(self.num_partitions):
-                rows = self.read_buckets([(source, j) for j in range(self.num_partitions)])
+                rows = self.read_cells([(source, j) for j in range(self.num_partitions)])
                 for end in ends:
                     _count(rows[:, end], total)
             self._degrees[direction] = total

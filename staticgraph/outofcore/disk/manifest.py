@@ -25,7 +25,7 @@ from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import Kind, repair
 
 FORMAT = "staticgraph.outofcore"
-# 2: a checksum of each bucket of edges, a digest of the manifest.
+# 2: a checksum of each cell of edges, a digest of the manifest.
 VERSION = 2
 NAME = "manifest.json"
 KIND = Kind("partitioned graph", FORMAT, NAME, lambda manifest: manifest["files"])

@@ -2,7 +2,7 @@
 
 Nodes get new numbers at random (training nodes first, where they are named), so that partitions are
 alike whatever order the caller's numbers have; a node's partition is its new number divided by
-ceil(N / p). What is written: the edges by bucket, the features in the new order, the way back to
+ceil(N / p). What is written: the edges by cell, the features in the new order, the way back to
 the caller's numbers, and a manifest. The only arrays as long as the graph is wide are two of one
 integer a node. Source: MariusGNN, EuroSys 2023, section 3.
 """
@@ -94,8 +94,8 @@ def partition(
         row = columns * small.itemsize
         np.save(scratch / NODE_IDS, node_ids)
         np.save(scratch / OFFSETS, offsets)
-        buckets = FileRecord.of(scratch / EDGES, (offsets[:-1] * row).tolist())
-        np.save(scratch / SUMS, np.array(buckets.crc32, np.uint32))
+        cells = FileRecord.of(scratch / EDGES, (offsets[:-1] * row).tolist())
+        np.save(scratch / SUMS, np.array(cells.crc32, np.uint32))
         files = {
             EDGES: FileRecord.of(scratch / EDGES, (offsets[:-1:p] * row).tolist()),
             NODE_IDS: FileRecord.of(scratch / NODE_IDS),

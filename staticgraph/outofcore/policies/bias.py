@@ -16,32 +16,32 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.outofcore.policies.schedule import Schedule
 
 
-def edge_permutation_bias(schedule: Schedule, bucket_sizes: ArrayLike | None = None) -> float:
+def edge_permutation_bias(schedule: Schedule, cell_sizes: ArrayLike | None = None) -> float:
     """The largest difference of progress between two partitions, 0 to 1.
 
     Args:
         schedule: of one epoch.
-        bucket_sizes: ``[p, p]`` edges per bucket; all alike where None.
+        cell_sizes: ``[p, p]`` edges per cell; all alike where None.
 
     Partitions that no edge touches are left out.
     """
-    progress = progress_by_partition(schedule, bucket_sizes)
+    progress = progress_by_partition(schedule, cell_sizes)
     if not progress.shape[1]:
         return 0.0
     return float((progress.max(axis=1) - progress.min(axis=1)).max())
 
 
 def progress_by_partition(
-    schedule: Schedule, bucket_sizes: ArrayLike | None = None
+    schedule: Schedule, cell_sizes: ArrayLike | None = None
 ) -> NDArray[np.float64]:
     """``[states, touched partitions]``: the share of a partition's edges met after each state."""
     p = schedule.num_partitions
-    sizes = np.ones((p, p)) if bucket_sizes is None else np.asarray(bucket_sizes, np.float64)
+    sizes = np.ones((p, p)) if cell_sizes is None else np.asarray(cell_sizes, np.float64)
     if sizes.shape != (p, p):
-        raise ValueError(f"bucket_sizes has shape {sizes.shape}; the schedule has p={p}")
+        raise ValueError(f"cell_sizes has shape {sizes.shape}; the schedule has p={p}")
     met = np.zeros((len(schedule.states), p))
     for number, state in enumerate(schedule.states):
-        for i, j in state.buckets:
+        for i, j in state.cells:
             met[number, i] += sizes[i, j]
             if i != j:
                 met[number, j] += sizes[i, j]

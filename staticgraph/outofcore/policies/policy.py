@@ -1,14 +1,14 @@
 """Which partitions are in the buffer when: BETA, COMET and everything at once.
 
 The problem: training on an edge needs the embeddings of both its ends, so each of the p*p edge
-buckets must meet a buffer of c partitions that holds both of its partitions, at as few reads as
+cells must meet a buffer of c partitions that holds both of its partitions, at as few reads as
 possible, and without training on the edges in an order that hurts the model. BETA (Marius) keeps
 c-1 partitions and lets all others pass through the last place, which is close to the fewest reads;
-but it uses each bucket as soon as it can, so that consecutive batches are much alike. COMET
+but it uses each cell as soon as it can, so that consecutive batches are much alike. COMET
 (MariusGNN) runs BETA over a few logical partitions, random groups of physical ones drawn anew each
-epoch, and gives each bucket to a random state of those that hold it.
+epoch, and gives each cell to a random state of those that hold it.
 
-The invariant: every bucket exactly once, both ends resident, one group moved between states. Pure:
+The invariant: every cell exactly once, both ends resident, one group moved between states. Pure:
 numbers in, numbers out; no disk, no clock, no global randomness.
 """
 
@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from staticgraph.outofcore.policies.schedule import Bucket, Schedule, State
+from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
 
 Assignment = Literal["greedy", "random"]
 
@@ -30,10 +30,10 @@ class InMemory:
     """All partitions resident in one state: the limit c = p of every policy."""
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """One state with every bucket; nothing is drawn."""
+        """One state with every cell; nothing is drawn."""
         everything = tuple(range(num_partitions))
-        buckets = tuple((i, j) for i in everything for j in everything)
-        return Schedule(num_partitions, (State(everything, buckets),))
+        cells = tuple((i, j) for i in everything for j in everything)
+        return Schedule(num_partitions, (State(everything, cells),))
 
     def slots(self, num_partitions: int) -> int:
         """Partitions that are resident at once."""
@@ -50,7 +50,7 @@ class Beta:
 
     Args:
         buffer: partitions that fit, at least 2.
-        assignment: ``greedy`` trains on a bucket in the first state that holds it, as published;
+        assignment: ``greedy`` trains on a cell in the first state that holds it, as published;
             ``random`` draws one of all that hold it.
 
     Raises:
@@ -141,7 +141,7 @@ class Comet:
         return min(self.buffer, num_partitions)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """The states of one epoch; groups, their order and the buckets' states are drawn anew."""
+        """The states of one epoch; groups, their order and the cells' states are drawn anew."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         size = self.group(num_partitions)
@@ -185,18 +185,18 @@ def _assign(
     assignment: Assignment,
     rng: np.random.Generator,
 ) -> tuple[State, ...]:
-    """Gives each bucket one of the states that hold both of its partitions."""
+    """Gives each cell one of the states that hold both of its partitions."""
     resident = np.zeros((len(states), num_partitions), dtype=bool)
     for number, state in enumerate(states):
         resident[number, list(state)] = True
-    buckets: list[list[Bucket]] = [[] for _ in states]
+    cells: list[list[Cell]] = [[] for _ in states]
     for i in range(num_partitions):
         for j in range(num_partitions):
             holding = np.flatnonzero(resident[:, i] & resident[:, j])
             chosen = holding[0] if assignment == "greedy" else rng.choice(holding)
-            buckets[chosen].append((i, j))
+            cells[chosen].append((i, j))
     return tuple(
-        State(partitions, tuple(mine)) for partitions, mine in zip(states, buckets, strict=True)
+        State(partitions, tuple(mine)) for partitions, mine in zip(states, cells, strict=True)
     )
 
 

@@ -1,7 +1,7 @@
 """What an epoch does with the buffer: states, what is trained on in each, and what that costs.
 
 A schedule is plain numbers, made before an epoch by a policy and then followed by whoever does the
-reading. Everything that a policy promises (each bucket once, both ends resident, few swaps) can be
+reading. Everything that a policy promises (each cell once, both ends resident, few swaps) can be
 read off it and is checked here, without a disk.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-Bucket = tuple[int, int]
+# A cell is the edges from one partition to another: (source partition, destination partition).
+Cell = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,11 @@ class State:
 
     Attributes:
         partitions: resident partitions, ascending.
-        buckets: edge buckets (source partition, destination partition) trained on in this state.
+        cells: edges by (source partition, destination partition) trained on in this state.
     """
 
     partitions: tuple[int, ...]
-    buckets: tuple[Bucket, ...]
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,22 @@ class Schedule:
         return entering([state.partitions for state in self.states])
 
     def check(self) -> None:
-        """Raises ValueError unless every bucket is trained on once with both ends resident."""
-        seen: set[Bucket] = set()
+        """Raises ValueError unless every cell is trained on once with both ends resident."""
+        seen: set[Cell] = set()
         for number, state in enumerate(self.states):
             resident = set(state.partitions)
-            for bucket in state.buckets:
-                if not resident.issuperset(bucket):
+            for cell in state.cells:
+                if not resident.issuperset(cell):
                     raise ValueError(
-                        f"state {number} trains on bucket {bucket}, but holds only "
+                        f"state {number} trains on cell {cell}, but holds only "
                         f"{sorted(resident)}: the policy that made this schedule is wrong"
                     )
-                if bucket in seen:
-                    raise ValueError(f"bucket {bucket} is trained on again in state {number}")
-                seen.add(bucket)
+                if cell in seen:
+                    raise ValueError(f"cell {cell} is trained on again in state {number}")
+                seen.add(cell)
         missing = self.num_partitions**2 - len(seen)
         if missing:
-            raise ValueError(f"{missing} of {self.num_partitions**2} buckets are never trained on")
+            raise ValueError(f"{missing} of {self.num_partitions**2} cells are never trained on")
 
 
 @dataclass(frozen=True, slots=True)

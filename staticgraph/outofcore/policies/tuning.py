@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 # Random reads of 4 KiB ran 20 times slower than reads of 256 KiB and more on a server's NVMe disk.
 EFFICIENT_READ_BYTES = 256 * 2**10
-# Beyond this the p*p bucket table costs more than finer partitions gain.
+# Beyond this the p*p cells cost more than finer partitions gain.
 MOST_PARTITIONS = 1024
 
 

@@ -1,9 +1,9 @@
 """An epoch that is committed whole or not at all, and never where the training has diverged.
 
-Embeddings that are not finite teach nothing and rank nothing: whatever is trained from them is lost
-too. So an epoch whose loss, embeddings or parameters are not finite is not committed: what stands
-on disk is the last good epoch, and the error names the one that diverged. The loss is looked at
-when a state ends, which costs nothing beside a state; embeddings as they are written.
+Embeddings that are not finite teach nothing and order nothing: whatever is trained from them is
+lost too. So an epoch whose loss, embeddings or parameters are not finite is not committed: what
+stands on disk is the last good epoch, and the error names the one that diverged. The loss is looked
+at when a state ends, which costs nothing beside a state; embeddings as they are written.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CommittedEpochs:
                 swaps=passed.schedule.swaps,
                 partitions_read=passed.schedule.reads,
                 bytes_read=self.file.bytes_read - read_before,
-                bias=edge_permutation_bias(passed.schedule, self.graph.bucket_sizes),
+                bias=edge_permutation_bias(passed.schedule, self.graph.cell_sizes),
                 seconds=time.perf_counter() - started,
                 waited_s=self.buffer.waited_s - waited,
             )

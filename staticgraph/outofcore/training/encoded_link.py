@@ -28,8 +28,8 @@ from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.policies.policy import EdgePolicy
-from staticgraph.outofcore.sampling.loader import SampledLoader
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.adagrad import EPSILON, adagrad_rows
 from staticgraph.outofcore.training.committed_epochs import CommittedEpochs, Pass
 from staticgraph.outofcore.training.decoders import DECODERS, Decoder
@@ -217,7 +217,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         values, sums = np.empty((2, p * size, self.config.dimension), np.float32)
         for k in range(p):
             self.file.read(k, values[k * size : (k + 1) * size], sums[k * size : (k + 1) * size])
-        every = graph.read_buckets([(i, j) for i in range(p) for j in range(p)])
+        every = graph.read_cells([(i, j) for i in range(p) for j in range(p)])
         ends = torch.from_numpy(np.stack([every[:, 0], every[:, -1]]).astype(np.int64))
         ways = {"in": [ends], "out": [ends.flip(0)], "both": [ends, ends.flip(0)]}
         edges = torch.cat(ways[self._direction], 1).to(self.runner.device)

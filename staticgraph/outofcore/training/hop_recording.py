@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from staticgraph.errors import NotStatic
-from staticgraph.recording.recorder import Recorder, Recording
+from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.steps.training_state import untouched
 
 # torch's own recipe warms up three times: lazily made workspaces must exist by then.
@@ -29,7 +29,7 @@ Body = Callable[[list[Tensor]], tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    recording: Recording
+    recording: Recorded
     inputs: list[Tensor]
     grads: list[Tensor | None]
     addresses: list[int]

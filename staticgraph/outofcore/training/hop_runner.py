@@ -54,7 +54,8 @@ class HopRunner:
         self.device = next(model.parameters()).device
         self.mode = resolve(mode, self.device.type, allow_cpu=recorder is not None)
         if self.mode.own and recorder is None:
-            recorder = CudaGraphRecorder(self.device)
+            # The loader's thread goes on making pinned slots while a step is recorded.
+            recorder = CudaGraphRecorder(self.device, error_mode="thread_local")
         self.recorded = RecordedHops(model, recorder) if self.mode.own and recorder else None
         compiles = self.mode.compiled if recorder is None else recorder.compiles
         self._compiler = compiler or (

@@ -1,7 +1,7 @@
 """Link prediction: embeddings of all nodes, trained where the graph does not fit.
 
 An epoch follows a policy's schedule: the buffer brings the states in, the edges of a state's
-buckets are shuffled and trained on in batches (:mod:`staticgraph.outofcore.training.link_step`),
+cells are shuffled and trained on in batches (:mod:`staticgraph.outofcore.training.link_step`),
 the touched rows meet Adagrad's update at once, so staleness is 0, and the epoch's end is a commit.
 
 Randomness depends on (seed, epoch, state) alone, so an epoch that was cut short runs again as it

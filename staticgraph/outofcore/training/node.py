@@ -20,7 +20,7 @@ from staticgraph.errors import Diverged
 from staticgraph.outofcore.buffer.resident import ResidentGraphs
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState
 from staticgraph.outofcore.sampling.hops import HopBatch
-from staticgraph.outofcore.sampling.loader import SampledLoader
+from staticgraph.outofcore.sampling.sampled_loader import SampledLoader
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.outofcore.training.layers import SampledGNN
 

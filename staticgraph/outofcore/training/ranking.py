@@ -1,8 +1,8 @@
-"""Filtered ranks: where the true end of an edge stands among all nodes.
+"""Ranking of links: at which place the true end of an edge stands among all nodes.
 
 For each test edge every node is a candidate for its destination and for its source; candidates that
 make an edge known to be true are left out. All nodes are scored, partition by partition, so that
-the table of embeddings need not fit; the rank is 1 plus the better ones plus half of the equal
+the embedding table need not fit; the place is 1 plus the better ones plus half of the equal
 ones, so that a model which scores everything alike gains nothing. A score that is not finite is
 worse than every finite one, and a true end that has one stands last, so that a model which diverged
 gains nothing either. Source: Bordes et al., NeurIPS 2013.
@@ -31,8 +31,8 @@ QUERIES = 512
 class LinkScore:
     """Filtered metrics over both directions of ``edges`` edges.
 
-    ``not_finite`` of the ``2 * edges`` true ends have a score that is not finite, and rank last: of
-    a model that has not diverged there are none.
+    ``not_finite`` of the ``2 * edges`` true ends have a score that is not finite, and stand last:
+    of a model that has not diverged there are none.
     """
 
     edges: int
@@ -55,26 +55,26 @@ def evaluate_links(
         known: ``[3, K]`` all true edges, the tested ones among them.
         hits: the k of Hits@k.
     """
-    ranks, not_finite = _ranks(trainer, edges, known)
+    places, not_finite = _places(trainer, edges, known)
     return LinkScore(
         edges=edges.shape[1],
-        mrr=float((1.0 / ranks).mean()),
-        hits={k: float((ranks <= k).mean()) for k in hits},
+        mrr=float((1.0 / places).mean()),
+        hits={k: float((places <= k).mean()) for k in hits},
         not_finite=not_finite,
     )
 
 
-def filtered_ranks(
+def filtered_places(
     trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """``[2, T]`` ranks of the destinations and of the sources."""
-    return _ranks(trainer, edges, known)[0]
+    """``[2, T]`` filtered places of the destinations and of the sources."""
+    return _places(trainer, edges, known)[0]
 
 
-def _ranks(
+def _places(
     trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
 ) -> tuple[NDArray[np.float64], int]:
-    """The ranks, and how many true ends have a score that is not finite."""
+    """The places, and how many true ends have a score that is not finite."""
     graph = trainer.graph
     new = np.empty(graph.num_nodes, np.int64)
     new[graph.node_ids] = np.arange(graph.num_nodes)
@@ -82,7 +82,7 @@ def _ranks(
     # An edge may be known twice; it is left out once.
     true = np.unique(_renumber(known, new), axis=1)
     values = _rows_of(trainer, tested[:2])
-    ranks, not_finite = np.empty((2, tested.shape[1])), 0
+    places, not_finite = np.empty((2, tested.shape[1])), 0
     for way in (0, 1):
         first, keys, ends = way, tested[way], tested[1 - way]
         relation = torch.from_numpy(tested[2])
@@ -101,8 +101,8 @@ def _ranks(
                     scores, positive[span].numpy(), low, pointers[at : at + QUERIES + 1], others,
                     counts[span],
                 )  # fmt: skip
-        ranks[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
-    return ranks, not_finite
+        places[way] = 1.0 + counts[:, 0] + 0.5 * counts[:, 1]
+    return places, not_finite
 
 
 def _renumber(edges: NDArray[Any], new: NDArray[np.int64]) -> NDArray[np.int64]:

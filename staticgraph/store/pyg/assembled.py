@@ -61,7 +61,7 @@ def _increment(field: Field, rows: Mapping[str, int]) -> Any:
     """What ``__inc__`` said: one number, or one for each scalar of a row."""
     if not field.counts:
         return 0
-    known = {"graph": 1, **rows}
+    known = {"": 0, "graph": 1, **rows}
     if len(field.counts) == 1:
         return known[field.counts[0]]
     steps = torch.zeros(field.width, dtype=torch.int64)

@@ -37,7 +37,7 @@ class CountedFields:
         tensors = self.values[key]
         return np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
 
-    def _by_rank(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
+    def _in_order(self, counts: Mapping[str, tuple[Level, ...]]) -> list[str]:
         """The fields, those that others may share rows with first."""
         own = [key for key in self.values if counts[key] or self.cat_dims[key]]
         return own + [key for key in self.values if key not in own]

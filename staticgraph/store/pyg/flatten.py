@@ -29,25 +29,9 @@ def from_pyg(
     name: str | None = None,
     progress: bool = True,
 ) -> Kept:
-    """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``.
+    """Stores any PyG data set, or any sequence of ``Data`` or ``HeteroData``, in a store of a kind.
 
-    Args:
-        dataset: graphs: a data set, a sequence, or anything that gives one after the other, such
-            as a generator. A transform of the data set is applied once, now.
-        schema: the fields to expect, as for new graphs given to a trained model; without it they
-            are read off the data. Targets (``y``) that new graphs lack are filled with zeros.
-        levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell: in a
-            data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks like an
-            edge feature. Any other word is an axis: fields of the same word have as many rows.
-        exclude: attributes to leave out.
-        check_finite: refuse NaN and infinity in every floating field but ``y``, or in those named.
-        name: what messages call the data set; its class by default.
-        progress: show a bar for data sets that take more than a moment.
-
-    Raises:
-        BadGraph: an empty data set; a graph without a field that others have, or with another dtype
-            or width; an attribute whose length is neither nodes, edges nor a constant; an edge
-            outside its graph. The message names the graph and the remedy.
+    Its arguments, and what it raises, are those of :meth:`staticgraph.GraphStore.from_pyg`.
     """
     name = name or type(dataset).__name__
     excluded = IGNORED | set(exclude)

@@ -123,7 +123,7 @@ class PygReader(CountedFields):
         counts = self._counts()
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
-        for key in self._by_rank(counts):
+        for key in self._in_order(counts):
             tensors = self.values[key]
             level, count = self._level(key, tensors, bool(counts[key]))
             self._check_rows(key, tensors)

@@ -28,7 +28,7 @@ from staticgraph.nn.conv import relations, semantic
 from staticgraph.nn.pool import dense as dense_pools
 from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
 
-Table = dict[Callable[..., Any], Callable[..., Any]]
+Functions = dict[Callable[..., Any], Callable[..., Any]]
 
 _installed = False
 
@@ -43,7 +43,7 @@ def install() -> None:
     _installed = True
 
 
-def static_functions() -> Table:
+def static_functions() -> Functions:
     """The list: each function of PyG, and its equal of fixed shape, which takes the context of the
     model that runs before the arguments."""
     return {

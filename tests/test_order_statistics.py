@@ -13,15 +13,19 @@ from hypothesis import given, settings
 import staticgraph as sg
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing.exchange import exchange_for_ranks
-from staticgraph.plans.order_statistics import _cheapest_cuts, keep_ranks, likely_ranks
+from staticgraph.packing.exchange import exchange_graphs
+from staticgraph.plans.order_statistics import (
+    _cheapest_cuts,
+    keep_order_statistics,
+    likely_order_statistics,
+)
 from staticgraph.sizes.attention import ENTRIES_A_BLOCK, MAX_BLOCKS, attention_path
 
 
-def kept(nodes: list[int], ranks: tuple[tuple[int, int], ...]) -> bool:
-    """The promise by its words: the graph of rank k and all after it have at most the width."""
+def kept(nodes: list[int], bounds: tuple[tuple[int, int], ...]) -> bool:
+    """The promise by its words: the k-th largest graph and all after it have at most the width."""
     falling = sorted(nodes, reverse=True)
-    return all(size <= width for k, width in ranks for size in falling[k:])
+    return all(size <= width for k, width in bounds for size in falling[k:])
 
 
 def entries(capacity: sg.Capacity) -> int:
@@ -33,11 +37,13 @@ def test_the_plan_has_narrower_blocks_and_no_more_buckets(hiv):
     plain = sg.plan_buckets(hiv, 128)
     plan = sg.plan_buckets(hiv, 128, attention="auto")
     (tight,) = plan.capacities
-    assert replace(tight, ranks=()) == plain.capacities[0]
+    assert replace(tight, order_statistics=()) == plain.capacities[0]
     dense = tight.graphs * tight.max_graph_nodes**2
     assert entries(plain.capacities[0]) > 0.2 * dense
     assert entries(tight) < 0.06 * dense
-    assert sg.BucketPlan.from_dict(plan.to_dict()) == plan
+    values = plan.to_dict()
+    assert values["capacities"][0]["ranks"] == [list(pair) for pair in tight.order_statistics]
+    assert sg.BucketPlan.from_dict(values) == plan
     assert sg.plan_buckets(hiv, 128, attention="flex").capacities == plain.capacities
 
 
@@ -50,7 +56,7 @@ def test_every_graph_is_in_one_batch_that_keeps_its_buckets_promise(hiv):
         seen = np.concatenate([batch.ids for batch in batches])
         assert np.array_equal(np.sort(seen), np.arange(len(hiv)))
         for bucket, ids in batches:
-            assert kept(nodes[ids].tolist(), plan.capacities[bucket].ranks)
+            assert kept(nodes[ids].tolist(), plan.capacities[bucket].order_statistics)
         stats = batcher.epoch_stats(epoch)
         assert (stats.spilled, stats.split) == (0, 0), "graphs are exchanged instead"
         assert stats.rebalanced == stats.overflowed
@@ -66,16 +72,18 @@ def test_batches_that_break_a_promise_are_moved_or_divided_and_counted(data):
     firsts = sorted(data.draw(st.sets(st.integers(1, 20), max_size=4)))
     widths = sorted(data.draw(st.sets(st.integers(1, 39), min_size=len(firsts), max_size=5)))
     widths = widths[::-1][: len(firsts)]
-    ranks = ((0, 40), *zip(firsts, widths, strict=True))
-    tight = sg.Capacity(1001, 2002, 25, 40, ranks=ranks)
+    bounds = ((0, 40), *zip(firsts, widths, strict=True))
+    tight = sg.Capacity(1001, 2002, 25, 40, order_statistics=bounds)
     wide = [sg.Capacity(1002, 2003, 25, 40)] if data.draw(st.booleans()) else []
     cuts = sorted(data.draw(st.sets(st.integers(1, 24), max_size=3)))
     parts = [part for part in np.split(np.arange(len(nodes)), cuts) if len(part)]
     capacities = [tight, *wide]
-    found, spilled, split = keep_ranks([(0, part) for part in parts], sizes, capacities)
+    found, spilled, split = keep_order_statistics([(0, part) for part in parts], sizes, capacities)
     assert [i for _, ids in found for i in ids] == list(range(len(nodes)))
-    assert all(kept(nodes[ids].tolist(), capacities[bucket].ranks) for bucket, ids in found)
-    broken = sum(not kept(nodes[part].tolist(), ranks) for part in parts)
+    assert all(
+        kept(nodes[ids].tolist(), capacities[bucket].order_statistics) for bucket, ids in found
+    )
+    broken = sum(not kept(nodes[part].tolist(), bounds) for part in parts)
     assert spilled + split == broken
     assert split == 0 if wide else spilled == 0
     assert len(found) == len(parts) or split
@@ -83,8 +91,8 @@ def test_batches_that_break_a_promise_are_moved_or_divided_and_counted(data):
 
 def test_without_a_wider_bucket_a_batch_is_halved_until_its_parts_keep_the_promise():
     sizes = np.array([[40, 80]] * 5 + [[3, 6]] * 4)
-    tight = sg.Capacity(1001, 2002, 25, 40, ranks=((0, 40), (1, 3)))
-    found, spilled, split = keep_ranks([(0, np.arange(9))], sizes, [tight])
+    tight = sg.Capacity(1001, 2002, 25, 40, order_statistics=((0, 40), (1, 3)))
+    found, spilled, split = keep_order_statistics([(0, np.arange(9))], sizes, [tight])
     assert [ids.tolist() for _, ids in found] == [[0], [1], [2], [3], [4, 5, 6, 7, 8]]
     assert (spilled, split) == (0, 1)
 
@@ -92,23 +100,33 @@ def test_without_a_wider_bucket_a_batch_is_halved_until_its_parts_keep_the_promi
 def test_a_batch_by_hand_that_breaks_the_promise_is_refused(esol):
     nodes = np.asarray(esol.sizes)[:, 0]
     large = np.argsort(-nodes, kind="stable")[:6]
-    capacity = sg.Capacity(900, 1800, 20, 60, ranks=((0, 60), (2, 5)))
+    capacity = sg.Capacity(900, 1800, 20, 60, order_statistics=((0, 60), (2, 5)))
     with pytest.raises(GraphTooLarge, match="at most 2 graphs of more than 5 nodes"):
         sg.StaticBatch.of(esol, large, capacity)
-    sg.StaticBatch.of(esol, large, replace(capacity, ranks=()))
+    sg.StaticBatch.of(esol, large, replace(capacity, order_statistics=()))
     sg.StaticBatch.of(esol, large[:2], capacity)
 
 
+def test_capacities_of_older_files_are_read():
+    """Models of memory wrote every field, with pairs as lists."""
+    written = {"nodes": 11, "edges": 20, "graphs": 5, "max_graph_nodes": 9, "edge_reserve": 1}
+    written |= {"extra": [["triplets", 40]], "ranks": [[0, 9], [2, 3]], "node_reserve": 1}
+    capacity = sg.Capacity(11, 20, 5, 9, (("triplets", 40),), 1, ((0, 9), (2, 3)))
+    assert sg.Capacity.from_dict(written) == capacity
+    assert sg.Capacity.from_dict(capacity.to_dict()) == capacity
+    assert sg.Capacity.from_dict({**written, "extra": [], "ranks": []}).order_statistics == ()
+
+
 @pytest.mark.parametrize(
-    "ranks", [((1, 60),), ((0, 59),), ((0, 60), (20, 5)), ((0, 60), (2, 60)), ((0, 60), (2, 0))]
+    "bounds", [((1, 60),), ((0, 59),), ((0, 60), (20, 5)), ((0, 60), (2, 60)), ((0, 60), (2, 0))]
 )
-def test_ranks_that_promise_nonsense_are_refused(ranks):
+def test_order_statistics_that_promise_nonsense_are_refused(bounds):
     with pytest.raises(ValueError, match="must begin with"):
-        sg.Capacity(900, 1800, 20, 60, ranks=ranks)
+        sg.Capacity(900, 1800, 20, 60, order_statistics=bounds)
 
 
 def test_the_cuts_are_the_cheapest():
-    """Against every cut of a few ranks, tried one by one."""
+    """Against every cut of a few sizes, tried one by one."""
     widths = np.array([400, 390, 180, 178, 90, 40, 39, 38, 12, 11])
 
     def cost(firsts: tuple[int, ...]) -> int:
@@ -123,18 +141,18 @@ def test_the_cuts_are_the_cheapest():
 
 def test_nothing_is_promised_where_it_saves_little():
     """Graphs all alike: the limits say as much as the data."""
-    assert likely_ranks(np.full(500, 20), 32, sg.Capacity(641, 1300, 33, 20), 0) == ()
+    assert likely_order_statistics(np.full(500, 20), 32, sg.Capacity(641, 1300, 33, 20), 0) == ()
 
 
 def test_a_graph_too_many_is_exchanged_by_hand():
-    tight = sg.Capacity(101, 200, 9, 40, ranks=((0, 40), (1, 10)))
+    tight = sg.Capacity(101, 200, 9, 40, order_statistics=((0, 40), (1, 10)))
     sizes = np.array([[40, 1], [30, 1], [5, 1], [7, 1], [10, 1], [3, 1], [9, 1]])
     batches = [(0, np.array([0, 1])), (0, np.array([2, 3, 4])), (0, np.array([5, 6]))]
-    assert exchange_for_ranks(batches, sizes, [tight]) == 1
+    assert exchange_graphs(batches, sizes, [tight]) == 1
     assert [ids.tolist() for _, ids in batches] == [[0, 4], [2, 3, 1], [5, 6]]
     # Where no batch may have it, nothing changes.
     alone = [(0, np.array([0, 1]))]
-    assert exchange_for_ranks(alone, sizes, [tight]) == 0
+    assert exchange_graphs(alone, sizes, [tight]) == 0
     assert alone[0][1].tolist() == [0, 1]
 
 
@@ -146,12 +164,13 @@ def test_exchanges_lose_nothing_and_break_nothing(data):
             st.lists(st.tuples(st.integers(1, 40), st.integers(0, 80)), min_size=2, max_size=40)
         )
     )
-    tight = sg.Capacity(131, 262, 25, 40, ranks=((0, 40), (1, 20), (3, 10)))
+    tight = sg.Capacity(131, 262, 25, 40, order_statistics=((0, 40), (1, 20), (3, 10)))
     cuts = np.arange(3, len(sizes), 3)
     batches = [(0, part) for part in np.split(np.arange(len(sizes)), cuts)]
-    before = [(len(ids), kept(sizes[ids, 0].tolist(), tight.ranks)) for _, ids in batches]
-    mended = exchange_for_ranks(batches, sizes, [tight])
-    after = [(len(ids), kept(sizes[ids, 0].tolist(), tight.ranks)) for _, ids in batches]
+    bounds = tight.order_statistics
+    before = [(len(ids), kept(sizes[ids, 0].tolist(), bounds)) for _, ids in batches]
+    mended = exchange_graphs(batches, sizes, [tight])
+    after = [(len(ids), kept(sizes[ids, 0].tolist(), bounds)) for _, ids in batches]
     assert [count for count, _ in before] == [count for count, _ in after]
     changes = [(then, now) for (_, then), (_, now) in zip(before, after, strict=True)]
     assert all(now or not then for then, now in changes)

@@ -1,0 +1,93 @@
+"""Layers that weigh by degree, or by whether an edge is a loop, without an index by mask.
+
+Stock PyG picks the nodes of a degree with a mask, once for each, and writes the diagonal through
+one. Here every choice is made over all rows with ``torch.where``: a node keeps what its degree's
+layer gave, and the weight of an edge is changed where its ends are the same node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import ChebConv, ClusterGCNConv, MFConv
+from torch_geometric.nn.conv import cheb_conv  # the binding that is exchanged in a step
+from torch_geometric.utils import degree
+
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.utils.self_loops import static_add_self_loops, static_remove_self_loops
+
+
+class StaticMFConv(MFConv):
+    """``MFConv``: every degree's layer over all nodes, each node keeps that of its degree."""
+
+    _staticgraph: BatchContext
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        if self._staticgraph.batch is None or not isinstance(edge_index, Tensor):
+            return super().forward(x, edge_index, size)
+        x = (x, x) if isinstance(x, Tensor) else x
+        target = edge_index[1 if self.flow == "source_to_target" else 0]
+        rows = x[1] if x[1] is not None else x[0]
+        nodes = rows.size(self.node_dim)
+        degrees = degree(target, nodes, dtype=torch.long).clamp(max=self.max_degree)
+        h = self.propagate(edge_index, x=x, size=size)
+        out = h.new_zeros(*h.shape[:-1], self.out_channels)
+        for number, (left, right) in enumerate(zip(self.lins_l, self.lins_r, strict=True)):
+            own = left(h) if x[1] is None else left(h) + right(x[1])
+            out = torch.where((degrees == number)[:, None], own, out)
+        return out
+
+
+class StaticChebConv(ChebConv):
+    """``ChebConv``: one is taken off the weight of every self-loop by a ``where``."""
+
+    _staticgraph: BatchContext
+
+    def __norm__(
+        self,
+        edge_index: Tensor,
+        num_nodes: int | None,
+        edge_weight: Tensor | None,
+        normalization: str | None,
+        lambda_max: Any = None,
+        dtype: Any = None,
+        batch: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        context = self._staticgraph
+        if context.batch is None:
+            return super().__norm__(
+                edge_index, num_nodes, edge_weight, normalization, lambda_max, dtype, batch
+            )
+        edge_index, weight = cheb_conv.get_laplacian(
+            edge_index, edge_weight, normalization, dtype, num_nodes
+        )
+        if lambda_max is None:
+            lambda_max = 2.0 * torch.where(context.mask_of(weight), weight, -torch.inf).max()
+        if isinstance(lambda_max, Tensor) and lambda_max.numel() > 1 and batch is not None:
+            lambda_max = lambda_max[batch[edge_index[0]]]
+        weight = (2.0 * weight) / lambda_max
+        weight = torch.where(weight == torch.inf, 0, weight)
+        return edge_index, weight - (edge_index[0] == edge_index[1]).to(weight.dtype)
+
+
+class StaticClusterGCNConv(ClusterGCNConv):
+    """``ClusterGCNConv``: the diagonal is enhanced where an edge is a loop, by a ``where``."""
+
+    _staticgraph: BatchContext
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        context = self._staticgraph
+        if context.batch is None or not isinstance(edge_index, Tensor):
+            return super().forward(x, edge_index)
+        nodes = x.size(self.node_dim)
+        if self.add_self_loops:
+            edge_index, _ = static_remove_self_loops(context, edge_index)
+            edge_index, _ = static_add_self_loops(context, edge_index, num_nodes=nodes)
+        row, col = edge_index
+        inverse = 1.0 / degree(col, nodes).clamp(min=1.0)
+        weight = inverse[col]
+        weight = torch.where(row == col, weight + self.diag_lambda * inverse[row], weight)
+        out = self.propagate(edge_index, x=x, edge_weight=weight)
+        return self.lin_out(out) + self.lin_root(x)

@@ -1,0 +1,56 @@
+"""The one stream of a device that everything is recorded on, for the life of the process.
+
+The problem: cuBLAS keeps a workspace for every stream and thread that it was called on (32 MiB on
+Hopper) and gives none back, so a stream a warm-up leaks one a warm-up. And autograd remembers the
+stream of a parameter's first use. The idea: one stream a device, which every recorder takes.
+
+Then all recordings of a device share those workspaces, whoever made them, and may not run beside
+each other. The invariant: a replay comes after the last one, on whatever stream that was; and
+nobody uses the stream for anything else while one records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+
+class RecordingStream:
+    """See the module; get one with :func:`recording_stream`.
+
+    Attributes:
+        stream: to warm up and record on.
+        alone: held while somebody does.
+    """
+
+    __slots__ = ("_device", "_last", "alone", "stream")
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.alone = threading.RLock()
+        self._device = device
+        self._last: torch.cuda.Stream | None = None
+
+    def replay(self, launch: Callable[[], None]) -> None:
+        """Launches a recording on the present stream, behind the last one."""
+        with self.alone:
+            present = torch.cuda.current_stream(self._device)
+            if self._last is not None and self._last != present:
+                present.wait_stream(self._last)
+            self._last = present
+            launch()
+
+
+_MADE: dict[int, RecordingStream] = {}
+_MAKING = threading.Lock()
+
+
+def recording_stream(device: torch.device) -> RecordingStream:
+    """A device's stream, made at the first call."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _MAKING:
+        if index not in _MADE:
+            _MADE[index] = RecordingStream(torch.device("cuda", index))
+        return _MADE[index]

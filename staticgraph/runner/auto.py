@@ -1,0 +1,89 @@
+"""How ``mode="auto"`` measures, and the clock that it measures by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from staticgraph.steps.modes import OWN
+
+# Simplest first: a tie goes to the earlier.
+WAYS = ("eager", "default", OWN)
+# Fewer say nothing about which is faster in most rounds.
+LEAST_ROUNDS = 5
+
+
+class Stopwatch:
+    """Times on one device; a test gives its own.
+
+    Args:
+        device: CUDA is timed between two events, anything else by the process's clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def now(self) -> float:
+        """Seconds, to keep the limit."""
+        return time.monotonic()
+
+    def milliseconds(self, way: str, step: Callable[[], Any]) -> float:
+        """What one step of a way took."""
+        if self._device.type != "cuda":
+            started = time.process_time()
+            step()
+            return 1e3 * (time.process_time() - started)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # An idle device waits for its host: what the host takes shows between the events.
+        torch.cuda.synchronize(self._device)
+        start.record()
+        step()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """How the fastest way of each bucket is found; ``mode="auto"`` is ``mode=Auto()``.
+
+    Attributes:
+        limit_s: seconds after which no further way of any bucket is begun, compilation included.
+        rounds: steps of each way that are timed.
+        ways: what may be chosen, simplest first; by default ``eager``, ``default`` (compiled), and
+            ``cuda-graph`` where it can record.
+        on_cpu: measure on a CPU, too, where otherwise all runs in eager: compiling a key takes 10
+            to 40 seconds there (two cores, 2026-11-20), and made GNN training slower wherever it
+            was measured; see ``bench_runner``.
+        stopwatch: made for the device.
+    """
+
+    limit_s: float = 600.0
+    rounds: int = 20
+    ways: tuple[str, ...] = WAYS
+    on_cpu: bool = False
+    stopwatch: Callable[[torch.device], Stopwatch] = Stopwatch
+
+    def __post_init__(self) -> None:
+        unknown = [way for way in self.ways if way not in WAYS]
+        if unknown or not self.ways or self.ways[0] != "eager":
+            raise ValueError(
+                f"ways={self.ways}: eager first, then any of {', '.join(WAYS[1:])}, in this order"
+            )
+        if self.rounds < LEAST_ROUNDS:
+            raise ValueError(f"rounds={self.rounds}: at least {LEAST_ROUNDS} are needed to choose")
+
+    @classmethod
+    def of(cls, mode: str | Auto) -> Auto | None:
+        """What a mode says of measuring; None where it is one of the ways itself."""
+        return mode if isinstance(mode, Auto) else cls() if mode == "auto" else None
+
+    def on(self, device: torch.device, can_record: bool) -> Auto | None:
+        """What is measured on a device; None where nothing is."""
+        if device.type != "cuda" and not self.on_cpu:
+            return None
+        return replace(self, ways=tuple(way for way in self.ways if way != OWN or can_record))

@@ -1,0 +1,132 @@
+"""What is trained, and how it is called: the one noun that runner, probe, budget and checks share.
+
+A model by itself does not say what a step of it is. With its loss, its optimizer, the way that it
+is called and what is done to inputs and gradients, it does; so these travel together, checked once,
+here. What a step runs *as* (a mode, a recording, a budget) is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from staticgraph.schema import Level
+from staticgraph.steps.arguments import Forward
+from staticgraph.steps.finite import EVERY
+from staticgraph.steps.losses import Loss
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A model and how it is trained.
+
+    Attributes:
+        model: any PyG model, on the device where it will run.
+        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the mean is taken over the
+            real rows.
+        optimizer: over the model's parameters.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.
+        clip_norm: the largest norm of all gradients together; larger ones are scaled to it.
+        differentiable: float fields that the model takes derivatives by, such as ``("pos",)`` for
+            forces; ``data.pos.requires_grad_()`` in the model then compiles.
+        rows: what the rows of an output are, by its key or place, where that cannot be known from
+            the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        sanitize: set padding rows of every input to zero inside the step; only a batch that was not
+            filled by this library can have anything else there.
+        check_padding: run the first batch (or a warm-up's example) with other values in its
+            padding, and without padding through plain PyG, and compare; see
+            :mod:`staticgraph.checking.padding_check`.
+        check_finite: read every so many training steps whether all losses were finite; on the CPU
+            each loss is read. 0 leaves them unchecked.
+
+    Raises:
+        TypeError: no module, a loss module of torch, or an optimizer that needs a closure.
+        ValueError: a negative ``check_finite``.
+    """
+
+    model: torch.nn.Module
+    loss: Loss | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    forward: Forward | None = None
+    autocast: torch.dtype | None = None
+    clip_norm: float | None = None
+    differentiable: Sequence[str] = ()
+    rows: Mapping[Any, Level | None] | None = None
+    sanitize: bool = False
+    check_padding: bool = True
+    check_finite: int = EVERY
+
+    def __post_init__(self) -> None:
+        _check_given(self.model, self.loss, self.optimizer)
+        if isinstance(self.differentiable, str):
+            raise TypeError(
+                f"differentiable={self.differentiable!r}: give names of fields, such as ('pos',)"
+            )
+        object.__setattr__(self, "differentiable", tuple(self.differentiable))
+        if self.check_finite < 0:
+            raise ValueError(
+                f"check_finite={self.check_finite}; give a number of steps, or 0 for no check"
+            )
+
+    @classmethod
+    def of(cls, model: torch.nn.Module | Subject, **given: Any) -> Subject:
+        """A subject as it is, or one made of a model and options.
+
+        Raises:
+            TypeError: a subject, and an option that it has already.
+        """
+        if not isinstance(model, Subject):
+            return cls(model, **given)
+        twice = [name for name, value in given.items() if value is not None]
+        if twice:
+            raise TypeError(
+                f"{', '.join(f'{name}=' for name in twice)} beside a Subject, which says it: give "
+                f"Subject(model, {', '.join(f'{name}=...' for name in twice)}), or the model itself"
+            )
+        return model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return device_of(self.model)
+
+    @property
+    def pointers(self) -> bool:
+        """Whether the model's layers read row pointers, so that a batch must carry them."""
+        return any(getattr(module, "reads_pointers", False) for module in self.model.modules())
+
+    @property
+    def trains(self) -> bool:
+        """Whether it can take a training step."""
+        return self.loss is not None and self.optimizer is not None
+
+    @property
+    def precision(self) -> str | None:
+        """The name of the autocast dtype."""
+        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model is: the device of its first parameter; the CPU where it has none."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _check_given(model: object, loss: object, optimizer: object) -> None:
+    """Refuses what would fail in the first step, with another message."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if type(loss).__module__ == torch.nn.modules.loss.__name__:
+        raise TypeError(
+            f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
+            "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
+            f"{type(loss).__name__}(reduction='none')(out, batch.y)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            "LBFGS calls the model several times a step, through a closure, which a step of fixed "
+            "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )

@@ -1,0 +1,60 @@
+"""``python -m tests.fuzz.coverage_guided SUBJECT [libFuzzer options]``: the same subjects, their
+cases drawn from bytes that Atheris mutates towards branches not seen yet.
+
+Atheris is no dependency of the project; where it is not installed this says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+# Whose functions are instrumented: what reads files. Numba does not take instrumented loops.
+INSTRUMENTED = (
+    "staticgraph.files.document",
+    "staticgraph.documents",
+    "staticgraph.schema",
+    "staticgraph.store.files",
+    "staticgraph.store.manifest_check",
+    "staticgraph.outofcore.manifest",
+    "staticgraph.training.checkpoint",
+)
+
+
+def main(argv: list[str]) -> int:
+    try:
+        import atheris
+    except ImportError:
+        print("atheris is not installed: pip install atheris (Python 3.11 or 3.12, Linux)")
+        return 2
+    from .subjects import SUBJECTS
+
+    for module in map(importlib.import_module, INSTRUMENTED):
+        for name, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value.__module__ == module.__name__:
+                setattr(module, name, atheris.instrument_func(value))
+    if len(argv) < 2 or argv[1] not in SUBJECTS:
+        print(f"name one of {', '.join(SUBJECTS)}")
+        return 2
+    import hypothesis
+
+    subject = SUBJECTS[argv[1]]
+
+    @hypothesis.settings(deadline=None, database=None)
+    @hypothesis.given(subject.cases())
+    def one(case: object) -> None:
+        subject.check(case)
+
+    atheris.Setup([argv[0], *argv[2:]], one.hypothesis.fuzz_one_input)
+    atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv))

@@ -1,0 +1,231 @@
+"""Random models over random graphs, by every way a runner has, beside plain PyG without padding.
+
+Losses, parameters after every step, buffers, outputs and predictions must be those of PyG to 1e-10
+in float64. Both train side by side on the same graphs, so a gradient that is off stays visible.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from support.runners import made_runner
+from support.tape import TapeRecorder
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+
+from .graph_sets import GraphSet, by_destination, graph_sets
+from .nets import Net, nets
+from .subject import Subject
+
+TOLERANCE = 1e-10
+STEPS = 4
+WAYS = ("eager", "eager", "kernels", "recorded", "recorded with kernels", "recorded gradients")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data, a model, and how it runs.
+
+    Attributes:
+        data, net: what.
+        way: one of :data:`WAYS`, or ``compiled``.
+        batch_size: of exact batches; None packs.
+        workers: of the loader.
+        moved: batches are made from ids.
+        loss: ``square`` or ``absolute``.
+        clip: the largest norm of gradients, or None.
+        poisoned: garbage stands in the padding of every float field.
+    """
+
+    data: GraphSet
+    net: Net
+    way: str
+    batch_size: int | None
+    workers: int
+    moved: bool
+    loss: str
+    clip: float | None
+    poisoned: bool
+
+
+@st.composite
+def cases(draw: st.DrawFn, ways: tuple[str, ...] = WAYS) -> Case:
+    data = draw(graph_sets(empty=False, most=7))
+    return Case(
+        data,
+        draw(nets(data.label)),
+        draw(st.sampled_from(ways)),
+        draw(st.none() | st.integers(1, 5)),
+        draw(st.sampled_from((0, 0, 2))),
+        draw(st.booleans()),
+        draw(st.sampled_from(("square", "absolute"))),
+        draw(st.sampled_from((None, None, 0.1))),
+        draw(st.booleans()),
+    )
+
+
+def check(case: Case) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _check(case)
+
+
+def _check(case: Case) -> None:
+    graphs = [by_destination(graph, case.data.levels) for graph in case.data.graphs()]
+    store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
+    plan = sg.plan_buckets(store, case.batch_size, **({} if case.batch_size else {"graphs": 4}))
+    plain = case.net.build()
+    model = copy.deepcopy(plain)
+    kernels = "kernels" in case.way
+    if kernels:
+        sg.convert(model, kernels="all")
+    runner = made_runner(
+        model, plan, loss=_loss(case.loss), optimizer=_sgd(model), clip_norm=case.clip,
+        check_finite=0, **_mode(case.way),
+    ).warmup(store, progress=False)  # fmt: skip
+    twin = _sgd(plain)
+    moved = case.moved and case.data.rules == "none"
+    loader = sg.StaticLoader(
+        store.to("cpu") if moved else store, plan, shuffle=True, seed=1, pointers=kernels,
+        num_workers=case.workers,
+    )  # fmt: skip
+    for number, batch in enumerate(loader):
+        if number == STEPS:
+            break
+        ids = batch.graph_ids[batch.graph_mask].tolist()
+        data = Batch.from_data_list([graphs[i] for i in ids])
+        given = _poisoned(batch) if case.poisoned else batch
+        try:
+            expected = _plain_step(plain, twin, data, case)
+        except ValueError as error:
+            if "Expected more than 1 value" not in str(error):
+                raise
+            refused = False
+            try:
+                runner.step(given)
+            except ValueError as ours:
+                refused = "more than 1 value" in str(ours)
+            assert refused, "a norm over one row was taken"
+            return
+        close(runner.step(given), expected, "loss", 1.0)
+        _same_state(model, plain)
+    _same_outputs(runner, plain, store, graphs, plan, case)
+
+
+def _mode(way: str) -> dict[str, Any]:
+    if way.startswith("recorded"):
+        scope = "forward_backward" if way == "recorded gradients" else "step"
+        return {"mode": "cuda-graph", "recorder": TapeRecorder, "scope": scope}
+    return {"mode": "default" if way == "compiled" else "eager"}
+
+
+def _sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05), momentum=0.5, fused=True)
+
+
+def _loss(kind: str):
+    def of(out: Tensor, batch: Any) -> Tensor:
+        off = out - batch.y
+        return off.abs() if kind == "absolute" else off.square()
+
+    return of
+
+
+def _plain_forward(model: nn.Module, data: Any) -> Tensor:
+    return model(
+        data.x, data.edge_index, data.edge_attr, data.edge_weight, data.batch, data.num_graphs
+    )
+
+
+def _plain_step(model: nn.Module, optimizer: Any, data: Any, case: Case) -> Tensor:
+    """The user's own loop: the mean over what is labelled, without any padding."""
+    model.train()
+    optimizer.zero_grad()
+    out = _plain_forward(model, data)
+    there = ~data.y.isnan()
+    off = out[there] - data.y[there]
+    values = off.abs() if case.loss == "absolute" else off.square()
+    loss = values.mean() if values.numel() else (out * 0).sum()
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    if case.clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+    optimizer.step()
+    return loss.detach()
+
+
+def _poisoned(batch: sg.StaticBatch) -> sg.StaticBatch:
+    """The batch with large finite values in the padding of the fields of floats."""
+    random = torch.Generator().manual_seed(3)
+    changed = {}
+    for name in ("x", "edge_attr", "edge_weight", "y"):
+        value = batch[name].clone()
+        padding = ~batch.mask_of(value)
+        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype).abs() * 1e3
+        value[padding] = garbage[padding]
+        changed[name] = value
+    return batch.replace(**changed)
+
+
+def _same_state(model: nn.Module, plain: nn.Module) -> None:
+    theirs = plain.state_dict()
+    scale = max(1.0, max(float(v.abs().max()) for v in theirs.values() if v.numel()))
+    for name, value in model.state_dict().items():
+        close(value, theirs[name], name, scale)
+
+
+def _same_outputs(
+    runner: sg.StaticGraphRunner, plain: nn.Module, store: Any, graphs: list, plan: Any, case: Case
+) -> None:
+    """Evaluation of batches packed freely, and predictions graph by graph."""
+    plain.eval()
+    kernels = "kernels" in case.way
+    given = case.data.graphs()  # edges in the order in which the user has them
+    with torch.no_grad():
+        for batch in sg.StaticLoader(store, plan, exact=False, pointers=kernels):
+            ids = batch.graph_ids[batch.graph_mask].tolist()
+            out = runner.eval_step(batch).out
+            data = Batch.from_data_list([graphs[i] for i in ids])
+            expected = _plain_forward(plain, data)
+            close(out[: len(expected)], expected, "output", 1.0)
+            pieces = batch.unpad(out)
+            assert len(pieces) == len(ids)
+        predicted = runner.predict(sg.GraphStore.from_pyg(
+            given, levels=case.data.levels, progress=False
+        ))  # fmt: skip
+        expected = [
+            _plain_forward(plain, Batch.from_data_list([graph])) for graph in given
+        ]  # fmt: skip
+    for number, (found, wanted) in enumerate(zip(predicted, expected, strict=True)):
+        wanted = wanted[0] if case.data.label == "graph" else wanted
+        close(found, wanted, f"prediction of graph {number}", 1.0)
+
+
+def close(found: Tensor, expected: Tensor, name: str, scale: float) -> None:
+    """Equal to the tolerance, of the larger of the values and ``scale``; NaN where NaN is."""
+    assert found.shape == expected.shape, f"{name}: {found.shape} for {expected.shape}"
+    if not found.numel():
+        return
+    one, two = found.detach().double(), expected.detach().double()
+    finite = two.isfinite()
+    assert torch.equal(one[~finite].nan_to_num(7), two[~finite].nan_to_num(7)), f"{name}: {one}"
+    if not finite.any():
+        return
+    largest = max(scale, float(two[finite].abs().max()))
+    off = float((one - two)[finite].abs().max()) / largest
+    assert math.isfinite(off), f"{name}: not finite: {one} for {two}"
+    assert off <= TOLERANCE, f"{name}: off by {off:.1e}: {one} for {two}"
+
+
+SUBJECT = Subject("running", cases, check, 12)
+COMPILED = Subject("compiled", lambda: cases(("compiled",)), check, 1)

@@ -1,0 +1,48 @@
+"""A model that attends, and batches of graphs of given sizes for it."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from torch import nn
+from torch_geometric.nn import GPSConv, global_add_pool
+
+import staticgraph as sg
+
+
+def batch_of(sizes: list[int], capacity: sg.Capacity, dtype: type = np.float64) -> sg.StaticBatch:
+    nodes = np.array(sizes, dtype=np.int64)
+    none = np.empty(0, np.int64)
+    random = np.random.default_rng(0)
+    store = sg.GraphStore.from_arrays(
+        nodes,
+        np.zeros(len(nodes), np.int64),
+        none,
+        none,
+        {
+            "x": ("node", random.standard_normal((nodes.sum(), 8)).astype(dtype)),
+            "y": ("graph", random.standard_normal((len(nodes), 2)).astype(dtype)),
+        },
+    )
+    return sg.StaticBatch.of(store, range(len(nodes)), capacity)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gps = GPSConv(8, None, heads=2, norm=None)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, data):
+        return self.head(global_add_pool(self.gps(data.x, None, data.batch), data.batch))
+
+
+@st.composite
+def batches(draw):
+    """Any sizes that fit, the worst included: one huge graph, all alike, empty graphs."""
+    sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=20))
+    spare = draw(st.integers(0, 30))
+    graphs = len(sizes) + 1 + draw(st.integers(1, 3))
+    nodes = sum(sizes) + 1 + spare
+    widest = min(max([1, *sizes]) + draw(st.integers(0, 9)), max(1, nodes - 1))
+    return sizes, sg.Capacity.distinct(nodes, nodes + 40, graphs, widest)

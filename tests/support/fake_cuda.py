@@ -1,0 +1,157 @@
+"""``torch.cuda``'s captures without a GPU, as they behave where one fails.
+
+What is kept from CUDA: a stream is the present one until somebody puts it back; a capture holds one
+stream; work that cannot be captured invalidates it, and its end then raises before the stream is
+put back; the allocator and the random generator stay in their capturing state until a capture ends
+as it should. The bodies run for real, on the CPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class FakeCuda:
+    """Takes the place of what a recorder calls.
+
+    Attributes:
+        present: the present stream.
+        capturing: whether the generator believes that a capture is going on.
+        pools: pools that the allocator serves a capture from.
+        modes: ``capture_error_mode`` of every capture.
+        log: what was done, in order.
+        invalid: the running capture cannot end well.
+    """
+
+    def __init__(self) -> None:
+        self.default = self.present = FakeStream(self, "default")
+        self.streams: list[FakeStream] = []
+        self.capturing = False
+        self.invalid = False
+        self.pools: set[Any] = set()
+        self.modes: list[str] = []
+        self.log: list[str] = []
+        self.breaks_every_capture = False
+        self._handles = 0
+
+    def install(self, monkeypatch: Any) -> FakeCuda:
+        """Patches ``torch.cuda``, and forgets the streams of recordings made before."""
+        from staticgraph.recording import stream
+
+        for name, value in {
+            "Stream": self._stream,
+            "current_stream": lambda device=None: self.present,
+            "set_stream": self._set_stream,
+            "stream": self._use,
+            "current_device": lambda: 0,
+            "graph_pool_handle": self._handle,
+            "CUDAGraph": lambda: FakeGraph(self),
+            "graph": lambda *args, **kwargs: FakeCapture(self, *args, **kwargs),
+            "synchronize": lambda device=None: None,
+            "empty_cache": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._end_pool, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: None, raising=False)
+        monkeypatch.setattr(stream, "_MADE", {})
+        return self
+
+    def random(self) -> None:
+        """A call of the generator, as dropout makes it, outside a capture."""
+        if self.capturing and not self.present.captures:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    def refuse(self, why: str) -> None:
+        """Work that no capture can hold: nothing happens outside of one."""
+        if self.present.captures:
+            self.invalid = True
+            raise RuntimeError(f"CUDA error: {why}")
+
+    def _stream(self, device: Any = None) -> FakeStream:
+        self.streams.append(FakeStream(self, f"stream {len(self.streams) + 1}"))
+        return self.streams[-1]
+
+    def _set_stream(self, stream: FakeStream) -> None:
+        self.present = stream
+
+    @contextmanager
+    def _use(self, stream: FakeStream):
+        before, self.present = self.present, stream
+        try:
+            yield
+        finally:
+            self.present = before
+
+    def _handle(self) -> tuple[int, int]:
+        self._handles += 1
+        return (0, self._handles)
+
+    def _end_pool(self, device: int, pool: Any) -> None:
+        if pool not in self.pools:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.pools.remove(pool)
+
+
+class FakeStream:
+    """``torch.cuda.Stream``."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.name, self.captures = name, False
+        self._cuda = cuda
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self._cuda.log.append(f"{self.name} waits for {other.name}")
+
+
+class FakeGraph:
+    """``torch.cuda.CUDAGraph``; a replay repeats nothing."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+
+    def replay(self) -> None:
+        self._cuda.log.append(f"replay on {self._cuda.present.name}")
+
+    def reset(self) -> None:
+        pass
+
+
+class FakeCapture:
+    """``torch.cuda.graph``: enters and leaves as torch 2.11 does."""
+
+    def __init__(
+        self,
+        cuda: FakeCuda,
+        graph: FakeGraph,
+        pool: Any = None,
+        stream: FakeStream | None = None,
+        capture_error_mode: str = "global",
+    ) -> None:
+        self._cuda, self._pool = cuda, pool
+        self._stream = stream or FakeStream(cuda, "torch's own")
+        cuda.modes.append(capture_error_mode)
+
+    def __enter__(self) -> None:
+        cuda = self._cuda
+        self._before, cuda.present = cuda.present, self._stream
+        if self._stream.captures:
+            raise RuntimeError("CUDA error: the stream is capturing")
+        self._stream.captures = cuda.capturing = True
+        cuda.invalid = cuda.breaks_every_capture
+        cuda.pools.add(self._pool)
+
+    def __exit__(self, *_: Any) -> None:
+        cuda = self._cuda
+        assert cuda.present is self._stream, "a capture must end on the stream it began on"
+        self._stream.captures = False
+        if cuda.invalid:
+            cuda.invalid = False
+            raise RuntimeError("CUDA error: operation failed due to a previous error in capture")
+        cuda.pools.remove(self._pool)
+        cuda.capturing = False
+        cuda.present = self._before

@@ -1,0 +1,68 @@
+"""A model of several types over padding beside plain PyG over the unpadded batch."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+from staticgraph.nn import context_of
+from staticgraph.nn.context.present import Restored
+from staticgraph.steps.losses import masked_mean
+from staticgraph.steps.tracing import trace_step
+from support.parity import Result
+
+
+def loss(out: Tensor, batch) -> Tensor:
+    return (out - batch.y).square()
+
+
+def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
+    """Garbage in every padding row of every field of values."""
+    random = torch.Generator().manual_seed(1)
+    tensors = {}
+    for field in batch.layout.schema:
+        if field.is_index:
+            continue
+        value, mask = batch[field.name], batch[f"{field.level}_mask"]
+        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype) * scale
+        mask = mask.repeat_interleave(field.rows).view(-1, *(1,) * (value.dim() - 1))
+        tensors[field.name] = torch.where(mask, value, garbage)
+    return batch.replace(**tensors)
+
+
+def plain(model: nn.Module, batch) -> Result:
+    """PyG itself, on the unpadded batch."""
+    model = copy.deepcopy(model)
+    data = Batch.from_data_list(batch.to_data_list())
+    out = model(data)
+    mean = loss(out, data).mean()
+    mean.backward()
+    return Result(model, out, mean)
+
+
+def static(model: nn.Module, batch, trace: bool = False) -> Result:
+    """The same through the static forms, eagerly or through the captured graph."""
+    model = copy.deepcopy(model)
+    context = context_of(model)
+    found = None
+
+    def compute(given):
+        context.enter(given)
+        out = model(given)
+        mean = masked_mean(loss(out, given), given)
+        context.leave()
+        return out, mean
+
+    with Restored():
+        if trace:
+            found = trace_step(compute, batch)
+            assert found.static, (found.error, found.obstacles)
+            out, mean = found.result
+        else:
+            out, mean = compute(batch)
+        mean.backward()
+    return Result(model, out[: batch.real_counts.graphs], mean)

@@ -1,0 +1,21 @@
+"""The small model around a layer of the table, its weights made."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.data import Batch
+
+from support.layer_cases import Case, Model
+from support.parity import BATCH
+
+
+def model_of(case: Case) -> Model:
+    torch.manual_seed(0)
+    model = Model(case).to(case.dtype)
+    with torch.no_grad():  # the head's input is not known before
+        model.eval()(Batch.from_data_list(BATCH.to_data_list()))
+    return model.train()
+
+
+def call(model, batch):
+    return model(batch)

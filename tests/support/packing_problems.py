@@ -1,0 +1,72 @@
+"""What packers are tried on: drawn histograms, published ones, and the least number of packs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from staticgraph.sizes.histogram import SizeHistogram
+
+DATA = Path(__file__).parents[1] / "data" / "histograms"
+
+
+SETS = sorted(path.stem for path in DATA.glob("*.csv"))
+
+
+def load(name: str) -> SizeHistogram:
+    return SizeHistogram.from_csv(DATA / f"{name}.csv")
+
+
+@st.composite
+def problems(draw, max_types: int = 12, max_count: int = 6):
+    """A histogram of one to three components, limits that hold it, and a limit on graphs."""
+    width = draw(st.integers(1, 3))
+    rows = draw(
+        st.lists(
+            st.tuples(*[st.integers(0, 12)] * width), min_size=1, max_size=max_types, unique=True
+        )
+    )
+    counts = draw(st.lists(st.integers(1, max_count), min_size=len(rows), max_size=len(rows)))
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    histogram = SizeHistogram(
+        np.array([rows[i] for i in order], dtype=np.int64),
+        np.array([counts[i] for i in order], dtype=np.int64),
+        ("nodes", "edges", "triplets")[:width],
+    )
+    extra = draw(st.tuples(*[st.integers(0, 25)] * width))
+    limits = histogram.maxima + np.array(extra)
+    max_graphs = draw(st.none() | st.integers(1, 9))
+    return histogram, limits, max_graphs
+
+
+def fewest_packs(histogram: SizeHistogram, limits: np.ndarray, max_graphs: int | None) -> int:
+    """The true minimum, by exhaustive search over where each graph goes. For a few graphs."""
+    items = np.repeat(histogram.sizes, histogram.counts, axis=0)[::-1].tolist()
+    most = max_graphs or len(items)
+    best = len(items)
+
+    def put(index: int, packs: list[list[int]], counts: list[int]) -> None:
+        nonlocal best
+        if len(packs) >= best:
+            return
+        if index == len(items):
+            best = len(packs)
+            return
+        for load, number in list(zip(packs, range(len(packs)), strict=True)):
+            after = [a + b for a, b in zip(load, items[index], strict=True)]
+            if counts[number] < most and all(a <= b for a, b in zip(after, limits, strict=True)):
+                packs[number] = after
+                counts[number] += 1
+                put(index + 1, packs, counts)
+                packs[number] = load
+                counts[number] -= 1
+        packs.append(items[index])
+        counts.append(1)
+        put(index + 1, packs, counts)
+        packs.pop()
+        counts.pop()
+
+    put(0, [], [])
+    return best

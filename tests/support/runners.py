@@ -1,0 +1,21 @@
+"""A runner of options that do not say whose they are: a subject's, a recording's, or its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import staticgraph as sg
+
+SUBJECT = {field.name for field in dataclasses.fields(sg.Subject)}
+RECORDING = {field.name for field in dataclasses.fields(sg.Recording)}
+
+
+def made_runner(model: Any, plan: Any, mode: Any = "auto", **options: Any) -> sg.StaticGraphRunner:
+    """For tests that hand options on: each goes where it belongs."""
+    subject = {name: value for name, value in options.items() if name in SUBJECT}
+    recording = {name: value for name, value in options.items() if name in RECORDING}
+    rest = {k: v for k, v in options.items() if k not in SUBJECT | RECORDING}
+    return sg.StaticGraphRunner(
+        sg.Subject(model, **subject), plan, mode, recording=sg.Recording(**recording), **rest
+    )

@@ -1,0 +1,193 @@
+"""Captures that fail, and what must hold around every capture; on streams that are not there."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import mmap
+import warnings
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from support.fake_cuda import FakeCuda
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
+
+import staticgraph as sg
+from staticgraph.outofcore.training import hop_runner
+from staticgraph.outofcore.training.hop_runner import HopRunner
+from staticgraph.recording import kept_graphs
+from staticgraph.recording.recorder import CudaGraphRecorder
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return FakeCuda().install(monkeypatch)
+
+
+class Uncompiled(CudaGraphRecorder):
+    compiles = False
+
+
+class TestAFailedCapture:
+    def test_the_first_error_is_raised_and_the_second_is_a_note(self, cuda):
+        recorder = CudaGraphRecorder(CUDA)
+        with pytest.raises(RuntimeError, match="a host read of 'norm'") as caught:
+            recorder.record(lambda: cuda.refuse("a host read of 'norm'"))
+        (note,) = caught.value.__notes__
+        assert "could not be ended: RuntimeError: CUDA error: operation failed" in note
+
+    def test_stream_allocator_and_generator_are_as_before(self, cuda):
+        recorder = CudaGraphRecorder(CUDA)
+        with pytest.raises(RuntimeError):
+            recorder.record(lambda: cuda.refuse("a host read"))
+        assert cuda.present is cuda.default
+        assert not cuda.pools, "the allocator waits for no end of a capture"
+        assert not cuda.capturing
+        cuda.random()
+
+    def test_an_error_of_the_end_alone_is_the_first(self, cuda):
+        def quiet():
+            cuda.invalid = True  # a stream that was not joined, say, which nobody hears of
+
+        with pytest.raises(RuntimeError, match="previous error in capture"):
+            CudaGraphRecorder(CUDA).record(quiet)
+        assert cuda.present is cuda.default
+        cuda.random()
+
+    def test_an_error_of_the_beginning_leaves_the_stream_too(self, cuda):
+        recorder = CudaGraphRecorder(CUDA)
+        cuda.streams[0].captures = True
+        with pytest.raises(RuntimeError, match="the stream is capturing"):
+            recorder.record(lambda: None)
+        assert cuda.present is cuda.default
+
+    def test_a_generator_that_cannot_be_brought_back_is_told_of(self, cuda):
+        cuda.breaks_every_capture = True
+        with pytest.raises(RuntimeError, match="previous error") as caught:
+            CudaGraphRecorder(CUDA).record(lambda: None)
+        assert any("start the process anew" in note for note in caught.value.__notes__)
+        assert cuda.present is not cuda.streams[0]
+
+    def test_the_runner_works_on_in_eager(self, cuda, hiv):
+        """What `NotStatic` promises: the same trajectory as without a recorder."""
+
+        class Refused(Net):
+            def forward(self, x, edge_index, edge_attr, batch):
+                cuda.random()
+                cuda.refuse("operation not permitted when stream is capturing")
+                return super().forward(x, edge_index, edge_attr, batch)
+
+        torch.manual_seed(0)
+        model = Refused()
+        twin = copy.deepcopy(model)
+        runner = sg.StaticGraphRunner(
+            model,
+            CAPACITIES,
+            "cuda-graph",
+            loss=bce,
+            optimizer=adam(model),
+            recording=sg.Recording(recorder=lambda _: Uncompiled(CUDA), on_miss="eager"),
+        )
+        told = r"bucket 1 step.*RuntimeError: CUDA error: operation not permitted"
+        with pytest.raises(sg.NotStatic, match=told):
+            runner.warmup(hiv, progress=False)
+        eager = eager_of(twin, adam(twin))
+        for batch in batches_of(hiv, 4):
+            assert torch.equal(runner.step(batch), eager.step(batch))
+            runner.eval_step(batch)
+        assert "ran in eager" in runner.report().fallbacks[0]
+
+
+class TestBeforeACapture:
+    def test_what_nobody_can_reach_is_collected(self, cuda):
+        """A cycle that holds a loss holds its parameters' nodes, of another stream."""
+        weight = torch.nn.Parameter(torch.ones(3))
+
+        class Holder:
+            pass
+
+        gc.disable()
+        try:
+            holder = Holder()
+            holder.me, holder.loss = holder, (weight * 2).sum()
+            node = weakref.ref(holder)
+            del holder
+            assert node() is not None
+            CudaGraphRecorder(CUDA).warm(lambda: None, 1)
+            assert node() is None
+        finally:
+            gc.enable()
+
+    def test_a_loss_that_is_held_is_named(self, cuda):
+        def body():
+            warnings.warn(
+                f"{kept_graphs.MISMATCH} the stream of the node that produced", stacklevel=1
+            )
+
+        recorder = CudaGraphRecorder(CUDA)
+        for _ in range(2):
+            with pytest.raises(sg.NotStatic, match=r"del loss.*Out and _.*loss\.detach"):
+                recorder.warm(body, 3)
+        assert cuda.present is cuda.default
+
+    def test_other_warnings_are_left_alone(self, cuda):
+        with pytest.warns(UserWarning, match="something else"):
+            CudaGraphRecorder(CUDA).warm(lambda: warnings.warn("something else", stacklevel=1), 1)
+
+    def test_torch_says_it_every_time_and_in_these_words(self, cuda):
+        """It warns once a process unless told otherwise; and the words are those of this torch."""
+        seen = []
+        CudaGraphRecorder(CUDA).warm(lambda: seen.append(torch.is_warn_always_enabled()), 1)
+        assert seen == [True]
+        assert not torch.is_warn_always_enabled()
+        libraries = Path(torch.__file__).parent.joinpath("lib").glob("libtorch_cpu.*")
+        for library in libraries:
+            with library.open("rb") as file:
+                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                assert found.find(kept_graphs.MISMATCH.encode()) >= 0
+
+
+class TestTheRecordingStream:
+    def test_it_is_one_for_the_life_of_the_process(self, cuda):
+        for device in (CUDA, torch.device("cuda")):
+            for _ in range(3):
+                recorder = CudaGraphRecorder(device)
+                recorder.warm(lambda: None, 1)
+                recorder.record(lambda: None)
+                recorder.close()
+        assert len(cuda.streams) == 1
+
+    def test_a_replay_on_another_stream_waits_for_the_last(self, cuda):
+        """Recordings of one stream share its library workspaces, whichever recorder made them."""
+        recordings = [CudaGraphRecorder(CUDA).record(lambda: None) for _ in range(2)]
+        other = torch.cuda.Stream(CUDA)
+        cuda.log.clear()
+        recordings[0].replay()
+        recordings[1].replay()
+        with torch.cuda.stream(other):
+            recordings[1].replay()
+        recordings[0].replay()
+        assert cuda.log == [
+            "replay on default",
+            "replay on default",
+            "stream 2 waits for default",
+            "replay on stream 2",
+            "default waits for stream 2",
+            "replay on default",
+        ]
+
+    def test_a_loader_that_pins_memory_does_not_end_a_capture(self, cuda, monkeypatch):
+        """Sampled batches are pinned by a thread while a step is recorded; elsewhere a capture
+        refuses whatever another thread does that it cannot hold."""
+        resolve = hop_runner.resolve
+        monkeypatch.setattr(
+            hop_runner, "resolve", lambda mode, device, allow_cpu: resolve(mode, device, True)
+        )
+        runner = HopRunner(torch.nn.Linear(2, 2), "cuda-graph")
+        runner.recorded._recorder.record(lambda: None)
+        CudaGraphRecorder(CUDA).record(lambda: None)
+        assert cuda.modes == ["thread_local", "global"]

@@ -1,0 +1,104 @@
+"""What the fuzzer of ``tests/fuzz`` found, one small test each, so that it stays mended."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
+
+import staticgraph as sg
+
+
+class Clusters(Data):
+    """Nodes put into clusters that nothing has rows of."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "cluster_index":
+            return torch.tensor([[self.num_nodes], [self.num_clusters]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+def graph(nodes: int = 2, **more) -> Data:
+    return Data(
+        x=torch.rand(nodes, 3), edge_index=torch.zeros(2, 0).long(), y=torch.rand(1, 1), **more
+    )
+
+
+def batch_of(graphs: list[Data], pointers: bool = False) -> sg.StaticBatch:
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    return next(iter(sg.StaticLoader(store, sg.plan_buckets(store, 2), pointers=pointers)))
+
+
+def test_an_index_that_counts_nothing_comes_back():
+    """Where every graph adds zero, its rule names no level."""
+    empty = Clusters(
+        **graph(0).to_dict(), num_clusters=0, cluster_index=torch.zeros(2, 0).long(), num_nodes=0
+    )
+    (found,) = batch_of([empty]).to_data_list()
+    assert found.cluster_index.shape == (2, 0)
+    assert found.__inc__("cluster_index", found.cluster_index) == 0
+
+
+def test_a_field_of_graphs_may_have_no_columns():
+    graphs = [graph(n, note=torch.zeros(1, 0), notes=torch.zeros(3, 0)) for n in (1, 2)]
+    batch = batch_of(graphs)
+    assert batch.note.shape == (batch.num_graphs, 0)
+    assert batch.notes.shape == (3 * batch.num_graphs, 0)
+    assert [tuple(g.notes.shape) for g in batch.to_data_list()] == [(3, 0), (3, 0)]
+
+
+class OneConv(nn.Module):
+    """A layer that takes self-loops off and puts them on."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+CONVS = {
+    "cheb": lambda: ChebConv(3, 2, K=2),
+    "gat": lambda: GATConv(3, 2),
+    "gcn": lambda: GCNConv(3, 2),
+    "loops added": lambda: ClusterGCNConv(3, 2),
+}
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("graphs", range(10, 15))
+def test_loops_have_a_row_count_of_their_own(conv, graphs):
+    """Five nodes and six edges of a bucket make eleven rows with loops, or twelve: in a bucket of
+    as many graphs those are no rows of graphs."""
+    torch.manual_seed(0)
+    data = Data(
+        x=torch.rand(4, 3).double(),
+        edge_index=torch.tensor([[0, 1, 2, 0], [1, 0, 0, 2]]),
+        y=torch.rand(1, 1),
+    )
+    store = sg.GraphStore.from_pyg([data], progress=False)
+    model = OneConv(CONVS[conv]()).double()
+    expected = model(store[0].x, store[0].edge_index)
+    runner = sg.StaticGraphRunner(model, [(5, 6, graphs)], "eager")
+    batch = sg.StaticBatch.of(store, [0], (5, 6, graphs))
+    assert torch.allclose(runner.eval_step(batch).out[:4], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("conv", ["gat", "cheb"])
+def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
+    """The run that tells the model's own sizes from the batch's asked whether the rows it was
+    about to make were known, and took them for the model's: buckets that happened to have as many
+    were refused."""
+    graphs = [graph(n) for n in (1, 1, 1, 1, 4)]
+    for each in graphs:
+        each.edge_index = torch.zeros(2, each.num_nodes).long()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    model = OneConv(CONVS[conv]())
+    for nodes in range(20, 50):
+        runner = sg.StaticGraphRunner(copy.deepcopy(model), [(nodes, 12, 9)], "eager")
+        runner.eval_step(sg.StaticBatch.of(store, range(5), (nodes, 12, 9)))

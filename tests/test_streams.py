@@ -1,0 +1,123 @@
+"""Batches that cross on a stream of their own: no use of a slot overtakes the one before it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.streams import HOST, Race, Streams
+
+import staticgraph as sg
+from staticgraph.batches import loader as loading
+from staticgraph.batches.from_device import IdsFeed
+from staticgraph.batches.slots import SlotLayout, SlotPool
+
+PLAN = [(410, 850, 31)]
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    return Streams().install(monkeypatch)
+
+
+@pytest.fixture
+def loader(esol, streams, monkeypatch):
+    """Makes loaders that copy to a device; what fills a slot writes to it as the host."""
+    fill = loading.fill
+
+    def filled(store, ids, layout, arrays):
+        streams.touch(torch.from_numpy(arrays["batch"]), HOST, "fill", True)
+        return fill(store, ids, layout, arrays)
+
+    monkeypatch.setattr(loading, "fill", filled)
+    options = {"exact": False, "device": CUDA}
+    return lambda **more: sg.StaticLoader(esol, PLAN, **{**options, **more})
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_no_copy_overtakes_what_stands_in_its_slot(loader, streams, slots):
+    """Neither the zeros of a new slot, nor the step that reads the batch before."""
+    with streams:
+        for batch in loader(slots=slots):
+            assert bool(batch.node_mask.any())
+            del batch
+    copies = [who for who, what in streams.log if what == "copy_"]
+    assert len(copies) > 2 * slots
+    assert "default" not in copies
+
+
+def test_a_loader_made_while_the_device_is_busy_waits_for_its_zeros_alone(loader, streams):
+    """The copy waits for an event that was recorded behind the zeros, so work that is queued after
+    the loader was made does not hold it up."""
+    with streams:
+        made = loader(slots=2)
+        before = len(streams.log)
+        later = torch.zeros(3, device=CUDA)
+        later.add_(1)
+        batch = next(iter(made))
+        del batch
+    waits = [entry for entry in streams.log[before:] if entry[1] == "wait_event"]
+    assert waits, streams.log
+    copy = streams.log.index((waits[0][0], "copy_"))
+    assert streams.log.index(waits[0]) < copy
+    assert ("stream 1", "wait_stream default") not in streams.log[:copy]
+
+
+class Moved:
+    """A store of the host that says it is on the device."""
+
+    device = CUDA
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+def test_ids_wait_for_the_memory_they_are_written_to(esol, streams):
+    """The memory of the ids is new, so the allocator may have taken it from queued work."""
+    store = Moved(esol.to("cpu"))
+    capacity = sg.BucketPlan.of(PLAN).capacities[0]
+    layouts = [SlotLayout(0, capacity, esol.schema)]
+    with streams:
+        pool = SlotPool(layouts, 3, CUDA)
+        feed = IdsFeed(store, layouts, pool)
+        slot = pool.lend()
+        freed = torch.zeros(feed._most, dtype=torch.int32, device=CUDA)
+        empty_like = torch.empty_like
+        freed.add_(1)  # queued work, whose memory the allocator gives away
+
+        def reused(like, **options):
+            return freed if options.get("device") == CUDA else empty_like(like, **options)
+
+        torch.empty_like = reused
+        try:
+            sent = [feed._send(esol_ids(first), slot) for first in (0, 7, 11)]
+        finally:
+            torch.empty_like = empty_like
+    assert all(ids is freed for ids in sent)
+    assert sent[-1][:3].tolist() == [11, 12, 13]
+
+
+def esol_ids(first):
+    return torch.arange(first, first + 20).numpy()
+
+
+def test_the_log_finds_a_race(streams):
+    """A stream that does not wait for another's write is caught, one that does is not."""
+    with streams:
+        side = torch.cuda.Stream(CUDA)
+        value = torch.zeros(4, device=CUDA)
+        with torch.cuda.stream(side), pytest.raises(Race, match="does not wait for zeros"):
+            value.add_(1)
+        fresh = torch.zeros(4, device=CUDA)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            fresh.add_(1)
+        event = torch.cuda.Event()
+        event.record(side)
+        with pytest.raises(Race):
+            fresh.mul_(2)
+        torch.cuda.current_stream().wait_event(event)
+        fresh.mul_(2)

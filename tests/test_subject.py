@@ -1,0 +1,230 @@
+"""The constructor: a model or a subject, what goes with it, and who says what once."""
+
+import inspect
+
+import pytest
+import torch
+from support.tape import TapeRecorder
+from torch import nn
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph.recording.recorder import CudaGraphRecorder
+from staticgraph.steps.recordable_optimizer import check_recordable, make_recordable
+from staticgraph.steps.subject import device_of
+
+CAPACITIES = [(600, 1300, 31)]
+IDS = range(20)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(9, 1)
+
+    def forward(self, x, batch, batch_size):
+        return global_add_pool(self.lin(x.float()), batch, batch_size)
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=1e-4, **options)
+
+
+def batch_of(store):
+    return sg.StaticBatch.of(store, IDS, CAPACITIES[0])
+
+
+def test_nine_arguments_and_each_is_named():
+    names = list(inspect.signature(sg.StaticGraphRunner).parameters)
+    assert names == [
+        *("model", "plan", "mode", "loss", "optimizer", "forward", "autocast"),
+        *("recording", "budget"),
+    ]
+    kinds = {p.kind for p in inspect.signature(sg.GraphStore.from_pyg).parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_a_subject_is_what_its_parts_are(esol):
+    losses = []
+    for whole in (False, True):
+        torch.manual_seed(0)
+        model = Net()
+        given = {"loss": squared, "optimizer": sgd(model)}
+        if whole:
+            runner = sg.StaticGraphRunner(sg.Subject(model, **given), CAPACITIES)
+        else:
+            runner = sg.StaticGraphRunner(model, CAPACITIES, **given)
+        losses.append([float(runner.step(batch_of(esol))) for _ in range(3)])
+        assert (runner.model, runner.optimizer) == (model, given["optimizer"])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("option", ["loss", "optimizer", "forward", "autocast"])
+def test_what_a_subject_says_is_not_said_again(option):
+    model = Net()
+    given = {
+        "loss": squared,
+        "optimizer": sgd(model),
+        "forward": lambda model, batch: model(batch.x, batch.batch, batch.num_graphs),
+        "autocast": torch.bfloat16,
+    }
+    with pytest.raises(TypeError, match=f"{option}= beside a Subject") as caught:
+        sg.StaticGraphRunner(sg.Subject(model), CAPACITIES, **{option: given[option]})
+    assert f"Subject(model, {option}=...)" in str(caught.value)
+
+
+def test_probe_and_preflight_take_a_subject_too(esol):
+    model = Net()
+    model.call = lambda data: model(data.x, data.batch, data.num_graphs)
+    forward = lambda model, batch: model(batch.x, batch.batch, batch.num_graphs)  # noqa: E731
+    subject = sg.Subject(Net(), squared, forward=forward)
+    parts = sg.probe(subject.model, esol, loss=squared, forward=forward)
+    assert sg.probe(subject, esol) == parts
+    with pytest.raises(TypeError, match="loss= beside a Subject"):
+        sg.probe(subject, esol, loss=squared)
+    assert sg.preflight(subject, CAPACITIES, esol).ok
+
+
+def test_a_subject_is_checked_once_where_it_is_made():
+    with pytest.raises(TypeError, match=r"not a torch.nn.Module"):
+        sg.Subject(lambda x: x)
+    with pytest.raises(TypeError, match="takes a target"):
+        sg.Subject(Net(), nn.MSELoss())
+    with pytest.raises(TypeError, match=r"such as \('pos',\)"):
+        sg.Subject(Net(), differentiable="pos")
+    with pytest.raises(ValueError, match="check_finite=-1"):
+        sg.Subject(Net(), check_finite=-1)
+    with pytest.raises(ValueError, match="scope='all'"):
+        sg.Recording(scope="all")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="on_miss='skip'"):
+        sg.Recording(on_miss="skip")  # pyright: ignore[reportArgumentType]
+
+
+def test_where_a_model_is():
+    assert device_of(nn.Identity()) == torch.device("cpu")
+    assert sg.Subject(nn.Linear(1, 1, device="meta")).device == torch.device("meta")
+    assert not sg.Subject(Net()).trains
+    model = Net()
+    assert sg.Subject(model, squared, sgd(model), autocast=torch.bfloat16).precision == "bfloat16"
+
+
+# ---------------------------------------------------------------------- modes and recordings
+
+
+def test_auto_is_a_mode_and_the_word_means_its_default():
+    for mode in ("auto", sg.Auto()):
+        runner = sg.StaticGraphRunner(Net(), CAPACITIES, mode)
+        assert runner._auto is None, "on a CPU nothing is measured unasked"
+        assert runner.mode.name == "eager"
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True, rounds=7))
+    assert runner._auto == sg.Auto(on_cpu=True, rounds=7, ways=("eager", "default"))
+    able = sg.Recording(recorder=TapeRecorder)
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, sg.Auto(on_cpu=True), recording=able)
+    assert runner._auto.ways == ("eager", "default", "cuda-graph")
+
+
+def test_a_recording_records_with_cuda_graphs_unless_told():
+    assert not sg.Recording().records_on(torch.device("cpu"))
+    assert sg.Recording().records_on(torch.device("cuda"))
+    assert sg.Recording(recorder=TapeRecorder).records_on(torch.device("cpu"))
+    made = sg.Recording(recorder=TapeRecorder).recorder_on(torch.device("cpu"))
+    assert isinstance(made, TapeRecorder)
+    assert not isinstance(made, CudaGraphRecorder)
+
+
+# ---------------------------------------------------------------------- optimizers
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_an_optimizer_without_a_state_is_made_ready_for_its_recording(esol, kind):
+    """As users write it; the recorded steps are those of plain eager."""
+    results = []
+    for mode in ("eager", "cuda-graph"):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = kind(model.parameters(), lr=torch.tensor(1e-3))
+        if mode == "eager":
+            make_recordable(optimizer)  # the same arithmetic
+        runner = sg.StaticGraphRunner(
+            model,
+            CAPACITIES,
+            mode,
+            loss=squared,
+            optimizer=optimizer,
+            recording=sg.Recording(recorder=TapeRecorder),
+        ).warmup(esol, progress=False)
+        batch = batch_of(esol)
+        results.append([float(runner.step(batch)) for _ in range(4)])
+        assert all(group["fused"] for group in optimizer.param_groups)
+        if mode == "cuda-graph":
+            assert runner.report().replays
+    assert results[0] == results[1]
+
+
+def test_an_optimizer_is_left_alone_where_its_step_is_not_recorded():
+    for mode, scope in (("eager", "step"), ("cuda-graph", "forward_backward"), ("auto", "step")):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+        before = [dict(group) for group in optimizer.param_groups]
+        recorder = sg.Recording(scope=scope, recorder=TapeRecorder)
+        sg.StaticGraphRunner(
+            model, CAPACITIES, mode, loss=squared, optimizer=optimizer, recording=recorder
+        )
+        assert optimizer.param_groups == before, mode
+
+
+def test_what_a_user_asked_of_an_optimizer_stays():
+    model = Net()
+    asked = torch.optim.Adam(model.parameters(), foreach=True)
+    make_recordable(asked)
+    assert asked.param_groups[0]["foreach"]
+    assert not asked.param_groups[0]["fused"]
+    for left in (
+        sgd(model, momentum=0.9, dampening=0.5),
+        torch.optim.Adagrad(model.parameters()),
+    ):
+        before = dict(left.param_groups[0])
+        make_recordable(left)
+        assert left.param_groups[0] == before
+        with pytest.raises(sg.NotStatic, match="scope='forward_backward'"):
+            check_recordable(left)
+
+
+# ---------------------------------------------------------------------- loaders
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_runners_own_loader_knows_device_and_pointers(esol, kernels):
+    model = sg.convert(sg.models.build("gine", esol, hidden=8, layers=1), kernels=kernels)
+    plan = sg.plan_buckets(esol, batch_size=16)
+    runner = sg.StaticGraphRunner(model, plan)
+    ours = runner.loader(esol, indices=range(64), shuffle=True, seed=3)
+    theirs = sg.StaticLoader(esol, plan, indices=range(64), shuffle=True, seed=3, pointers=kernels)
+    assert ours.device == runner.device
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.layout.bucket, one.layout.pointers) == (other.layout.bucket, kernels)
+        assert torch.equal(one.graph_ids, other.graph_ids)
+        runner(one)
+    with pytest.raises(TypeError, match="device"):
+        runner.loader(esol, device="cuda")
+
+
+# ---------------------------------------------------------------------- budgets
+
+
+def test_a_budget_carries_what_predicts_its_bytes(esol):
+    model = Net()
+    memory = sg.probe(model, esol, loss=squared, optimizer=sgd(model))
+    budget = sg.MemoryBudget("64MiB")
+    assert budget.memory is None
+    carries = budget.with_memory(memory)
+    assert (carries.memory, carries.max_bytes) == (memory, budget.max_bytes)
+    options = {"indices": range(200), "min_steps_per_epoch": 4}
+    plan = sg.plan_buckets(esol, budget=carries, **options)
+    assert plan == sg.plan_buckets(esol, memory=memory, budget=budget, **options)
+    runner = sg.StaticGraphRunner(model, plan, loss=squared, optimizer=sgd(model), budget=carries)
+    assert 0 < runner.stats().bytes_committed <= budget.max_bytes

@@ -1,0 +1,83 @@
+"""The tests themselves: what several share is in tests/support, named by noun, and numbers of laws
+explain nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.processor_time import NAME, unmarked
+
+TESTS = Path(__file__).parent
+SUPPORT = TESTS / "support"
+FILES = sorted(TESTS.rglob("*.py"))
+BENCHMARKS = sorted((TESTS.parent / "bench").rglob("*.py"))
+MODULE_OF_TESTS = re.compile(r"(^|\.)test_\w+|(^|\.)conftest$")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(TESTS.parent))
+
+
+def imported(source: str) -> list[tuple[int, str]]:
+    """Line and module of each import, in functions as well; a name from a folder of tests too."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found.append((node.lineno, module))
+            if module in ("", "tests", "support", "tests.support"):
+                found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES + BENCHMARKS, ids=named)
+def test_no_file_imports_from_a_file_of_tests(path):
+    for line, module in imported(path.read_text()):
+        assert not MODULE_OF_TESTS.search(module), (
+            f"{named(path)}:{line} imports {module}: what two files share goes to tests/support"
+        )
+
+
+def test_an_import_of_a_file_of_tests_is_seen():
+    sources = ("import test_a", "from test_a import b", "from tests import test_a")
+    assert all(
+        any(MODULE_OF_TESTS.search(module) for _, module in imported(source)) for source in sources
+    )
+    assert not any(
+        MODULE_OF_TESTS.search(module) for _, module in imported("from support.tape import a")
+    )
+
+
+def test_what_is_shared_is_no_file_of_tests():
+    """Interpreted kernels are tests that a child process runs by their path."""
+    for path in SUPPORT.rglob("*.py"):
+        assert not path.name.startswith("test_"), f"{named(path)} would be collected"
+    beside = {path.name for path in TESTS.glob("*.py") if not path.name.startswith("test_")}
+    assert beside == {"conftest.py"}, "what tests share stands in tests/support"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_laws_are_called_by_what_they_say(path):
+    """docs/laws.md may number them; a test says what it holds."""
+    found = re.search(r"\b[Ll]aws? (and )?\d", path.read_text())
+    assert found is None, f"{named(path)} says {found and found[0]!r}"
+
+
+def test_slow_tests_without_the_marker_are_listed():
+    def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
+        found = {"nodeid": name, "user_properties": [(NAME, seconds)], "keywords": set(keywords)}
+        return SimpleNamespace(**found)
+
+    ended = [report("a", 9.9), report("b", 11.0), report("c", 40.0, "slow"), report("d", 12.0)]
+    assert unmarked(ended) == ["12 s d", "11 s b"]
+
+
+def test_time_of_the_processor_is_noted(request):
+    """The plugin is at work in this very run: what ended before this test has its time."""
+    assert request.config.pluginmanager.has_plugin("support.processor_time")
