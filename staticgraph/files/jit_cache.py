@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 
 
 def ensure() -> None:

@@ -28,20 +28,22 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
-from staticgraph.recording.recorder import Recorded, Recorder
+from staticgraph.recording.recorded_model import Made, RecordedModel
+from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
-from staticgraph.recording.replays import Replays
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.recordable_optimizer import RecordableOptimizer
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import train, untouched
+from staticgraph.steps.training_state import train
 from staticgraph.steps.update import Update
 from staticgraph.store.on_device import DeviceStore
 
-# torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
-WARM_RUNS = 3
+REMEDY = (
+    "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
+    "stands in the way; use mode='reduce-overhead' or 'default'"
+)
 
 
 class RecordingKey(NamedTuple):
@@ -90,7 +92,7 @@ class RecordedSteps:
         self._device = subject.device
         self._recorder: Recorder | None = recording.recorder_on(self._device)
         self._update = update
-        self._optimizer = optimizer = subject.optimizer
+        optimizer = subject.optimizer
         self._autocast = subject.precision
         self._on_miss = recording.on_miss
         self._finite = finite
@@ -101,10 +103,8 @@ class RecordedSteps:
         self._inputs: dict[int, StaticBatch] = {}
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
-        self._recordings: dict[RecordingKey, Recorded] = {}
-        self._replays = Replays()
-        self._grads: dict[RecordingKey, list[Tensor | None]] = {}
-        self._addresses = self._parameter_addresses()
+        self._recordings: dict[RecordingKey, Made] = {}
+        self._recorded_model = RecordedModel(self._model, optimizer)
 
     # ------------------------------------------------------------------ recording
 
@@ -121,7 +121,8 @@ class RecordedSteps:
     def collate_from(self, store: DeviceStore) -> None:
         """Records, for every bucket, how its input is filled from ids of a store."""
         assert self._recorder is not None
-        self._collation = RecordedCollation(store, self._inputs, self._recorder, self._replays)
+        replays = self._recorded_model.replays
+        self._collation = RecordedCollation(store, self._inputs, self._recorder, replays)
 
     def key(self, bucket: int, phase: str) -> RecordingKey:
         """The key of a bucket's phase."""
@@ -147,30 +148,26 @@ class RecordedSteps:
         self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
         if self._finite is not None:
             self._finite.prepare(bucket)
-        body = self._body(key)
-        try:
-            with untouched(self._model, self._optimizer):
-                train(self._model) if phase == "step" else self._model.eval()
-                self._computation.known(inputs)  # a recording is no place for a run of its own
-                self._recorder.warm(body, WARM_RUNS)
-                if phase == "step":
-                    self._update.zero_grad()  # the warm-up's; a recording makes its own
-                if warmed is not None:
-                    warmed()
-                self._recordings[key] = self._recorder.record(body)
-                self._grads[key] = [parameter.grad for parameter in self._model.parameters()]
-        except NotStatic as error:
-            self._abandon(error)
-            raise
-        except Exception as error:
-            self._abandon(error)
-            raise NotStatic(
-                f"{key} cannot be recorded: {type(error).__name__}: {error}\n"
-                "A host read, a copy from the host, a hook that synchronises, or activation "
-                "checkpointing stands in the way; use mode='reduce-overhead' or 'default'"
-            ) from error
 
-    def _abandon(self, error: Exception) -> None:
+        def before() -> None:
+            train(self._model) if phase == "step" else self._model.eval()
+            self._computation.known(inputs)  # a recording is no place for a run of its own
+
+        def between() -> None:
+            if phase == "step":
+                self._update.zero_grad()  # the warm-up's; a recording makes its own
+            if warmed is not None:
+                warmed()
+
+        try:
+            self._recordings[key] = self._recorded_model.record(
+                self._recorder, self._body(key), str(key), REMEDY, before, between
+            )
+        except NotStatic as error:
+            self._abandon(error.__cause__ or error)
+            raise
+
+    def _abandon(self, error: BaseException) -> None:
         """Tears all down for an error, which stays the one that is seen: after a failed capture the
         device may refuse even that."""
         try:
@@ -237,15 +234,10 @@ class RecordedSteps:
             if self.frozen:
                 return self._missed(key, batch)
             self.record(batch.bucket, phase)
-        recording = self._recordings[key]
         self._check(key)
         self._copy(batch, self._inputs[batch.bucket])
-        self._replays.run(recording)
-        if phase == "step":
-            # The tensors that this recording writes; another bucket's are others.
-            for parameter, grad in zip(self._model.parameters(), self._grads[key], strict=True):
-                parameter.grad = grad
-        return handed_out(recording.result, self._replays)
+        result = self._recorded_model.replay(self._recordings[key], phase == "step")
+        return handed_out(result, self._recorded_model.replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
@@ -268,16 +260,9 @@ class RecordedSteps:
         return loss.detach()
 
     def _check(self, key: RecordingKey) -> None:
-        if self._parameter_addresses() != self._addresses:
-            raise NotStatic(
-                f"{key}: a parameter stands at another address than when it was recorded (moved "
-                "with .to(), or exchanged); call warmup() again"
-            )
+        self._recorded_model.check(self._recordings[key], str(key), "call warmup() again")
         if self._watched is not None and key.phase == "step":
             self._watched.before_replay()
-
-    def _parameter_addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._model.parameters()]
 
     def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
         """The batch to the recorded addresses: made there where only its ids are known, one copy
@@ -310,7 +295,7 @@ class RecordedSteps:
     @property
     def counts(self) -> dict[RecordingKey, int]:
         """Replays of each recording."""
-        return {key: recording.replays for key, recording in self._recordings.items()}
+        return {key: made.recorded.replays for key, made in self._recordings.items()}
 
     def missed(self) -> list[str]:
         """A sentence for whatever ran for want of a recording."""
@@ -326,13 +311,9 @@ class RecordedSteps:
 
     def close(self) -> None:
         """Tears all recordings down together. Gradients that a recording owned are dropped."""
-        owned = {id(grad) for grads in self._grads.values() for grad in grads if grad is not None}
-        for parameter in self._model.parameters():
-            if id(parameter.grad) in owned:
-                parameter.grad = None
+        self._recorded_model.drop(list(self._recordings.values()))
         self._recordings.clear()
         self._collation = None
-        self._grads.clear()
         self.frozen = True
         recorder, self._recorder = self._recorder, None
         try:

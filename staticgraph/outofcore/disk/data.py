@@ -25,7 +25,7 @@ NAMES = {
     "citeseer": "citeseer.npz",
     "cornell5": "fb100-Cornell5.npz",
 }
-PLACES = (Path("examples/data"), Path(__file__).parents[2] / "examples" / "data")
+PLACES = (Path("examples/data"), Path(__file__).parents[3] / "examples" / "data")
 
 IntArray = NDArray[np.int64]
 

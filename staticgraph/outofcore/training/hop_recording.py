@@ -12,27 +12,18 @@ stand elsewhere than when it was recorded raises instead of training with old on
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from staticgraph.errors import NotStatic
-from staticgraph.recording.recorder import Recorded, Recorder
-from staticgraph.steps.training_state import untouched
-
-# torch's own recipe warms up three times: lazily made workspaces must exist by then.
-WARM_RUNS = 3
+from staticgraph.recording.recorded_model import Made, RecordedModel
+from staticgraph.recording.recorder import Recorder
 
 Body = Callable[[list[Tensor]], tuple[Tensor, ...]]
 
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    recording: Recorded
-    inputs: list[Tensor]
-    grads: list[Tensor | None]
-    addresses: list[int]
+REMEDY = (
+    "A host read or a copy from the host stands in the way; use mode='reduce-overhead' or 'default'"
+)
 
 
 class RecordedHops:
@@ -44,13 +35,15 @@ class RecordedHops:
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
-        self._model, self._recorder = model, recorder
-        self._made: dict[Hashable, _Recorded] = {}
+        self._recorder = recorder
+        self._recorded_model = RecordedModel(model)
+        # By key, with the inputs that a recording reads.
+        self._made: dict[Hashable, tuple[Made, list[Tensor]]] = {}
 
     @property
     def replays(self) -> dict[Hashable, int]:
         """Replays of each recording."""
-        return {key: made.recording.replays for key, made in self._made.items()}
+        return {key: made.recorded.replays for key, (made, _) in self._made.items()}
 
     def __call__(self, key: Hashable, inputs: Sequence[Tensor], body: Body) -> tuple[Tensor, ...]:
         """Replays a step on ``inputs``; what it returns is valid until the next one.
@@ -65,42 +58,22 @@ class RecordedHops:
         """
         if key not in self._made:
             self._made[key] = self._record(key, inputs, body)
-        made = self._made[key]
-        if made.addresses != self._addresses():
-            raise NotStatic(
-                f"rung {key}: a parameter stands at another address than when its step was "
-                "recorded (moved with .to(), or exchanged); make the trainer anew"
-            )
+        made, noted = self._made[key]
+        self._recorded_model.check(made, f"the step of rung {key}", "make the trainer anew")
         with torch.no_grad():
-            for noted, now in zip(made.inputs, inputs, strict=True):
-                noted.copy_(now, non_blocking=True)
-        made.recording.replay()
-        made.recording.replays += 1
-        for parameter, grad in zip(self._model.parameters(), made.grads, strict=True):
-            parameter.grad = grad
-        return made.recording.result
+            for old, new in zip(noted, inputs, strict=True):
+                old.copy_(new, non_blocking=True)
+        return self._recorded_model.replay(made)
 
     def close(self) -> None:
         """Tears all recordings down together."""
         self._made.clear()
         self._recorder.close()
 
-    def _record(self, key: Hashable, inputs: Sequence[Tensor], body: Body) -> _Recorded:
+    def _record(
+        self, key: Hashable, inputs: Sequence[Tensor], body: Body
+    ) -> tuple[Made, list[Tensor]]:
         noted = [tensor.detach().clone() for tensor in inputs]
-        try:
-            with untouched(self._model):
-                self._recorder.warm(lambda: body(noted), WARM_RUNS)
-                recording = self._recorder.record(lambda: body(noted))
-                grads = [parameter.grad for parameter in self._model.parameters()]
-        except NotStatic:
-            raise
-        except Exception as error:
-            raise NotStatic(
-                f"the step of rung {key} cannot be recorded: {type(error).__name__}: {error}\n"
-                "A host read or a copy from the host stands in the way; use "
-                "mode='reduce-overhead' or 'default'"
-            ) from error
-        return _Recorded(recording, noted, grads, self._addresses())
-
-    def _addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._model.parameters()]
+        what = f"the step of rung {key}"
+        made = self._recorded_model.record(self._recorder, lambda: body(noted), what, REMEDY)
+        return made, noted
