@@ -146,10 +146,10 @@ def met_again(before: np.ndarray, after: np.ndarray) -> float:
 def train(strategy: str, seed: int, epochs: int) -> tuple[list[float], float, int]:
     """Loss of each epoch, test accuracy at the end, and optimizer steps, on NCI1."""
     import torch
+    from staticgraph.models.build import build
     from torch.nn.functional import cross_entropy
 
     import staticgraph as sg
-    from staticgraph.models.build import build
 
     store = sg.datasets.open(NCI1)
     ids = np.random.default_rng(1).permutation(len(store.sizes))

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from staticgraph.models.build import build
 from torchmetrics.functional.classification import binary_auroc
 
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, Shape, bce
-from staticgraph.models.build import build
 
 
 def train(

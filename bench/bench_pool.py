@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from staticgraph.models.build import build
 
 import staticgraph as sg
 from bench.parts import answer
 from bench.steps import HIV, bce
-from staticgraph.models.build import build
 from staticgraph.recording.recorder import CudaGraphRecorder
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

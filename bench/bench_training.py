@@ -21,11 +21,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from staticgraph.models.build import build
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
-from staticgraph.models.build import build
 from staticgraph.runner.report import device_name, versions
 from staticgraph.text.table import table
 

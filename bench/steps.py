@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from staticgraph.models.build import build
 from torch_geometric.data import Batch
 
 import staticgraph as sg
 from bench.pad_to_max import largest_batch, padded
 from staticgraph.dryrun.operations import kernels_on_cuda
-from staticgraph.models.build import build
 
 HIV = "examples/data/hiv.npz"
 # Batches kept on the device and stepped over in turn, so that no cache holds one by heart.

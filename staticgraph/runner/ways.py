@@ -84,7 +84,7 @@ class Steps:
         self.store: DeviceStore | None = None
         self.warmed: Callable[[], None] | None = None
         compiled_mode = mode if mode.compiled else Mode("default", "chosen by time")
-        self.compiled = CompiledSteps(model, computation, compiled_mode, device)
+        self.compiled = CompiledSteps(model, computation, compiled_mode)
         self._model = model
         self._computation = computation
         self._update = update
@@ -232,8 +232,9 @@ class Steps:
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         key = (way, bucket, role)
         if self.mode.recording and key not in self._recorded_whole:
-            with whole_recording(self._device, role, f"bucket {bucket} {role}"):
+            with whole_recording(self._device, role, f"bucket {bucket} {role}") as found:
                 self._run_in(way, batch, role, RECORDING_RUNS)
+            self.compiled.note_recorded(bucket, phase, role != "eval", found)
             self._recorded_whole.add(key)
         else:
             self._run_in(way, batch, role, RECORDING_RUNS if self.mode.recording else 1)
