@@ -15,8 +15,8 @@ CUDA = torch.device("cuda", 0)
 
 
 class Trees:
-    """torch's, as far as they count: each function of a key warms up at its first run and records at
-    its second; a backward is made with the first backward, and warms up once more beside it.
+    """torch's, as far as they count: a key's function warms up at its first run and records at its
+    second; a backward is made with the first backward, and warms up once more beside it.
 
     Attributes:
         partitions: pieces that a function is cut into.

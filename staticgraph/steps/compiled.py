@@ -29,8 +29,8 @@ from staticgraph.steps.tracing import tracing_options
 
 @dataclass(slots=True)
 class CompileCounts:
-    """What happened on behalf of one key. ``recordings`` are counted by whoever runs it often enough
-    for torch to record; see :func:`staticgraph.steps.graph_trees.whole_recording`."""
+    """What happened on behalf of one key. ``recordings`` are counted over the runs that torch needs
+    to record; see :func:`staticgraph.steps.graph_trees.whole_recording`."""
 
     compiles: int = 0
     graph_breaks: int = 0

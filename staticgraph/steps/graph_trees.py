@@ -50,7 +50,7 @@ def skipped_recordings() -> int:
 
 @dataclass(slots=True)
 class Counted:
-    """What torch recorded, and declined to record, inside :func:`whole_recording`; once it is over."""
+    """What torch recorded, and declined to record, inside :func:`whole_recording`."""
 
     graphs: int = 0
     skipped: int = 0
@@ -97,8 +97,8 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[Coun
         return
     raise NotStatic(
         f"{name} is not recorded whole: torch recorded {found.graphs} of {pieces} pieces, where a "
-        f"whole recording has {whole} (one each way). Something in it cannot be recorded, such as a part on the CPU, an operator "
-        "tagged cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs "
+        f"whole recording has {whole} (one each way). Something in it cannot be recorded, such as "
+        "a part on the CPU, an operator tagged cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs "
         "or `staticgraph check --for h100` names it. Or use mode='cuda-graph' or 'default'"
     )
 
