@@ -99,7 +99,8 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[Coun
         f"{name} is not recorded whole: torch recorded {found.graphs} of {pieces} pieces, where a "
         f"whole recording has {whole} (one each way). Something in it cannot be recorded, such as "
         "a part on the CPU, an operator tagged cudagraph_unsafe, or an input that is written and "
-        "may move; TORCH_LOGS=cudagraphs or `staticgraph check --for h100` names it. Or use mode='cuda-graph' or 'default'"
+        "may move; TORCH_LOGS=cudagraphs or `staticgraph check --for h100` names it. Or use "
+        "mode='cuda-graph' or 'default'"
     )
 
 
