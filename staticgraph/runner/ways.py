@@ -80,7 +80,7 @@ class Steps:
         self._pointers = subject.pointers
         self._update = Update(subject)
         self._capacities = capacities
-        self.compiled = CompiledSteps(self._model, self.computation, compiled_mode, self._device)
+        self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
@@ -224,8 +224,9 @@ class Steps:
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         key = (way, bucket, role)
         if self.mode.recording and key not in self._recorded_whole:
-            with whole_recording(self._device, role, f"bucket {bucket} {role}"):
+            with whole_recording(self._device, role, f"bucket {bucket} {role}") as found:
                 self._run_in(way, batch, role, RECORDING_RUNS)
+            self.compiled.note_recorded(bucket, phase, role != "eval", found)
             self._recorded_whole.add(key)
         else:
             self._run_in(way, batch, role, RECORDING_RUNS if self.mode.recording else 1)

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 
 from staticgraph.errors import NotStatic
 from staticgraph.steps.failures import observed
-from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
+from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing import tracing_options
@@ -29,7 +29,8 @@ from staticgraph.steps.tracing import tracing_options
 
 @dataclass(slots=True)
 class CompileCounts:
-    """What happened on behalf of one key."""
+    """What happened on behalf of one key. ``recordings`` are counted over the runs that torch needs
+    to record; see :func:`staticgraph.steps.graph_trees.whole_recording`."""
 
     compiles: int = 0
     graph_breaks: int = 0
@@ -37,22 +38,20 @@ class CompileCounts:
     skipped: int = 0
     seconds: float = 0.0
 
-    def snapshot(self, device: torch.device) -> tuple[int, int, int, int]:
+    def snapshot(self) -> tuple[int, int, int]:
         """torch's own running counts, to be compared later."""
         return (
             counters["stats"]["unique_graphs"],
             sum(counters["graph_break"].values()),
-            recorded_graphs(device),
             skipped_recordings(),
         )
 
-    def add_since(self, before: tuple[int, int, int, int], device: torch.device) -> None:
+    def add_since(self, before: tuple[int, int, int]) -> None:
         """Counts what torch did since a snapshot."""
-        now = self.snapshot(device)
+        now = self.snapshot()
         self.compiles += now[0] - before[0]
         self.graph_breaks += now[1] - before[1]
-        self.recordings += now[2] - before[2]
-        self.skipped += now[3] - before[3]
+        self.skipped += now[2] - before[2]
 
 
 # torch compiles one function at a time, and its counters and settings are the process's.
@@ -93,7 +92,6 @@ class CompiledFunction:
     Args:
         function: takes tensors of fixed shapes.
         mode: a compiled mode.
-        device: where recordings are counted.
         name: what error messages call it.
 
     Raises (when called):
@@ -101,9 +99,7 @@ class CompiledFunction:
             torch's reason, which names the operation or the guard.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], mode: Mode, device: torch.device, name: str
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], mode: Mode, name: str) -> None:
         assert isinstance(function, FunctionType)
         own = FunctionType(
             function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
@@ -114,7 +110,6 @@ class CompiledFunction:
         )
         self._inductor = _StaticInductor(mode, name)
         self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._inductor)
-        self._device = device
         self._name = name
         self._warm = False
         self._recording = mode.recording
@@ -129,7 +124,7 @@ class CompiledFunction:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
-        before, started = self.counts.snapshot(self._device), time.perf_counter()
+        before, started = self.counts.snapshot(), time.perf_counter()
         try:
             with tracing_options():
                 result = self._call(*tensors)
@@ -146,7 +141,7 @@ class CompiledFunction:
             ) from error
         self._warm = self._inductor.done = True
         self.counts.seconds += time.perf_counter() - started
-        self.counts.add_since(before, self._device)
+        self.counts.add_since(before)
         return result
 
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:

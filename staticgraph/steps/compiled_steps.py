@@ -16,6 +16,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.steps.compiled import CompileCounts, CompiledFunction
 from staticgraph.steps.computation import Computation
+from staticgraph.steps.graph_trees import Counted
 from staticgraph.steps.modes import Mode
 
 
@@ -41,18 +42,14 @@ class CompiledSteps:
         model: its training flag is part of a key.
         computation: what is compiled.
         mode: a compiled mode.
-        device: where the model is.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, computation: Computation, mode: Mode, device: torch.device
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, computation: Computation, mode: Mode) -> None:
         self.warmed_up = False
         self.late: Counter[int] = Counter()
         self._model = model
         self._computation = computation
         self._mode = mode
-        self._device = device
         self._functions: dict[Key, CompiledFunction] = {}
 
     def __len__(self) -> int:
@@ -75,8 +72,15 @@ class CompiledSteps:
                     stacklevel=5,
                 )
             function = self._computation.of_tensors(phase, batch)
-            self._functions[key] = CompiledFunction(function, self._mode, self._device, str(key))
+            self._functions[key] = CompiledFunction(function, self._mode, str(key))
         return self._functions[key]
+
+    def note_recorded(self, bucket: int, phase: str, training: bool, found: Counted) -> None:
+        """Takes what torch recorded of a key, forward and backward, after its first run."""
+        key = Key(bucket, phase, training, training and torch.is_grad_enabled())
+        counts = self._functions[key].counts
+        counts.recordings += found.graphs
+        counts.skipped = max(counts.skipped, found.skipped)
 
     @property
     def counts(self) -> list[tuple[Key, CompileCounts]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,10 +48,21 @@ def skipped_recordings() -> int:
     return int(counters["inductor"]["cudagraph_skips"])
 
 
+@dataclass(slots=True)
+class Counted:
+    """What torch recorded, and declined to record, inside :func:`whole_recording`."""
+
+    graphs: int = 0
+    skipped: int = 0
+
+
 @contextmanager
-def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None]:
-    """Inside, torch's graph trees warm up and record one role of a bucket; afterwards it is checked
-    that they did, and in one piece each way.
+def whole_recording(device: torch.device, role: str, name: str) -> Iterator[Counted]:
+    """Inside, torch's graph trees warm up and record one role of a bucket; afterwards what they
+    recorded is counted, and checked to be all, in one piece each way.
+
+    They do so late: a function records at its second run, its backward at that or the one after.
+    Whoever counts around a first run finds nothing.
 
     With ``graph_partition`` on, torch's default, a graph that holds what no recording can is cut
     around it: the pieces are recorded each by itself, no skip is counted, nothing is said. How many
@@ -59,12 +71,14 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None
     Raises:
         NotStatic: there are more or fewer recordings than a whole one takes.
     """
-    if device.type != "cuda" or role not in WHOLE:
-        yield
+    found = Counted()
+    if device.type != "cuda":
+        yield found
         return
     from torch._inductor import compile_fx
 
-    make, pieces, before = compile_fx.cudagraphify, 0, recorded_graphs(device)
+    make, pieces = compile_fx.cudagraphify, 0
+    before, skipped = recorded_graphs(device), skipped_recordings()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal pieces
@@ -73,18 +87,20 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None
 
     compile_fx.cudagraphify = counted
     try:
-        yield
+        yield found
     finally:
         compile_fx.cudagraphify = make
-    recorded, whole = recorded_graphs(device) - before, WHOLE[role]
-    if pieces == whole <= recorded:
+    found.graphs = recorded_graphs(device) - before
+    found.skipped = skipped_recordings() - skipped
+    whole = WHOLE.get(role)
+    if whole is None or pieces == whole <= found.graphs:
         return
-    found = f"recorded {recorded} of {pieces} pieces"
     raise NotStatic(
-        f"{name} is not recorded whole: torch {found}, where a whole recording has {whole} (one "
-        "each way). Something in it cannot be recorded, such as a part on the CPU, an operator "
-        "tagged cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs "
-        "or `staticgraph check --for h100` names it. Or use mode='cuda-graph' or 'default'"
+        f"{name} is not recorded whole: torch recorded {found.graphs} of {pieces} pieces, where a "
+        f"whole recording has {whole} (one each way). Something in it cannot be recorded, such as "
+        "a part on the CPU, an operator tagged cudagraph_unsafe, or an input that is written and "
+        "may move; TORCH_LOGS=cudagraphs or `staticgraph check --for h100` names it. Or use "
+        "mode='cuda-graph' or 'default'"
     )
 
 

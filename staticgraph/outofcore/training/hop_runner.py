@@ -59,7 +59,7 @@ class HopRunner:
         self.recorded = RecordedHops(model, recorder) if self.mode.own and recorder else None
         compiles = self.mode.compiled if recorder is None else recorder.compiles
         self._compiler = compiler or (
-            (lambda function, name: CompiledFunction(function, self.mode, self.device, name))
+            (lambda function, name: CompiledFunction(function, self.mode, name))
             if compiles
             else None
         )

@@ -1,0 +1,110 @@
+"""What torch's graph trees recorded is counted where they record: later than a first run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_recorded import CAPACITIES, Net, bce
+
+import staticgraph as sg
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.steps import graph_trees
+from staticgraph.steps.compiled_steps import CompiledSteps
+
+CUDA = torch.device("cuda", 0)
+
+
+class Trees:
+    """torch's, as far as they count: a key's function warms up at its first run and records at its
+    second; a backward is made with the first backward, and warms up once more beside it.
+
+    Attributes:
+        partitions: pieces that a function is cut into.
+        skips: declines what is to run backward.
+    """
+
+    def __init__(self, monkeypatch):
+        self.nodes, self.runs, self.partitions, self.skips = 0, {}, 1, False
+        self._skipped = 0
+        monkeypatch.setattr(graph_trees, "recorded_graphs", lambda device: self.nodes)
+        monkeypatch.setattr(graph_trees, "skipped_recordings", lambda: self._skipped)
+        monkeypatch.setattr("staticgraph.steps.compiled.skipped_recordings", lambda: self._skipped)
+        monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", lambda: None)
+
+    def run(self, key, warm_runs):
+        from torch._inductor import compile_fx
+
+        ran = self.runs[key] = self.runs.get(key, 0) + 1
+        if ran == 1:
+            for _ in range(self.partitions):
+                compile_fx.cudagraphify()
+        if key[-1] == "backward" and self.skips:
+            self._skipped += ran == 1
+        elif ran == 1 + warm_runs:
+            self.nodes += self.partitions
+
+
+@pytest.fixture
+def trees(monkeypatch):
+    found = Trees(monkeypatch)
+
+    def inductor(function, **options):
+        return function
+
+    monkeypatch.setattr(torch, "compile", inductor)
+
+    def run(self, phase, batch):
+        function = self.of(phase, batch)
+        key = (batch.bucket, phase, self._model.training)
+        out = function(*batch.tensors().values())
+        found.run((*key, "forward"), 1)
+        if phase == "step":
+            out.register_hook(lambda grad: found.run((*key, "backward"), 2))
+        return out
+
+    monkeypatch.setattr(CompiledSteps, "run", run)
+    blank = StaticBatch.blank
+    monkeypatch.setattr(StaticBatch, "blank", lambda layout, device: blank(layout, "cpu"))
+    return found
+
+
+def runner_of(hiv):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runner = sg.StaticGraphRunner(
+        model,
+        CAPACITIES,
+        "reduce-overhead",
+        loss=bce,
+        optimizer=optimizer,
+        allow_cpu=True,
+        check_padding=False,
+    )
+    runner._steps._device = CUDA  # where the trees are
+    return runner
+
+
+def test_the_report_counts_the_runs_in_which_they_record(hiv, trees):
+    """A forward and a backward of each step, a forward of each evaluation: three a bucket."""
+    runner = runner_of(hiv).warmup(hiv, progress=False)
+    assert [bucket.recordings for bucket in runner.report().buckets] == [3, 3]
+    assert not runner.report().fallbacks
+    runner.warmup(hiv, progress=False)
+    assert [bucket.recordings for bucket in runner.report().buckets] == [3, 3], "made once"
+
+
+def test_a_forward_of_the_callers_own_is_counted_though_its_backward_may_never_come(hiv, trees):
+    runner = runner_of(hiv).warmup(hiv, phases=("forward", "eval"), progress=False)
+    assert [bucket.recordings for bucket in runner.report().buckets] == [2, 2]
+
+
+def test_a_backward_that_is_declined_is_no_whole_recording(hiv, trees):
+    trees.skips = True
+    with pytest.raises(sg.NotStatic, match="torch recorded 1 of 2 pieces"):
+        runner_of(hiv).warmup(hiv, phases=("step",), progress=False)
+
+
+def test_a_step_in_pieces_is_no_whole_recording(hiv, trees):
+    trees.partitions = 2
+    with pytest.raises(sg.NotStatic, match=r"bucket 1 step is not recorded whole.*4 of 4 pieces"):
+        runner_of(hiv).warmup(hiv, phases=("step",), progress=False)
