@@ -23,19 +23,19 @@ class Key(NamedTuple):
     """What a compiled function belongs to."""
 
     bucket: int
-    phase: str
+    work: str
     training: bool
     grad: bool
 
     def __str__(self) -> str:
         return (
-            f"bucket {self.bucket} {self.phase} {'train' if self.training else 'eval'}"
+            f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
             f"{'' if self.grad else ' no_grad'}"
         )
 
 
 class CompiledSteps:
-    """Compiles the phases of one model, bucket by bucket.
+    """Compiles the functions of one model, bucket by bucket.
 
     Args:
         model: its training flag is part of a key.
@@ -58,14 +58,14 @@ class CompiledSteps:
     def __len__(self) -> int:
         return len(self._functions)
 
-    def run(self, phase: str, batch: StaticBatch) -> Any:
-        """The phase's result for a batch; see :class:`CompiledFunction` for what it raises."""
+    def run(self, work: str, batch: StaticBatch) -> Any:
+        """The work's result for a batch; see :class:`CompiledFunction` for what it raises."""
         with Restored(nothing=True):  # its guards say that no forward runs around it
-            return self.of(phase, batch)(*batch.tensors().values())
+            return self.of(work, batch)(*batch.tensors().values())
 
-    def of(self, phase: str, batch: StaticBatch) -> CompiledFunction:
+    def of(self, work: str, batch: StaticBatch) -> CompiledFunction:
         """The function of a batch's key under the present flags; warns where it is made late."""
-        key = Key(batch.bucket, phase, self._model.training, torch.is_grad_enabled())
+        key = Key(batch.bucket, work, self._model.training, torch.is_grad_enabled())
         if key not in self._functions:
             if self.warmed_up:
                 self.late[key.bucket] += 1
@@ -74,7 +74,7 @@ class CompiledSteps:
                     "warmup(phases=...)",
                     stacklevel=5,
                 )
-            function = self._computation.of_tensors(phase, batch)
+            function = self._computation.of_tensors(work, batch)
             self._functions[key] = CompiledFunction(function, self._mode, self._device, str(key))
         return self._functions[key]
 

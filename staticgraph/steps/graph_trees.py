@@ -48,9 +48,9 @@ def skipped_recordings() -> int:
 
 
 @contextmanager
-def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None]:
-    """Inside, torch's graph trees warm up and record one role of a bucket; afterwards it is checked
-    that they did, and in one piece each way.
+def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[None]:
+    """Inside, torch's graph trees warm up and record one phase of a bucket; afterwards it is
+    checked that they did, and in one piece each way.
 
     With ``graph_partition`` on, torch's default, a graph that holds what no recording can is cut
     around it: the pieces are recorded each by itself, no skip is counted, nothing is said. How many
@@ -59,7 +59,7 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None
     Raises:
         NotStatic: there are more or fewer recordings than a whole one takes.
     """
-    if device.type != "cuda" or role not in WHOLE:
+    if device.type != "cuda" or phase not in WHOLE:
         yield
         return
     from torch._inductor import compile_fx
@@ -76,7 +76,7 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[None
         yield
     finally:
         compile_fx.cudagraphify = make
-    recorded, whole = recorded_graphs(device) - before, WHOLE[role]
+    recorded, whole = recorded_graphs(device) - before, WHOLE[phase]
     if pieces == whole <= recorded:
         return
     found = f"recorded {recorded} of {pieces} pieces"
