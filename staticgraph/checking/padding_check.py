@@ -96,16 +96,16 @@ class PaddingCheck:
 
     # ------------------------------------------------------------------ asking
 
-    def wanted(self, role: str) -> bool:
-        """Whether a role (``step``, or any other: without a loss) has no verdict yet."""
-        return not self._done & {"step", role}
+    def wanted(self, phase: str) -> bool:
+        """Whether a phase (``step``, or any other: without a loss) has no verdict yet."""
+        return not self._done & {"step", phase}
 
-    def of(self, batch: StaticBatch, role: str, real: bool = True) -> None:
+    def of(self, batch: StaticBatch, phase: str, real: bool = True) -> None:
         """Runs the check, if it is wanted and the batch has real rows and padding.
 
         Args:
             batch: on the model's device.
-            role: ``step`` for forward, loss and gradients in training mode; else the forward in
+            phase: ``step`` for forward, loss and gradients in training mode; else the forward in
                 the model's present mode, without gradients.
             real: False for made-up graphs: they are run with two paddings alone, since ties among
                 them may fall otherwise in plain PyG, and a batch of real ones is still wanted.
@@ -114,15 +114,15 @@ class PaddingCheck:
             PaddingLeaks: padding reaches real rows.
         """
         with self._turn:
-            self._of(batch, role, real)
+            self._of(batch, phase, real)
 
-    def _of(self, batch: StaticBatch, role: str, real: bool) -> None:
-        if not self.wanted(role) or (not _graphs_in(batch) and not _several_ranks()):
+    def _of(self, batch: StaticBatch, phase: str, real: bool) -> None:
+        if not self.wanted(phase) or (not _graphs_in(batch) and not _several_ranks()):
             return
         if real:
-            self._done.add(role)
-        training = role == "step" or self._model.training
-        step = role == "step" and self._loss is not None
+            self._done.add(phase)
+        training = phase == "step" or self._model.training
+        step = phase == "step" and self._loss is not None
         clean = self._attempt(lambda: self._padded(batch, training, step))
         if clean is None:
             return  # it does not run as it is: the step says why
@@ -130,7 +130,7 @@ class PaddingCheck:
         if differs is None and real:
             differs = self._beside_plain(batch, clean, training, step)
         if differs is not None:
-            self._done.discard(role)
+            self._done.discard(phase)
             raise differs
 
     # ------------------------------------------------------------------ comparing

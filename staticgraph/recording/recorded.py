@@ -1,6 +1,6 @@
 """The recorded steps of a runner: one recording a key, made before the first step.
 
-A key is (bucket, phase, autocast, scope). Its function reads one input slot, whose addresses the
+A key is (bucket, work, autocast, scope). Its function reads one input slot, whose addresses the
 recording knows; a batch is copied there, the recording is replayed, and its results are copied or
 lent (:mod:`staticgraph.recording.lending`). What a scope records:
 
@@ -50,13 +50,13 @@ class RecordingKey(NamedTuple):
     """What a recording belongs to."""
 
     bucket: int
-    phase: str
+    work: str
     autocast: str | None
     scope: Scope
 
     def __str__(self) -> str:
         precision = f" {self.autocast}" if self.autocast else ""
-        return f"bucket {self.bucket} {self.phase}{precision} (scope {self.scope})"
+        return f"bucket {self.bucket} {self.work}{precision} (scope {self.scope})"
 
 
 class RecordedSteps:
@@ -124,22 +124,22 @@ class RecordedSteps:
         replays = self._recorded_model.replays
         self._collation = RecordedCollation(store, self._inputs, self._recorder, replays)
 
-    def key(self, bucket: int, phase: str) -> RecordingKey:
-        """The key of a bucket's phase."""
-        return RecordingKey(bucket, phase, self._autocast, self.scope)
+    def key(self, bucket: int, work: str) -> RecordingKey:
+        """The key of a bucket's work."""
+        return RecordingKey(bucket, work, self._autocast, self.scope)
 
-    def record(self, bucket: int, phase: str, warmed: Callable[[], None] | None = None) -> None:
+    def record(self, bucket: int, work: str, warmed: Callable[[], None] | None = None) -> None:
         """Warms up and records one key; everything the run touched is put back.
 
         Args:
-            bucket, phase: the key's.
+            bucket, work: the key's.
             warmed: called in between, when no gradients are held.
 
         Raises:
             NotStatic: the work cannot be recorded. All recordings are torn down then, since they
                 share a pool that a failed one leaves unusable; the runner works on in eager.
         """
-        key = self.key(bucket, phase)
+        key = self.key(bucket, work)
         if key in self._recordings:
             return
         if self._recorder is None:
@@ -150,11 +150,11 @@ class RecordedSteps:
             self._finite.prepare(bucket)
 
         def before() -> None:
-            train(self._model) if phase == "step" else self._model.eval()
+            train(self._model) if work == "step" else self._model.eval()
             self._computation.known(inputs)  # a recording is no place for a run of its own
 
         def between() -> None:
-            if phase == "step":
+            if work == "step":
                 self._update.zero_grad()  # the warm-up's; a recording makes its own
             if warmed is not None:
                 warmed()
@@ -179,7 +179,7 @@ class RecordedSteps:
         """What is recorded: reads the input slot, returns tensors."""
         inputs = self._inputs[key.bucket]
         compute = self._computed(key)
-        if key.phase == "forward":
+        if key.work == "forward":
 
             def forward() -> Any:
                 with torch.no_grad():
@@ -202,12 +202,12 @@ class RecordedSteps:
     def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
         assert self._recorder is not None
         if self._recorder.compiles:
-            return lambda inputs: self._compiled.run(key.phase, inputs)
-        return lambda inputs: self._in_eager(key.phase, inputs)
+            return lambda inputs: self._compiled.run(key.work, inputs)
+        return lambda inputs: self._in_eager(key.work, inputs)
 
-    def _in_eager(self, phase: str, batch: StaticBatch) -> Any:
+    def _in_eager(self, work: str, batch: StaticBatch) -> Any:
         with self._computation.active():
-            return self._computation.run(phase, batch)
+            return self._computation.run(work, batch)
 
     def freeze(self) -> None:
         """From now on nothing is recorded."""
@@ -215,11 +215,11 @@ class RecordedSteps:
 
     # ------------------------------------------------------------------ replaying
 
-    def has(self, bucket: int, phase: str) -> bool:
+    def has(self, bucket: int, work: str) -> bool:
         """Whether a key is recorded."""
-        return self.key(bucket, phase) in self._recordings
+        return self.key(bucket, work) in self._recordings
 
-    def run(self, phase: str, batch: StaticBatch) -> Any:
+    def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
         where large, lent until the next replay of any of these recordings.
 
@@ -229,14 +229,14 @@ class RecordedSteps:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
                 or inputs are not those that were recorded.
         """
-        key = self.key(batch.bucket, phase)
+        key = self.key(batch.bucket, work)
         if key not in self._recordings:
             if self.frozen:
                 return self._missed(key, batch)
-            self.record(batch.bucket, phase)
+            self.record(batch.bucket, work)
         self._check(key)
         self._copy(batch, self._inputs[batch.bucket])
-        result = self._recorded_model.replay(self._recordings[key], phase == "step")
+        result = self._recorded_model.replay(self._recordings[key], work == "step")
         return handed_out(result, self._recorded_model.replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
@@ -247,11 +247,11 @@ class RecordedSteps:
                 f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
             )
         self.misses[key] = self.misses.get(key, 0) + 1
-        if key.phase == "forward":
+        if key.work == "forward":
             with torch.no_grad():
-                return self._in_eager(key.phase, batch)
+                return self._in_eager(key.work, batch)
         self._update.zero_grad()
-        loss = self._in_eager(key.phase, batch)
+        loss = self._in_eager(key.work, batch)
         if self._finite is not None:
             self._finite.before_update(loss, batch)
         loss.backward()
@@ -261,7 +261,7 @@ class RecordedSteps:
 
     def _check(self, key: RecordingKey) -> None:
         self._recorded_model.check(self._recordings[key], str(key), "call warmup() again")
-        if self._watched is not None and key.phase == "step":
+        if self._watched is not None and key.work == "step":
             self._watched.before_replay()
 
     def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:

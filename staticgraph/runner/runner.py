@@ -376,9 +376,9 @@ class StaticGraphRunner:
             bar(keys, desc="warming up", unit=" key", show=progress) as shown,
         ):
             if self._auto is None:
-                for bucket, role in shown:
-                    shown.set_postfix_str(f"bucket {bucket} {role}")
-                    self._prepare(self._steps.mode.name, bucket, role)
+                for bucket, phase in shown:
+                    shown.set_postfix_str(f"bucket {bucket} {phase}")
+                    self._prepare(self._steps.mode.name, bucket, phase)
             else:
                 trials = Trials(self.subject, self._steps, self._auto, self._prepare)
                 file = f"{cache}.choices.json" if choices is None and cache else choices
@@ -399,7 +399,7 @@ class StaticGraphRunner:
         with self._turns.whole:
             self._steps.close()
 
-    def _prepare(self, way: str, bucket: int, role: str) -> None:
+    def _prepare(self, way: str, bucket: int, phase: str) -> None:
         """Compiles or records, under the budget."""
         assert self._schema is not None
         guard = nullcontext()
@@ -408,7 +408,7 @@ class StaticGraphRunner:
             measures = self._commitments.allocator is not None
             self._steps.warmed = self._commitments.warmed if measures else None
         with guard:
-            self._steps.prepare(way, bucket, role, self._schema)
+            self._steps.prepare(way, bucket, phase, self._schema)
 
     # ------------------------------------------------------------------ reporting
 
@@ -456,8 +456,8 @@ class StaticGraphRunner:
 
     # ------------------------------------------------------------------ inside
 
-    def _run(self, phase: str, batch: StaticBatch) -> Any:
-        return self._steps.run(phase, self._own(batch, phase))
+    def _run(self, work: str, batch: StaticBatch) -> Any:
+        return self._steps.run(work, self._own(batch, work))
 
     def _rows(self, batch: StaticBatch) -> Any:
         """The output, each tensor of which must be rows of the batch."""
@@ -472,18 +472,18 @@ class StaticGraphRunner:
                 )
         return out
 
-    def _own(self, batch: StaticBatch, phase: str) -> StaticBatch:
+    def _own(self, batch: StaticBatch, work: str) -> StaticBatch:
         """A batch as this runner's steps take it, counted; refused where it is another plan's."""
         batch = self._steps.accept(batch)
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
-            self._statistics[batch.bucket].count(batch.real, phase)
-        if self._padding is not None and self._padding.wanted(phase):
+            self._statistics[batch.bucket].count(batch.real, work)
+        if self._padding is not None and self._padding.wanted(work):
             # Beside recordings there is no memory for another step.
             trees = self.mode.recording and self._warmup_s is not None
             if self._steps.recorded is None and not trees:
-                self._padding.of(batch, phase)
+                self._padding.of(batch, work)
         return batch
 
     def _check_example(self, example: StaticBatch | GraphColumns | None, made_up: bool) -> None:
@@ -494,7 +494,7 @@ class StaticGraphRunner:
         batch = example_of(self.plan, self._schema, example, self.subject.pointers)
         if batch is None:
             return
-        role = "step" if self.subject.trains else "eval"
-        self._padding.of(batch.to(self.device), role, example is not None)
+        phase = "step" if self.subject.trains else "eval"
+        self._padding.of(batch.to(self.device), phase, example is not None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -31,9 +31,9 @@ class BucketStatistics:
         self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
         self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=TIMES_KEPT)
 
-    def count(self, real: RealCounts, phase: str) -> None:
+    def count(self, real: RealCounts, work: str) -> None:
         """One more batch."""
-        training = phase == "step"
+        training = work == "step"
         self._batches[training] += 1
         self._real[training] += real[:3]
 

@@ -41,10 +41,10 @@ class Trials:
     """One warm-up's measurements.
 
     Args:
-        subject: its model's flags are set for each role.
+        subject: its model's flags are set for each phase.
         steps: the ways to run.
         options: see :class:`staticgraph.runner.auto.Auto`.
-        prepare: ``prepare(way, bucket, role)`` compiles or records, under the runner's budget.
+        prepare: ``prepare(way, bucket, phase)`` compiles or records, under the runner's budget.
 
     Attributes:
         notes: what had to be given up for a way to run.
@@ -78,7 +78,7 @@ class Trials:
         """Makes what is chosen for every key ready to run: as a file says, or by measuring.
 
         Args:
-            keys: (bucket, role), largest bucket first.
+            keys: (bucket, phase), largest bucket first.
             schema: of the batches.
             batch_of: a batch to time a bucket with.
             file: choices are taken from there where it fits, and written there otherwise.
@@ -92,8 +92,8 @@ class Trials:
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
                 self._prepare(choice.way, choice.bucket, choice.phase)
         else:
-            for bucket, role in keys:
-                self.measure(batch_of(self._steps.layout(bucket, schema)), role)
+            for bucket, phase in keys:
+                self.measure(batch_of(self._steps.layout(bucket, schema)), phase)
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
@@ -102,19 +102,19 @@ class Trials:
         self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
         return tuple(found)
 
-    def measure(self, batch: StaticBatch, role: str) -> None:
-        """Prepares and times every way for one role of a batch's bucket."""
-        key = (batch.bucket, role)
+    def measure(self, batch: StaticBatch, phase: str) -> None:
+        """Prepares and times every way for one phase of a batch's bucket."""
+        key = (batch.bucket, phase)
         refused: dict[str, str] = {}
         ready = []
         for way in self._options.ways:
-            why = self._cannot(way, batch.bucket, role)
+            why = self._cannot(way, batch.bucket, phase)
             if why is None:
                 ready.append(way)
             else:
                 refused[way] = why
         self._refused[key] = refused
-        self._times[key] = self._timed(ready, batch, role, refused)
+        self._times[key] = self._timed(ready, batch, phase, refused)
 
     def choices(self) -> list[Choice]:
         """What is chosen for each key measured, smallest bucket first.
@@ -130,14 +130,14 @@ class Trials:
             found.append(choose(*key, times, refused))
         return found
 
-    def _cannot(self, way: str, bucket: int, role: str) -> str | None:
+    def _cannot(self, way: str, bucket: int, phase: str) -> str | None:
         """Prepares a way; the reason where it cannot run."""
         if way != "eager" and self._stopwatch.now() > self._until:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
-        if way == OWN and (self._lost is not None or not self._steps.records(role)):
-            return self._lost or f"scope {self._steps.scope!r} does not record {role!r}"
+        if way == OWN and (self._lost is not None or not self._steps.records(phase)):
+            return self._lost or f"scope {self._steps.scope!r} does not record {phase!r}"
         try:
-            self._prepare(way, bucket, role)
+            self._prepare(way, bucket, phase)
         except NotStatic as error:
             if way == OWN:
                 self._lost = f"all recordings were torn down: {error}"
@@ -146,14 +146,14 @@ class Trials:
         return None
 
     def _timed(
-        self, ways: Sequence[str], batch: StaticBatch, role: str, refused: dict[str, str]
+        self, ways: Sequence[str], batch: StaticBatch, phase: str, refused: dict[str, str]
     ) -> dict[str, list[float]]:
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(UNTIMED_ROUNDS + self._options.rounds):
             for way in list(times):
                 try:
                     taken = self._stopwatch.milliseconds(
-                        way, lambda w=way: self._run(w, batch, role)
+                        way, lambda w=way: self._run(w, batch, phase)
                     )
                 except Exception as error:
                     if way == "eager" or not is_out_of_memory(error):
@@ -167,10 +167,10 @@ class Trials:
                 break
         return times
 
-    def _run(self, way: str, batch: StaticBatch, role: str) -> None:
-        if role == "step":
+    def _run(self, way: str, batch: StaticBatch, phase: str) -> None:
+        if phase == "step":
             self._steps.train(batch, way)
-        elif role == "eval":
+        elif phase == "eval":
             with evaluating(self._model):
                 self._steps.run("forward", batch, way)
         else:

@@ -3,8 +3,9 @@
 All of them compute the same. Which one a bucket takes is the runner's mode, or, for ``auto``, what
 :mod:`staticgraph.runner.trials` found for it; nothing else in the library knows of the choice.
 
-A *phase* is what is computed (``step``: forward and mean loss; ``forward``); a *role* what for
-(``step``, ``eval``: without gradients in evaluation mode, ``forward``: any other call).
+A *phase* is what a call is for (``step``; ``eval``: without gradients in evaluation mode;
+``forward``: any other call); the *work* is what a function computes for it (``step``: forward and
+mean loss; ``forward``).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from staticgraph.steps.training_state import evaluating, train
 from staticgraph.steps.update import Update
 from staticgraph.store.on_device import DeviceStore
 
-ROLES = ("step", "eval", "forward")
+PHASES = ("step", "eval", "forward")
 # torch's graph trees run a function once to warm up, once to record, and replay from then on.
 RECORDING_RUNS = 3
 
@@ -52,7 +53,7 @@ class Steps:
         computation: forward, or forward and mean loss, of a batch.
         finite: watches the losses of training steps.
         recording: as given, or with the scope that :meth:`fit_scope` found.
-        ways: the chosen way of (bucket, role), where there was a choice.
+        ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
         warmed: called between the runs that warm a key up and those whose memory is a step's; None
@@ -126,24 +127,24 @@ class Steps:
         # A compiled step has the arrays it was made for.
         return batch if self._pointers else batch.without_pointers()
 
-    def way_of(self, bucket: int, role: str) -> str:
+    def way_of(self, bucket: int, phase: str) -> str:
         """``eager``, ``cuda-graph``, or the compiled mode."""
-        return self.ways.get((bucket, role), self.mode.name)
+        return self.ways.get((bucket, phase), self.mode.name)
 
-    def run(self, phase: str, batch: StaticBatch, way: str | None = None) -> Any:
-        """The output for phase ``forward``, the mean loss for ``step``."""
-        role = phase
-        if phase == "forward" and not self._model.training and not torch.is_grad_enabled():
-            role = "eval"
-        way = way or self.way_of(batch.bucket, role)
+    def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
+        """The output for work ``forward``, the mean loss for ``step``."""
+        phase = work
+        if work == "forward" and not self._model.training and not torch.is_grad_enabled():
+            phase = "eval"
+        way = way or self.way_of(batch.bucket, phase)
         if way != "eager":
             self.computation.check_not_single(batch)
-        if way == OWN and self.records(role):
-            return self._recordings(batch.layout.schema).run(phase, batch)
+        if way == OWN and self.records(phase):
+            return self._recordings(batch.layout.schema).run(work, batch)
         if way != "eager":
-            return self.compiled.run(phase, batch)
+            return self.compiled.run(work, batch)
         with self.computation.active():
-            return self.computation.run(phase, batch)
+            return self.computation.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward, update.
@@ -171,9 +172,9 @@ class Steps:
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
-    def records(self, role: str) -> bool:
-        """Whether a role is replayed where the way is to record: its scope says."""
-        return role == "eval" or (role == "step" and self.scope != "forward")
+    def records(self, phase: str) -> bool:
+        """Whether a phase is replayed where the way is to record: its scope says."""
+        return phase == "eval" or (phase == "step" and self.scope != "forward")
 
     # ------------------------------------------------------------------ making ready
 
@@ -206,46 +207,46 @@ class Steps:
         """The arrays of a bucket's batches."""
         return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
 
-    def prepare(self, way: str, bucket: int, role: str, schema: Schema) -> None:
-        """Compiles, or records, what a role of a bucket needs; nothing for ``eager``.
+    def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
+        """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.
 
         Raises:
             NotStatic: it cannot be compiled or recorded.
-            ValueError: no such role.
+            ValueError: no such phase.
         """
-        if role not in ROLES:
-            raise ValueError(f"phase {role!r}; choose of {', '.join(map(repr, ROLES))}")
-        phase = "step" if role == "step" else "forward"
+        if phase not in PHASES:
+            raise ValueError(f"phase {phase!r}; choose of {', '.join(map(repr, PHASES))}")
+        work = "step" if phase == "step" else "forward"
         if way == "eager":
             return
-        if way == OWN and self.records(role):
-            self._recordings(schema).record(bucket, phase, self.warmed)
+        if way == OWN and self.records(phase):
+            self._recordings(schema).record(bucket, work, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
-        key = (way, bucket, role)
+        key = (way, bucket, phase)
         if self.mode.recording and key not in self._recorded_whole:
-            with whole_recording(self._device, role, f"bucket {bucket} {role}") as found:
-                self._run_in(way, batch, role, RECORDING_RUNS)
-            self.compiled.note_recorded(bucket, phase, role != "eval", found)
+            with whole_recording(self._device, phase, f"bucket {bucket} {phase}") as found:
+                self._run_in(way, batch, phase, RECORDING_RUNS)
+            self.compiled.note_recorded(bucket, work, phase != "eval", found)
             self._recorded_whole.add(key)
         else:
-            self._run_in(way, batch, role, RECORDING_RUNS if self.mode.recording else 1)
+            self._run_in(way, batch, phase, RECORDING_RUNS if self.mode.recording else 1)
 
-    def _run_in(self, way: str, batch: StaticBatch, role: str, runs: int) -> None:
-        """Runs a role of a batch, so that it compiles, and where torch records, records."""
-        phase = "step" if role == "step" else "forward"
+    def _run_in(self, way: str, batch: StaticBatch, phase: str, runs: int) -> None:
+        """Runs a phase of a batch, so that it compiles, and where torch records, records."""
+        work = "step" if phase == "step" else "forward"
         for turn in range(runs if self.warmed is None else max(runs, 2)):
             if turn == 1 and self.warmed is not None:
-                if role == "step":
+                if phase == "step":
                     self._update.zero_grad()  # a step makes its own
                 self.warmed()
-            if role == "eval":
+            if phase == "eval":
                 with evaluating(self._model):
-                    self.run(phase, batch, way)
+                    self.run(work, batch, way)
                 continue
             train(self._model)
-            result = self.run(phase, batch, way)
-            if role == "step":
+            result = self.run(work, batch, way)
+            if phase == "step":
                 result.backward()
 
     def _recordings(self, schema: Schema) -> RecordedSteps:

@@ -24,19 +24,19 @@ class Key(NamedTuple):
     """What a compiled function belongs to."""
 
     bucket: int
-    phase: str
+    work: str
     training: bool
     grad: bool
 
     def __str__(self) -> str:
         return (
-            f"bucket {self.bucket} {self.phase} {'train' if self.training else 'eval'}"
+            f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
             f"{'' if self.grad else ' no_grad'}"
         )
 
 
 class CompiledSteps:
-    """Compiles the phases of one model, bucket by bucket.
+    """Compiles the functions of one model, bucket by bucket.
 
     Args:
         model: its training flag is part of a key.
@@ -55,14 +55,14 @@ class CompiledSteps:
     def __len__(self) -> int:
         return len(self._functions)
 
-    def run(self, phase: str, batch: StaticBatch) -> Any:
-        """The phase's result for a batch; see :class:`CompiledFunction` for what it raises."""
+    def run(self, work: str, batch: StaticBatch) -> Any:
+        """The work's result for a batch; see :class:`CompiledFunction` for what it raises."""
         with Restored(nothing=True):  # its guards say that no forward runs around it
-            return self.of(phase, batch)(*batch.tensors().values())
+            return self.of(work, batch)(*batch.tensors().values())
 
-    def of(self, phase: str, batch: StaticBatch) -> CompiledFunction:
+    def of(self, work: str, batch: StaticBatch) -> CompiledFunction:
         """The function of a batch's key under the present flags; warns where it is made late."""
-        key = Key(batch.bucket, phase, self._model.training, torch.is_grad_enabled())
+        key = Key(batch.bucket, work, self._model.training, torch.is_grad_enabled())
         if key not in self._functions:
             if self.warmed_up:
                 self.late[key.bucket] += 1
@@ -71,13 +71,13 @@ class CompiledSteps:
                     "warmup(phases=...)",
                     stacklevel=5,
                 )
-            function = self._computation.of_tensors(phase, batch)
+            function = self._computation.of_tensors(work, batch)
             self._functions[key] = CompiledFunction(function, self._mode, str(key))
         return self._functions[key]
 
-    def note_recorded(self, bucket: int, phase: str, training: bool, found: Counted) -> None:
+    def note_recorded(self, bucket: int, work: str, training: bool, found: Counted) -> None:
         """Takes what torch recorded of a key, forward and backward, after its first run."""
-        key = Key(bucket, phase, training, training and torch.is_grad_enabled())
+        key = Key(bucket, work, training, training and torch.is_grad_enabled())
         counts = self._functions[key].counts
         counts.recordings += found.graphs
         counts.skipped = max(counts.skipped, found.skipped)

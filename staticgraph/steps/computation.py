@@ -121,9 +121,9 @@ class Computation:
         return level_in(out, batch, self.known(batch), self._rows)
 
     def run(
-        self, phase: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
+        self, work: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
     ) -> Any:
-        """The output for phase ``forward``, the mean loss for ``step``, both for ``both``.
+        """The output for work ``forward``, the mean loss for ``step``, both for ``both``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
         """
@@ -131,8 +131,8 @@ class Computation:
         with self._precision():
             batch, result, seen = self._forward_of(batch)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
-            result = out if phase == "forward" else self._mean_loss(out, seen, batch, known)
-            if phase == "both":
+            result = out if work == "forward" else self._mean_loss(out, seen, batch, known)
+            if work == "both":
                 result = out, result
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             remember(tensors_in(result))
@@ -173,7 +173,7 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
-    def of_tensors(self, phase: str, like: StaticBatch) -> Callable[..., Any]:
+    def of_tensors(self, work: str, like: StaticBatch) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
         compiled. The batch it makes knows no real counts, so nothing depends on them.
 
@@ -187,7 +187,7 @@ class Computation:
 
         def function(*tensors: Tensor) -> Any:
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
-            return run(phase, batch, known=known)
+            return run(work, batch, known=known)
 
         return function
 

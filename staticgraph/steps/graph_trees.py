@@ -57,8 +57,8 @@ class Counted:
 
 
 @contextmanager
-def whole_recording(device: torch.device, role: str, name: str) -> Iterator[Counted]:
-    """Inside, torch's graph trees warm up and record one role of a bucket; afterwards what they
+def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Counted]:
+    """Inside, torch's graph trees warm up and record one phase of a bucket; afterwards what they
     recorded is counted, and checked to be all, in one piece each way.
 
     They do so late: a function records at its second run, its backward at that or the one after.
@@ -92,7 +92,7 @@ def whole_recording(device: torch.device, role: str, name: str) -> Iterator[Coun
         compile_fx.cudagraphify = make
     found.graphs = recorded_graphs(device) - before
     found.skipped = skipped_recordings() - skipped
-    whole = WHOLE.get(role)
+    whole = WHOLE.get(phase)
     if whole is None or pieces == whole <= found.graphs:
         return
     raise NotStatic(
