@@ -6,6 +6,7 @@ are triplets. One relation has no edge in any graph: what is rare must be told f
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -131,15 +132,21 @@ def subject_of(name: str, store) -> Subject:
     return Subject(model, store.schema, squared, torch.optim.Adam(model.parameters()))
 
 
+PROBED = ("sage", "hgt", "triplets")
+
+
 @pytest.fixture(scope="module")
 def probed(stores):
-    found = {}
-    for name in ("sage", "hgt", "triplets"):
+    """By name: the store, the subject and its memory, each probed when it is first asked for."""
+
+    @functools.cache
+    def of(name: str):
         store = stores["directed" if name == "triplets" else "typed"]
         subject = subject_of(name, store)
         memory = probe(subject.model, store, loss=squared, optimizer=subject.optimizer)
-        found[name] = store, subject, memory
-    return found
+        return store, subject, memory
+
+    return of
 
 
 def measured(subject: Subject, capacity: sg.Capacity):
@@ -150,10 +157,10 @@ def measured(subject: Subject, capacity: sg.Capacity):
 # ---------------------------------------------------------------------- against the profiler
 
 
-@pytest.mark.parametrize("name", ["sage", "hgt", "triplets"])
+@pytest.mark.parametrize("name", PROBED)
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     """Twice the largest probed capacity and a real plan's, within 3% (no slack to hide)."""
-    store, subject, memory = probed[name]
+    store, subject, memory = probed(name)
     fitted = memory.fit
     assert fitted.form == "linear"
     assert len(memory.points) > len(fitted.terms)
@@ -169,7 +176,7 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
 def test_full_counts_are_read_over_types(probed):
     """With ``path="counted"`` the norms run over the real rows of each type alone, which is less;
     nothing else of the law changes."""
-    store, subject, memory = probed["sage"]
+    store, subject, memory = probed("sage")
     counted = probe(subject.model, store, loss=squared, optimizer=subject.optimizer, path="counted")
     last = memory.checked.capacity
     assert counted.fit.predict(last) < memory.fit.predict(last)
@@ -179,7 +186,7 @@ def test_full_counts_are_read_over_types(probed):
 
 @pytest.mark.parametrize("name", ["sage", "triplets"])
 def test_the_plan_by_memory_holds_the_cap(probed, name):
-    store, subject, memory = probed[name]
+    store, subject, memory = probed(name)
     budget = sg.MemoryBudget("1.5MB")
     plan = sg.plan_buckets(store, memory=memory, budget=budget, min_steps_per_epoch=1)
     assert "by memory, most of it rows of " in plan.note
@@ -206,7 +213,7 @@ def test_the_plan_by_memory_holds_the_cap(probed, name):
 
 
 def test_a_runner_probes_for_its_budget(probed):
-    store, subject, _ = probed["triplets"]
+    store, subject, _ = probed("triplets")
     plan = sg.plan_buckets(store, 16)
     budget = sg.MemoryBudget("4MB")
     runner = sg.StaticGraphRunner(
@@ -247,7 +254,7 @@ def test_axes_are_told_apart_and_extrapolate(stores):
 
 
 def test_data_with_other_axes_is_refused(stores, probed, esol):
-    memory = probed["triplets"][2]
+    memory = probed("triplets")[2]
     with pytest.raises(ValueError, match=r"counts rows of triplets, and .* those of none: probe"):
         memory.predict(sg.plan_buckets(esol, 16).capacities[-1])
     with pytest.raises(ValueError, match=r"counts rows of no axis, and .* those of atom, bond"):
@@ -272,7 +279,7 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
 
 
 def test_a_saved_model_is_the_same(probed, tmp_path):
-    for _, _, memory in probed.values():
+    for _, _, memory in map(probed, PROBED):
         memory.save(tmp_path / "memory.json")
         assert MemoryModel.load(tmp_path / "memory.json") == memory
         assert "rows of axes" in str(memory)
