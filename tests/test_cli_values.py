@@ -147,10 +147,10 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
     monkeypatch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
     for picture in (
-        "planning.plots.save_plan_picture",
-        "planning.plots.save_cost_picture",
-        "memory.plots.save_memory_picture",
-        "outofcore.timeline.plot",
+        "cli.reports.plan_plots.save_plan_picture",
+        "cli.reports.plan_plots.save_cost_picture",
+        "cli.reports.memory_plots.save_memory_picture",
+        "outofcore.buffer.timeline.plot",
     ):
         monkeypatch.setattr(f"staticgraph.{picture}", nothing)
     return folder
