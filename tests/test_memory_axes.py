@@ -6,6 +6,7 @@ are triplets. One relation has no edge in any graph: what is rare must be told f
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -132,15 +133,21 @@ def task_of(name: str, store) -> Probed:
     return Probed(sg.Subject(model, squared, torch.optim.Adam(model.parameters())), store.schema)
 
 
+PROBED = ("sage", "hgt", "triplets")
+
+
 @pytest.fixture(scope="module")
 def probed(stores):
-    found = {}
-    for name in ("sage", "hgt", "triplets"):
+    """By name: the store, the subject and its memory, each probed when it is first asked for."""
+
+    @functools.cache
+    def of(name: str):
         store = stores["directed" if name == "triplets" else "typed"]
         task = task_of(name, store)
         memory = probe(task.subject.model, store, loss=squared, optimizer=task.subject.optimizer)
-        found[name] = store, task, memory
-    return found
+        return store, task, memory
+
+    return of
 
 
 def measured(task: Probed, capacity: sg.Capacity):
@@ -151,10 +158,10 @@ def measured(task: Probed, capacity: sg.Capacity):
 # ---------------------------------------------------------------------- against the profiler
 
 
-@pytest.mark.parametrize("name", ["sage", "hgt", "triplets"])
+@pytest.mark.parametrize("name", PROBED)
 def test_the_prediction_is_what_the_cpu_allocates(probed, name):
     """Twice the largest probed capacity and a real plan's, within 3% (no slack to hide)."""
-    store, task, memory = probed[name]
+    store, task, memory = probed(name)
     fitted = memory.fit
     assert fitted.form == "linear"
     assert len(memory.points) > len(fitted.terms)
@@ -170,7 +177,7 @@ def test_the_prediction_is_what_the_cpu_allocates(probed, name):
 def test_full_counts_are_read_over_types(probed):
     """With ``path="counted"`` the norms run over the real rows of each type alone, which is less;
     nothing else of the law changes."""
-    store, task, memory = probed["sage"]
+    store, task, memory = probed("sage")
     counted = probe(
         task.subject.model, store, loss=squared, optimizer=task.subject.optimizer, path="counted"
     )
@@ -182,7 +189,7 @@ def test_full_counts_are_read_over_types(probed):
 
 @pytest.mark.parametrize("name", ["sage", "triplets"])
 def test_the_plan_by_memory_holds_the_cap(probed, name):
-    store, task, memory = probed[name]
+    store, task, memory = probed(name)
     budget = sg.MemoryBudget("1.5MB")
     plan = sg.plan_buckets(store, memory=memory, budget=budget, min_steps_per_epoch=1)
     assert "by memory, most of it rows of " in plan.note
@@ -209,7 +216,7 @@ def test_the_plan_by_memory_holds_the_cap(probed, name):
 
 
 def test_a_runner_probes_for_its_budget(probed):
-    store, task, _ = probed["triplets"]
+    store, task, _ = probed("triplets")
     plan = sg.plan_buckets(store, 16)
     budget = sg.MemoryBudget("4MB")
     runner = sg.StaticGraphRunner(
@@ -250,7 +257,7 @@ def test_axes_are_told_apart_and_extrapolate(stores):
 
 
 def test_data_with_other_axes_is_refused(stores, probed, esol):
-    memory = probed["triplets"][2]
+    memory = probed("triplets")[2]
     with pytest.raises(ValueError, match=r"counts rows of triplets, and .* those of none: probe"):
         memory.predict(sg.plan_buckets(esol, 16).capacities[-1])
     with pytest.raises(ValueError, match=r"counts rows of no axis, and .* those of atom, bond"):
@@ -275,7 +282,7 @@ def test_the_bytes_of_a_batch_are_an_upper_bound_within_the_alignment(stores):
 
 
 def test_a_saved_model_is_the_same(probed, tmp_path):
-    for _, _, memory in probed.values():
+    for _, _, memory in map(probed, PROBED):
         memory.save(tmp_path / "memory.json")
         assert MemoryModel.load(tmp_path / "memory.json") == memory
         assert "rows of axes" in str(memory)

@@ -536,6 +536,7 @@ def test_the_report_counts_what_ran(hiv, plan, tmp_path):
     assert "fallbacks: none" in str(report)
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
     """As GraphGym's layers do: the second step must not see what the first one set."""
 
