@@ -37,18 +37,10 @@ def test_the_room_uses_little_of_the_rest():
     for path in ROOM.rglob("*.py"):
         for name in imported(path):
             if name.startswith("staticgraph.") and not name.startswith("staticgraph.outofcore"):
-<<<<<<< HEAD
                 assert name.split(".")[1] in SHARED, f"{path.name}: {name}"
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
-=======
-                inside = name.removeprefix("staticgraph.")
-                assert inside.startswith(SHARED) or inside == "recording", f"{path.name}: {name}"
-
-
-@pytest.mark.parametrize("path", PURE, ids=lambda path: path.stem)
->>>>>>> w/suite
 def test_policies_are_pure(path):
     found = {name.split(".")[0] for name in imported(path)}
     assert not found & {"torch", "os", "time", "pathlib", "threading", "concurrent"}
