@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staticgraph.memory import device
 from staticgraph.memory.budget import (
     BudgetExceeded,
     Ledger,
@@ -201,10 +202,8 @@ def test_what_is_printed_is_what_was_meant(count):
 
 
 def test_the_share_of_a_device_counts_what_torch_holds_once(monkeypatch):
-    from staticgraph import probing as memory_readers
-
-    found = memory_readers.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
-    monkeypatch.setattr(memory_readers, "device_memory", lambda device: found)
+    found = device.DeviceMemory("a card", total_bytes=1000, free_bytes=500, held_bytes=300)
+    monkeypatch.setattr(device, "device_memory", lambda device: found)
     budget = MemoryBudget.of_device(safety=0.5)
     assert (budget.max_bytes, budget.headroom_bytes, budget.driver_bytes) == (400, 400, 200)
     assert budget.max_bytes + budget.headroom_bytes + budget.driver_bytes == found.total_bytes

@@ -10,6 +10,7 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
+from staticgraph.steps.recordable_optimizer import make_capturable
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
 RECORDED = {"mode": "cuda-graph", "scope": "forward_backward", "recorder": TapeRecorder}
@@ -187,7 +188,7 @@ def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, floor, scope):
 
     options = {**RECORDED, "recorder": Taking, "scope": scope}
     runner = made(esol, sg.MemoryBudget(floor), memory, **options)
-    sg.make_capturable(runner.optimizer)
+    make_capturable(runner.optimizer)
     runner._commitments.allocator = allocator
     runner.warmup(esol, phases=("step",), progress=False)
     assert [b.measured_bytes for b in runner.report().buckets] == [501, 500]

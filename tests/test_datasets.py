@@ -14,6 +14,7 @@ import torch_geometric.datasets
 from torch_geometric.data import Data
 
 from staticgraph import datasets
+from staticgraph.datasets import pyg as from_pyg
 from staticgraph.datasets.npz import categories
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 
@@ -231,7 +232,7 @@ def test_tu_through_pyg(monkeypatch, tmp_path):
         seen.update(root=root, name=name)
         return graphs_with(y=torch.tensor([1]))
 
-    monkeypatch.setattr(torch_geometric.datasets, "TUDataset", stand_in)
+    monkeypatch.setattr(from_pyg, "TUDataset", stand_in)
     store = datasets.open("tu:IMDB-BINARY", root=tmp_path)
     assert seen == {"root": str(tmp_path / "tu"), "name": "IMDB-BINARY"}
     assert store.name == "IMDB-BINARY"
@@ -248,7 +249,7 @@ def test_molnet_through_pyg(monkeypatch, tmp_path):
             assert root == str(tmp_path / "molnet")
             super().__init__(graphs_with(x=torch.ones(2, 9).long(), y=torch.ones(1, 1)))
 
-    monkeypatch.setattr(torch_geometric.datasets, "MoleculeNet", StandIn)
+    monkeypatch.setattr(from_pyg, "MoleculeNet", StandIn)
     assert datasets.open("molnet:ESOL", root=tmp_path).name == "ESOL"
     with pytest.raises(UnknownDataset, match=r"molnet:nope: MoleculeNet has bace, bbbp, "):
         datasets.open("molnet:nope", root=tmp_path)
@@ -293,7 +294,7 @@ def test_offline_says_what_to_do(monkeypatch, tmp_path):
     def offline(*_, **__):
         raise URLError("Name or service not known")
 
-    monkeypatch.setattr(torch_geometric.datasets, "TUDataset", offline)
+    monkeypatch.setattr(from_pyg, "TUDataset", offline)
     with pytest.raises(DatasetUnavailable, match=r"tu:PROTEINS is not under .* check the name and"):
         datasets.open("tu:PROTEINS", root=tmp_path)
 
@@ -371,7 +372,7 @@ def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
 
 
 def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("staticgraph.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("staticgraph.text.progress.EVERY_S", 0.0)
     (tmp_path / "m.csv").write_text("smiles,y\n" + "C,1\n" * 30)
     datasets.open(tmp_path / "m.csv")
     assert capsys.readouterr().err == ""

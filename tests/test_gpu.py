@@ -40,12 +40,14 @@ def test_reduce_overhead_records_and_replays_like_eager(hiv, gps):
     torch.manual_seed(0)
     model = Molecules(hiv, gps).cuda()
     twin = copy.deepcopy(model)
-    skipped = skipped_recordings()
+    skipped, before = skipped_recordings(), recorded_graphs(torch.device("cuda"))
     recorded = runner_of(model, plan, "reduce-overhead").warmup(hiv, progress=False)
     eager = runner_of(twin, plan, "eager")
     after_warmup = recorded_graphs(torch.device("cuda"))
     assert after_warmup >= 4, "a forward and a backward for each of two buckets"
     assert skipped_recordings() == skipped
+    counted = sum(bucket.recordings for bucket in recorded.report().buckets)
+    assert counted == after_warmup - before
     for batch in batches_of(hiv, plan, 20):
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)

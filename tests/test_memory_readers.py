@@ -305,7 +305,7 @@ def test_what_a_library_takes_and_keeps_is_told_apart(esol):
     )
     allocator = FailingAllocator()
     with allocator:
-        allocator.watch([*wrapped.model.parameters(), *wrapped.model.buffers()])
+        allocator.watch([*wrapped.subject.model.parameters(), *wrapped.subject.model.buffers()])
         with AllocatorReader(allocator).open(wrapped) as read:
             readings = [read(SMALL), read(SMALL)]
     with allocator, AllocatorReader(allocator).open(task) as read:

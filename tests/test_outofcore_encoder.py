@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.arena import ArenaRecorder
 from support.counted_graphs import counting
 from support.hop_samples import edge_list, reference
-from support.tape import TapeRecorder
 from torch_geometric.nn import SAGEConv
 
 from staticgraph.errors import NotStatic
@@ -324,7 +324,7 @@ def test_a_rung_compiles_once_and_gives_what_eager_gives(graph, tmp_path):
 
 
 def test_recorded_steps_equal_eager_ones_and_a_rung_records_once(graph, tmp_path):
-    tape = TapeRecorder(torch.device("cpu"))
+    tape = ArenaRecorder(torch.device("cpu"))
     recorded, eager = (made(graph, Comet(4, 3), tmp_path / name, "gat", (3, 2)) for name in "ab")
     recorded.runner = HopRunner(recorded.model, "cuda-graph", recorder=tape)
     for _ in range(3):

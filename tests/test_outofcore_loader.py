@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.counted_graphs import counting
-from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.nn import GCNConv
 
@@ -219,7 +219,7 @@ def test_at_most_one_compile_a_rung_and_the_same_result_as_eager(graph, kind):
 def test_recorded_training_equals_eager_training(graph, dropout):
     """Two rungs, many batches: stale inputs, gradients and exchanged rungs would show."""
     graph, _ = graph
-    tape, runs = TapeRecorder(torch.device("cpu")), []
+    tape, runs = ArenaRecorder(torch.device("cpu")), []
     for recorder in (None, tape):
         torch.manual_seed(0)
         model = SampledGNN("gcn", 3, 8, 7, 2, dropout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
@@ -27,6 +29,10 @@ class ProbeStep:
         for parameter in self._model.parameters():
             parameter.grad = None
 
+    def _loss(self, batch: StaticBatch) -> torch.Tensor:
+        with self._computation.active():
+            return self._computation.run("step", batch)
+
     def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
         """Runs the step; calls ``between`` after the backward and returns what that gave."""
         if not self._trains:
@@ -36,9 +42,7 @@ class ProbeStep:
         self._model.train()
         self.free_gradients()
         for _ in range(self._accumulate):
-            with self._computation.active():
-                loss = self._computation.run("step", batch)
-            loss.backward()
+            self._loss(batch).backward()  # held by no name: the update comes after it is gone
         marked = between() if between is not None else None
         if self._optimizer is not None:
             self._optimizer.step()
