@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 # Whose functions are instrumented: what reads files. Numba does not take instrumented loops.
 INSTRUMENTED = (
     "staticgraph.files.document",
-    "staticgraph.files.document",
     "staticgraph.schema",
     "staticgraph.store.files",
-    "staticgraph.store.manifest_check",
-    "staticgraph.outofcore.manifest",
+    "staticgraph.store.structure",
+    "staticgraph.outofcore.disk.manifest",
     "staticgraph.training.checkpoint",
 )
 
