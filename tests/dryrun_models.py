@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import SAGEConv, SchNet, global_add_pool, to_hetero
 
-from staticgraph.models.build import build
+from staticgraph.models import build
 
 HIDDEN = 32
 LAYERS = 2
