@@ -8,6 +8,7 @@ from staticgraph.batches.static_batch import StaticBatch as StaticBatch
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run
+from staticgraph.dryrun.compiled_probe import probe as probe
 from staticgraph.errors import BadGraph as BadGraph
 from staticgraph.errors import BudgetExceeded as BudgetExceeded
 from staticgraph.errors import CheckpointCorrupt as CheckpointCorrupt
@@ -34,7 +35,6 @@ from staticgraph.memory.model import MemoryModel as MemoryModel
 from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
-from staticgraph.probing.probe import probe as probe
 from staticgraph.runner.report import Report as Report
 from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner

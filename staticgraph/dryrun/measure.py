@@ -38,7 +38,8 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
     """Answers a request; see :func:`staticgraph.dryrun.subject.subject_of` and
 
     Args:
-        request: further ``modes``, ``roles``, ``autocast`` (a dtype's name), ``compile_kernels``.
+        request: further ``modes``, ``roles``, ``autocast`` (a dtype's name), ``compile_kernels``,
+            ``moments`` (report them).
     """
     modes, roles = request.get("modes") or MODES, tuple(request.get("roles") or ROLES)
     if unknown := [mode for mode in modes if mode not in MODES]:
@@ -48,13 +49,14 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
         )
     subject = subject_of(request)
     autocast = request.get("autocast")
+    dtype = autocast and getattr(torch, autocast)
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
     runs = [
         run
         for mode in modes
-        for run in _Mode(subject, mode, autocast and getattr(torch, autocast), target).runs(roles)
+        for run in _Mode(subject, mode, dtype, target, bool(request.get("moments"))).runs(roles)
     ]
     return DryRun(
         target=target.name,
@@ -74,10 +76,15 @@ class _Mode:
     """One mode of one subject."""
 
     def __init__(
-        self, subject: Subject, mode: str, autocast: torch.dtype | None, target: Target
+        self,
+        subject: Subject,
+        mode: str,
+        autocast: torch.dtype | None,
+        target: Target,
+        moments: bool,
     ) -> None:
         self._subject, self._mode = subject, mode
-        self._autocast, self._target = autocast, target
+        self._autocast, self._target, self._moments = autocast, target, moments
         self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
         self._skips: dict[tuple[int, str], list[str]] = {}
         self._seconds: dict[tuple[int, str], float] = {}
@@ -191,6 +198,8 @@ class _Mode:
             },
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
+            reserved_bytes=step.reserved_bytes,
+            moments=tuple(step.moments) if self._moments else (),
             moved_bytes=sum(launch.nbytes for launch in step.launches),
             flops=sum(launch.flops for launch in step.launches),
             at_least_s=sum(max(x.nbytes / moved, x.flops / rate) for x in step.launches),
