@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ from staticgraph.plans.choose import sizes_of
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.layouts import decided
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Read, Reading, Subject
 from staticgraph.probing.resident import resident_bytes
@@ -118,7 +120,14 @@ def probe(
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-    return _model_of(readings, checked, subject, chosen.name, form, note)
+        memory = _model_of(readings, checked, subject, chosen.name, form, note)
+
+        def bytes_at(capacity: Capacity) -> float | None:
+            reading, _ = _read_or_none(read, capacity)
+            return None if reading is None else reading.step
+
+        known = [capacity for capacity, _ in [*readings, *([checked] if checked else [])]]
+        return replace(memory, fit=decided(memory.fit, known, bytes_at))
 
 
 def probe_capacities(
