@@ -103,8 +103,8 @@ def reading_of(run: Run, updates: bool) -> Reading:
     return Reading(
         step=int(moments.max()),
         update=max(update) - run.resident_bytes if updates and update else 0,
-        overhead=max(0.0, run.reserved_bytes / run.peak_bytes - 1),
-        workspaces=CUBLAS_WORKSPACES,
+        # In bytes, not as a share: most of it is the last segment, whatever the step takes.
+        workspaces=CUBLAS_WORKSPACES + max(0, run.reserved_bytes - run.peak_bytes),
         moments=moments,
         operations=np.array([zlib.crc32(name.encode()) for name, _ in step], np.int64),
     )

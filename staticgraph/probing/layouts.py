@@ -1,69 +1,58 @@
-"""Which layout attention has, where the probed capacities do not tell.
+"""Capacities that tell apart how attention is laid out, where those that were probed do not.
 
 At small capacities the blocks by size of a converted layer are one block of all, as dense attention
 is at every capacity, so the same sum of counts fits both; at twice the largest graph one takes a
-third of the other. One more reading, at a capacity where they part, decides.
+third of the other. Explicit weights of a block live beside those of the other blocks only while it
+is computed, which one block alone cannot show either. So more readings follow where several
+blocks are worth it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from staticgraph.memory.fit import LAYOUTS, Fit, counts_of
+from staticgraph.memory.fit import Fit, counts_of
 from staticgraph.sizes.capacity import Capacity
 
 # Terms of a form that depend on the layout.
-BLOCKS = ("places", "pairs")
-# Times the largest graph and the graphs of the costliest capacity, until the layouts part.
-GROWTH = (2, 4, 8)
+BLOCKS = ("places", "pairs", "widest")
+# Times nodes, edges, graphs and the largest graph of the costliest capacity.
+GROWN = ((1, 1, 2, 2), (2, 2, 2, 2), (1, 1, 4, 2), (2, 2, 4, 4), (1, 1, 2, 4), (2, 2, 4, 1))
 
 
-def decided(
-    found: Fit, capacities: Sequence[Capacity], bytes_at: Callable[[Capacity], float | None]
-) -> Fit:
-    """The fit, with the layout that explains one more reading best.
+def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
+    """What else to read; nothing where the layouts part already, or where none matters.
 
     Args:
         found: fitted on ``capacities``.
-        bytes_at: reads one more; None where memory does not suffice, and the fit stays.
     """
-    alike = [
-        layout
-        for layout in LAYOUTS
-        if all(_blocks(c, layout) == _blocks(c, found.layout) for c in capacities)
-    ]
     matters = any(
         value and term in BLOCKS
         for plane in found.planes
         for term, value in zip(found.terms, plane, strict=True)
     )
-    if len(alike) == 1 or not matters:
-        return found
-    apart = _apart(capacities[-1], alike)
-    measured = None if apart is None else bytes_at(apart)
-    if apart is None or measured is None:
-        return found
-    fits = [found._replace(layout=layout) for layout in alike]
-    return min(fits, key=lambda fit: abs(fit.predict(apart) / measured - 1))
+    if not matters or any(_parts(capacity) for capacity in capacities):
+        return []
+    return [grown for grown in _grown(capacities[-1]) if _parts(grown)]
 
 
-def _blocks(capacity: Capacity, layout: str) -> tuple[float, ...]:
-    counts = counts_of(capacity, layout)  # pyright: ignore[reportArgumentType]
-    return tuple(counts[term] for term in BLOCKS)
+def _parts(capacity: Capacity) -> bool:
+    """Whether the layouts count differently here."""
+    one, several = counts_of(capacity), counts_of(capacity, "auto")
+    return any(one[term] != several[term] for term in BLOCKS)
 
 
-def _apart(capacity: Capacity, layouts: Sequence[str]) -> Capacity | None:
-    """A capacity at which not all layouts count the same; None where there is none near."""
-    for times in GROWTH:
-        largest = capacity.max_graph_nodes * times
-        grown = replace(
+def _grown(capacity: Capacity) -> list[Capacity]:
+    return [
+        replace(
             capacity,
-            nodes=max(capacity.nodes, largest + capacity.node_reserve),
-            graphs=capacity.graphs * times,
-            max_graph_nodes=largest,
+            nodes=max(capacity.nodes * n, capacity.max_graph_nodes * m + capacity.node_reserve),
+            edges=capacity.edges * e,
+            graphs=capacity.graphs * g,
+            max_graph_nodes=capacity.max_graph_nodes * m,
+            extra=tuple((name, rows * n) for name, rows in capacity.extra),
             ranks=(),
         )
-        if len({_blocks(grown, layout) for layout in layouts}) > 1:
-            return grown
-    return None
+        for n, e, g, m in GROWN
+    ]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +33,7 @@ from staticgraph.plans.choose import sizes_of
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.layouts import decided
+from staticgraph.probing.layouts import more
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Read, Reading, Subject
 from staticgraph.probing.resident import resident_bytes
@@ -121,13 +120,12 @@ def probe(
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
         memory = _model_of(readings, checked, subject, chosen.name, form, note)
-
-        def bytes_at(capacity: Capacity) -> float | None:
-            reading, _ = _read_or_none(read, capacity)
-            return None if reading is None else reading.step
-
-        known = [capacity for capacity, _ in [*readings, *([checked] if checked else [])]]
-        return replace(memory, fit=decided(memory.fit, known, bytes_at))
+        extra = more(memory.fit, [capacity for capacity, _ in readings])
+        if extra and not note:
+            further, _, note = _read_all(read, extra, None)
+            readings = [*readings, *further]
+            memory = _model_of(readings, checked, subject, chosen.name, form, note)
+    return memory
 
 
 def probe_capacities(
