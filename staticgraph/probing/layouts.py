@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from staticgraph.memory.fit import Fit, counts_of
+from staticgraph.memory.fit import LAYOUTS_OF, Fit, counts_of
 from staticgraph.sizes.capacity import Capacity
 
+# A simpler form that was exact before is kept where it misses the further readings by no more.
+EXPLAINED = 0.03
 # Terms of a form that depend on the layout.
 BLOCKS = ("places", "pairs", "widest")
 # Times nodes, edges, graphs and the largest graph of the costliest capacity.
@@ -35,6 +37,17 @@ def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
     if not matters or any(_parts(capacity) for capacity in capacities):
         return []
     return [grown for grown in _grown(capacities[-1]) if _parts(grown)]
+
+
+def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | None:
+    """The fit with the layout that explains all readings, bytes at a capacity, to 3%; or None."""
+    fits = [found._replace(layout=layout) for layout in LAYOUTS_OF[found.form]]
+
+    def worst(fit: Fit) -> float:
+        return max(abs(fit.predict(capacity) / nbytes - 1) for capacity, nbytes in readings)
+
+    best = min(fits, key=worst)
+    return best._replace(residual=worst(best)) if worst(best) <= EXPLAINED else None
 
 
 def _parts(capacity: Capacity) -> bool:
