@@ -8,6 +8,7 @@ from staticgraph.batches.static_batch import StaticBatch as StaticBatch
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run
+from staticgraph.dryrun.compiled_probe import probe as probe
 from staticgraph.errors import BadGraph as BadGraph
 from staticgraph.errors import BudgetExceeded as BudgetExceeded
 from staticgraph.errors import CheckpointCorrupt as CheckpointCorrupt
@@ -35,7 +36,6 @@ from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.by_memory import autosize_workers as autosize_workers
 from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
-from staticgraph.probing.probe import probe as probe
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
 from staticgraph.runner.report import Report as Report

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from support.dryrun_models import EDGE_TYPES, NODE_TYPES, WIDTH
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
+from staticgraph import cli
+from staticgraph.dryrun import ask
 from staticgraph.dryrun.ask import Child
 from staticgraph.dryrun.availability import release, torch_version
 from staticgraph.dryrun.launched import added, counts
@@ -127,6 +130,30 @@ def _compare_with_committed(case: str, run) -> None:
         f"{case}: {run.count()} launches, {before['total']} were committed; more than then: "
         + ", ".join(added(before["launches"], counts(run)))
     )
+
+
+def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
+    """``staticgraph check --for``, whole: exit status 0, a table, the same as JSON, a picture."""
+    monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))
+    command = ["check", "--for", "h100", "--model", "dryrun_models:gine", "--data", ESOL["data"]]
+    command += ["--mode", "cuda-graph", "--kernels", "--batch-size", "16"]
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"]
+    assert [(r["mode"], r["role"]) for r in found["runs"]] == [
+        ("cuda-graph", "step"),
+        ("cuda-graph", "eval"),
+    ]
+    assert found["uses"]
+    picture = tmp_path / "launches.png"
+    assert cli.main([*command, "--picture", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert "in one piece" in said
+    assert "not run on one" in said
+    assert picture.stat().st_size > 0
+    stopped = ["--model", "dryrun_models:OnTheHost", "--mode", "cuda-graph"]
+    assert cli.main([*command[:3], *stopped, "--data", ESOL["data"]]) == 1
+    assert "not at all" in capsys.readouterr().out
 
 
 def test_what_was_added_is_named():

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch_geometric.nn import GPSConv
 
 from staticgraph import models
+from staticgraph.memory.fit import Fit
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.layouts import more
 from staticgraph.probing.probe import probe
 from staticgraph.probing.profiler import ProfilerAllocator
 from staticgraph.probing.reading import Probed, Reading
@@ -46,6 +51,41 @@ def test_what_comes_before_the_first_landmark_counts_too():
 )
 def test_steps_that_cannot_be_matched_give_none(other):
     assert aligned([reading([1, 2, 9], [1, 2, 3]), other]) == [None, None]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does(esol, dropout):
+    """At 60 nodes a graph the blocks by size are one block; at twice that they are several, and
+    take a third. Attention is fused, or with explicit weights that are dropped."""
+    torch.manual_seed(0)
+    model = models.build("gps", esol, hidden=16, layers=1)
+    for module in model.modules():
+        if isinstance(module, GPSConv):
+            module.attn.dropout = dropout
+    subject = Subject(model, esol.schema, lambda out, batch: (out - batch.y).square())
+    capacities = [
+        Capacity(150, 310, 8, 60),
+        Capacity(300, 620, 16, 60),
+        Capacity(300, 800, 16, 60),
+        Capacity(400, 620, 16, 60),
+        Capacity(300, 620, 24, 60),
+        Capacity(300, 620, 16, 30),
+        Capacity(300, 620, 16, 15),
+        Capacity(440, 900, 24, 45),
+    ]
+    memory = probe(model, esol, loss=subject.loss, capacities=capacities)
+    assert memory.fit.layout == "auto"
+    with FakeTensorReader().open(subject) as read:
+        for wide in (Capacity(900, 1_850, 24, 120), Capacity(1_800, 3_700, 80, 110)):
+            assert memory.fit.predict(wide) == pytest.approx(read(wide).step, rel=0.03)
+
+
+def test_more_is_read_only_where_blocks_matter_and_are_not_told_apart():
+    near = [Capacity(300, 620, 16, 60), Capacity(440, 900, 24, 45)]
+    found = Fit("attention", ((0.0, 0.0, 0.0, 0.0, 8.0, 4.0),))
+    assert len(more(found, near)) > 2
+    assert not more(found, [*near, Capacity(880, 1_800, 96, 180)]), "it has several blocks"
+    assert not more(found._replace(planes=((1.0, 2.0, 3.0, 4.0, 0.0, 0.0),)), near)
 
 
 def test_attention_in_blocks_by_size_is_found_and_predicted(hiv):

@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import global_add_pool
+from torch_geometric.utils import dropout_edge, to_dense_batch
 
 import staticgraph as sg
 from staticgraph import models
@@ -121,6 +123,37 @@ def test_explicit_attention_comes_out_quadratic_in_the_largest_graph(esol):
     assert memory.binding(Capacity(900, 1_850, 50, 250)) == "attention"
     found = measured(task, HELD_OUT)
     assert memory.fit.predict(HELD_OUT) == pytest.approx(found.step, rel=0.03)
+
+
+class DenseAttention(nn.Module):
+    """PyG's own way: ``to_dense_batch``, attention with explicit weights, back by the mask; some
+    edges dropped before."""
+
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inward, self.outward = nn.Linear(9, width), nn.Linear(width, 1)
+        self.attention = nn.MultiheadAttention(width, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        _, kept = dropout_edge(edge_index, 0.2)
+        h = self.inward(x.float()) + edge_attr[kept].float().mean()
+        block, mask = to_dense_batch(h, batch)
+        out, _ = self.attention(block, block, block, key_padding_mask=~mask)
+        return self.outward(global_add_pool((block + out)[mask], batch, batch_size))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dropout, counted):
+    """Also at twice the probed largest graph, and at more and smaller graphs."""
+    model = DenseAttention(8, dropout)
+    optimizer = torch.optim.Adam(model.parameters())
+    subject = Subject(model, esol.schema, squared, optimizer, counted=counted)
+    memory = probed(subject, esol)
+    assert memory.fit.form == "attention"
+    for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(900, 1_850, 80, 20)):
+        found = measured(subject, capacity).step
+        assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 
 
 def test_evaluation_is_probed_without_a_loss(esol):

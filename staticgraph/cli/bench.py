@@ -1,8 +1,9 @@
-"""``staticgraph bench --count-kernels``: operations of a training step, stock against fused."""
+"""``staticgraph bench --count-kernels``: what a step gives a GPU: PyG, compiled, with kernels."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from staticgraph.cli import values
@@ -14,16 +15,16 @@ example:
   staticgraph bench --count-kernels --data examples/data/hiv.npz \\
       --model gine --layers 5 --hidden 300 --batch-size 32
 """
-CONTENDERS = ("PyG", "static", "static, kernels")
 
 
 def register(commands: Any) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "bench",
-        help="count the operations of a training step",
-        description="Count what a training step gives the device: plain PyG, static batches, and "
-        "static batches with fused kernels. Needs no GPU.",
+        help="count the operations and launches of a training step",
+        description="Count what a training step gives a GPU, three ways: operations of plain PyG, "
+        "and launches of the default plan's step compiled for a GPU that is not there, of stock "
+        "layers and with kernels. Needs no GPU; compiling takes a minute or more.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -36,99 +37,129 @@ def register(commands: Any) -> None:
     parser.add_argument("--hidden", type=values.whole(1, values.WIDEST), default=300)
     parser.add_argument("--heads", type=values.whole(1, values.WIDEST), default=4)
     parser.add_argument("--batch-size", type=values.whole(), default=32)
-    parser.add_argument("--operators", action="store_true", help="also list them by name")
+    parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="mixed precision")
+    parser.add_argument(
+        "--for", dest="target", default="h100", metavar="GPU", help="h100, h200, a100 or l4"
+    )
+    parser.add_argument(
+        "--eager",
+        action="store_true",
+        help="compile nothing: operations in eager mode alone, of static batches, too",
+    )
+    parser.add_argument(
+        "--operators", action="store_true", help="also list eager operations by name"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
-    from staticgraph.dryrun.operations import PHASES
-    from staticgraph.text.table import table
+    import torch
 
-    counted = {name: _count(name, args) for name in CONTENDERS}
+    from staticgraph import datasets, models
+    from staticgraph.dryrun import baseline
+    from staticgraph.errors import DryRunUnavailable
+    from staticgraph.plans.choose import plan_buckets
+
+    store = datasets.open(args.data)
+    plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
+    dtype = None if args.autocast is None else getattr(torch, args.autocast)
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return models.build(
+            args.model, store, hidden=args.hidden, layers=args.layers, heads=args.heads
+        )
+
+    eager = baseline.EAGER if args.eager or args.operators else baseline.EAGER[:1]
+    found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
+    columns = [baseline.operations_column(name, counted) for name, counted in found.items()]
+    label = ""
+    if not args.eager:
+        try:
+            for kernels in (False, True):
+                column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
+                columns.append(column)
+        except DryRunUnavailable as error:
+            print(f"skipped what is compiled: {error}", file=sys.stderr)
     if args.json:
-        document = {
-            name: {
-                **found.counts,
-                "total": found.total(),
-                "launches": found.launches,
-                "host_reads": found.host_reads,
-            }
-            for name, found in counted.items()
-        }
-        print(to_json(document))
+        print(to_json(_document(args, plan, columns, found, label)))
         return 0
+    precision = f", {args.autocast}" if args.autocast else ""
     print(
-        f"{args.model} {args.layers}x{args.hidden}, batch {args.batch_size}: operations a training "
-        "step, views and allocations left out"
+        f"{args.model} {args.layers}x{args.hidden}, batch {args.batch_size}{precision}, "
+        f"{plan.capacities[0]}: one training step"
     )
-    rows = [
-        [
-            name,
-            *(found.total(phase) for phase in PHASES),
-            found.total(),
-            found.launches,
-            found.host_reads,
-        ]
-        for name, found in counted.items()
-    ]
-    print(table(["", *PHASES, "step", "launches, at least", "host reads"], rows))
+    print(_table(columns))
+    print("operations: dispatched in eager mode, views and allocations left out")
+    if label:
+        print(f"launches: {label}")
     if args.operators:
-        for name, found in counted.items():
-            print(f"\n{name}")
-            lines = [
-                [operator, *(found.counts[phase][operator] for phase in PHASES)]
-                for operator in sorted({key for c in found.counts.values() for key in c})
-            ]
-            print(table(["operator", *PHASES], lines))
+        _print_operators(found)
     return 0
 
 
-def _count(name: str, args: argparse.Namespace) -> Any:
-    """One step of one contender; the first step of its optimizer is taken before."""
-    import torch
-    import torch.nn.functional as F
+def _table(columns: list[Any]) -> str:
+    """Phases down, ways across; the share is of the stock step compiled."""
+    from staticgraph.dryrun.baseline import STOCK
+    from staticgraph.dryrun.operations import PHASES
+    from staticgraph.text.table import table
 
-    import staticgraph as sg
-    from staticgraph import models
-    from staticgraph.dryrun.operations import count_step
-    from staticgraph.steps.losses import mean_loss
+    rows: list[list[Any]] = [
+        [phase, *(column.phases[phase] for column in columns)] for phase in PHASES
+    ]
+    rows.append(["step", *(column.step for column in columns)])
+    stock = next((column.step for column in columns if column.name == STOCK), None)
+    if stock:
+        rows.append([f"of {STOCK}", *(f"{column.step / stock:.2f}" for column in columns)])
+    return table(["", *(f"{column.name}, {column.unit}" for column in columns)], rows)
 
-    store = sg.datasets.open(args.data)
-    torch.manual_seed(0)
-    model = models.build(
-        args.model, store, hidden=args.hidden, layers=args.layers, heads=args.heads
-    ).train()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    ids = range(min(args.batch_size, len(store)))
 
-    def loss_of(out: torch.Tensor, batch: Any) -> torch.Tensor:
-        return F.mse_loss(out.view(-1), batch.y[:, 0].float().view(-1), reduction="none")
+def _document(
+    args: argparse.Namespace, plan: Any, columns: list[Any], found: dict[str, Any], label: str
+) -> dict[str, Any]:
+    """What ``--json`` prints: the table, and where and when it was made."""
+    import datetime
 
-    if name == "PyG":
-        from torch_geometric.data import Batch
+    from staticgraph.runner.report import versions
 
-        batch: Any = Batch.from_data_list([store[i] for i in ids])
-        edges = getattr(batch, "edge_attr", None)
+    document: dict[str, Any] = {
+        column.name: {
+            **column.phases,
+            "total": column.step,
+            "unit": column.unit,
+            **({"kinds": column.kinds} if column.kinds else {}),
+        }
+        for column in columns
+    }
+    for name, counted in found.items():
+        document[name] |= {
+            "operators": counted.counts,
+            "launches": counted.launches,
+            "host_reads": counted.host_reads,
+        }
+    document["setting"] = {
+        "model": f"{args.model} {args.layers}x{args.hidden}",
+        "data": args.data,
+        "batch_size": args.batch_size,
+        "autocast": args.autocast,
+        "capacity": str(plan.capacities[0]),
+        "label": label,
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+    return document
 
-        def forward() -> torch.Tensor:
-            out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
-            return loss_of(out, batch).mean()
-    else:
-        kernels = name.endswith("kernels")
-        sg.convert(model, kernels="all" if kernels else False)
-        sizes = store.sizes[list(ids)].sum(0)
-        largest = int(store.sizes[list(ids), 0].max())
-        capacity = sg.Capacity.distinct(int(sizes[0]) + 2, int(sizes[1]) + 2, len(ids) + 1, largest)
-        # As a compiled step sees it: real counts unknown, so nothing is cut to size by the host.
-        padded = sg.StaticBatch.of(store, ids, capacity, pointers=kernels)
-        padded = sg.StaticBatch(padded.layout, padded.tensors())
-        runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [capacity], "eager")
 
-        def forward() -> torch.Tensor:
-            return mean_loss(loss_of, runner(padded), padded)
+def _print_operators(found: dict[str, Any]) -> None:
+    from staticgraph.dryrun.operations import PHASES
+    from staticgraph.text.table import table
 
-    forward().backward()
-    optimizer.step()
-    return count_step(forward, optimizer)
+    for name, counted in found.items():
+        print(f"\n{name}")
+        lines = [
+            [operator, *(counted.counts[phase][operator] for phase in PHASES)]
+            for operator in sorted({key for c in counted.counts.values() for key in c})
+        ]
+        print(table(["operator", *PHASES], lines))

@@ -68,7 +68,8 @@ class Watch:
         graph: the compiled graph that runs now.
         after_forward, after_backward: which compiled graphs ran since :meth:`begin`; what runs
             outside of them belongs to the backward after the first, to the update after the second.
-        live: counts storages, where given.
+        live: counts storages, where given; ``moments`` is then what was live, by phase and name,
+            when something was launched or made.
         graphs: every compiled graph since it was emptied.
         causes: why the graph that compiles now cannot be recorded whole: (reason, operation,
             place); taken by the graph when it is done.
@@ -83,6 +84,7 @@ class Watch:
     after_forward: bool = False
     after_backward: bool = False
     live: Any = None
+    moments: list[tuple[str, str, int]] = field(default_factory=list)
     graphs: list[CompiledGraph] = field(default_factory=list)
     causes: list[tuple[str, str, str]] = field(default_factory=list)
     skips: list[str] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Watch:
 
     def begin(self) -> None:
         """Starts a count."""
-        self.launches, self.operators = [], Counter()
+        self.launches, self.operators, self.moments = [], Counter(), []
         self.after_forward = self.after_backward = False
         self.counting = True
 
@@ -115,6 +117,7 @@ class Watch:
         """Notes one launch, and what it was given."""
         if self.counting:
             self.launches.append(Launch(self.phase, kind, name, touched(given), flops))
+            self._moment(name)
 
     def operator(self, name: str) -> None:
         """Notes one operator."""
@@ -144,6 +147,11 @@ class Watch:
         """Counts the memory of results."""
         if self.live is not None and self.counting:
             self.live.watch(tensors(out))
+            self._moment("made")
+
+    def _moment(self, name: str) -> None:
+        if self.live is not None:
+            self.moments.append((self.phase, name, self.live.live_bytes))
 
 
 WATCH = Watch()

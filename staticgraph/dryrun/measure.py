@@ -39,7 +39,7 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
     """Answers a request; see :func:`staticgraph.dryrun.subject.candidate_of` and
 
     Args:
-        request: further ``modes``, ``roles``, ``compile_kernels``.
+        request: further ``modes``, ``roles``, ``compile_kernels``, ``moments`` (report them).
     """
     modes, roles = request.get("modes") or MODES, tuple(request.get("roles") or ROLES)
     if unknown := [mode for mode in modes if mode not in MODES]:
@@ -48,10 +48,11 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
             "kernels on the device)"
         )
     candidate = candidate_of(request)
+    moments = bool(request.get("moments"))
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
-    runs = [run for mode in modes for run in _Mode(candidate, mode, target).runs(roles)]
+    runs = [run for mode in modes for run in _Mode(candidate, mode, target, moments).runs(roles)]
     return DryRun(
         target=target.name,
         device=target.device,
@@ -69,9 +70,9 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
 class _Mode:
     """One mode of one candidate."""
 
-    def __init__(self, candidate: Candidate, mode: str, target: Target) -> None:
+    def __init__(self, candidate: Candidate, mode: str, target: Target, moments: bool) -> None:
         self._candidate, self._plan = candidate, candidate.plan
-        self._mode, self._target = mode, target
+        self._mode, self._target, self._moments = mode, target, moments
         self._graphs: dict[tuple[int, str], list[CompiledGraph]] = {}
         self._skips: dict[tuple[int, str], list[str]] = {}
         self._seconds: dict[tuple[int, str], float] = {}
@@ -176,6 +177,8 @@ class _Mode:
             },
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
+            reserved_bytes=step.reserved_bytes,
+            moments=tuple(step.moments) if self._moments else (),
             moved_bytes=sum(launch.nbytes for launch in step.launches),
             flops=sum(launch.flops for launch in step.launches),
             at_least_s=sum(max(x.nbytes / moved, x.flops / rate) for x in step.launches),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.dryrun.launches import WATCH, Launch
+from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.recording.recorder import Recorded
 
@@ -24,12 +25,16 @@ class Counted:
         operators: by phase and name.
         resident_bytes: what was there before it: parameters, optimizer, inputs.
         peak_bytes: the most at once, those included.
+        reserved_bytes: what torch's caching allocator would have taken from the driver for it.
+        moments: what was live, by phase and what was launched or made.
     """
 
     launches: list[Launch]
     operators: Counter[tuple[str, str]]
     resident_bytes: int
     peak_bytes: int
+    reserved_bytes: int
+    moments: list[tuple[str, str, int]]
 
 
 def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, Counted]:
@@ -38,7 +43,8 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, C
     Args:
         resident: tensors that are there before.
     """
-    live = LiveStorages(CUDA_BLOCK)
+    pool = CachingPool()
+    live = LiveStorages(CUDA_BLOCK, pool=pool)
     live.watch(resident)
     before = live.live_bytes
     live.reset_peak()
@@ -49,7 +55,9 @@ def counted(body: Callable[[], Any], resident: Iterable[Tensor]) -> tuple[Any, C
     finally:
         launches, operators = WATCH.end()
         WATCH.live = None
-    return result, Counted(launches, operators, before, live.peak_bytes)
+    return result, Counted(
+        launches, operators, before, live.peak_bytes, pool.reserved_bytes, WATCH.moments
+    )
 
 
 class RefusingRecorder:

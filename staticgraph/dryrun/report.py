@@ -48,6 +48,8 @@ class Run:
         operators: phase -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
         peak_bytes: the most that is live at once, those included; without library workspaces.
+        reserved_bytes: what torch's caching allocator would take from the driver for the peak.
+        moments: phase, what was launched or made, and the bytes live then; where asked for.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.
         at_least_s: the roofline's bound: of each launch the longer of its bytes over the bandwidth
@@ -72,6 +74,8 @@ class Run:
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     resident_bytes: int = 0
     peak_bytes: int = 0
+    reserved_bytes: int = 0
+    moments: tuple[tuple[str, str, int], ...] = ()
     moved_bytes: int = 0
     flops: int = 0
     at_least_s: float = 0.0
@@ -241,6 +245,7 @@ def _run_of(values: Mapping[str, Any]) -> Run:
     fields["causes"] = tuple(Cause(**cause) for cause in fields["causes"])
     for name in ("partitions", "devices"):
         fields[name] = tuple(fields[name])
+    fields["moments"] = tuple(map(tuple, fields["moments"]))
     return Run(**fields)
 
 

@@ -6,6 +6,7 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 
     linear     fixed + a*N + b*E + g*G + p*G*M
     attention  linear + c*G*M^2
+    blocks     attention + w*(pairs of the costliest block of several)
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
@@ -41,7 +42,7 @@ from staticgraph.text.byte_sizes import human_bytes
 
 Array = NDArray[np.float64]
 
-Form = Literal["linear", "attention", "quadratic"]
+Form = Literal["linear", "attention", "blocks", "quadratic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 # How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
@@ -53,10 +54,11 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
     """Every count that a form may have, of one capacity."""
     places = float(capacity.graphs) * capacity.max_graph_nodes
-    pairs = places * capacity.max_graph_nodes
+    pairs = widest = places * capacity.max_graph_nodes
     if layout != "dense":
         path = attention_path(capacity, layout)
         places, pairs = float(sum(block.places for block in path.blocks)), float(path.entries)
+        widest = float(max(block.places * block.width for block in path.blocks))
     return {
         "fixed": 1.0,
         "nodes": float(capacity.nodes),
@@ -64,6 +66,7 @@ def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
         "graphs": float(capacity.graphs),
         "places": places,
         "pairs": pairs,
+        "widest": widest,
         "nodes^2": float(capacity.nodes) ** 2,
         **{rows_of(name): float(rows) for name, rows in capacity.extra},
     }
@@ -77,7 +80,15 @@ def rows_of(axis: str) -> str:
 TERMS: dict[Form, tuple[str, ...]] = {
     "linear": ("fixed", "nodes", "edges", "graphs", "places"),
     "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
+    "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest"),
     "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
+}
+# Layouts that a form may have: in one block of all, the widest is all.
+LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
+    "linear": LAYOUTS,
+    "attention": LAYOUTS,
+    "blocks": LAYOUTS[1:],
+    "quadratic": LAYOUTS[:1],
 }
 # Sums of the axes where nodes have types.
 SUMS = ("nodes", "edges")
@@ -190,7 +201,7 @@ def fit(
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits, refusals = [], []
     for name in FORMS if form == "auto" else (form,):
-        for layout in LAYOUTS if name != "quadratic" else LAYOUTS[:1]:
+        for layout in LAYOUTS_OF[name]:
             try:
                 fits.append(_fit_form(points, name, layout, held_out, typed))
             except FitRefused as refusal:

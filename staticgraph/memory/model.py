@@ -136,7 +136,7 @@ class MemoryModel:
             shares[term] = shares.get(term, 0.0) + taken
         for name, nbytes in self.batch.per_axis:
             shares[rows_of(name)] += nbytes * counts[rows_of(name)]
-        shares["attention"] = shares.pop("places", 0.0) + shares.pop("pairs", 0.0)
+        shares["attention"] = sum(shares.pop(term, 0.0) for term in ("places", "pairs", "widest"))
         shares["nodes"] += shares.pop("nodes^2", 0.0)
         return max(shares, key=lambda term: shares[term])
 

@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from staticgraph.probing.caching_pool import CachingPool
+
 # The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
 # Elementwise operations whose operands keep their dtypes: a condition, a copy that is the cast.
@@ -46,9 +48,16 @@ class LiveStorages(TorchDispatchMode):
         block: what every storage is rounded up to.
         limit_bytes: as above.
         casts: count the copies that a CPU makes of operands of mixed dtypes.
+        pool: is told of every storage, where given.
     """
 
-    def __init__(self, block: int = 1, limit_bytes: int | None = None, casts: bool = False) -> None:
+    def __init__(
+        self,
+        block: int = 1,
+        limit_bytes: int | None = None,
+        casts: bool = False,
+        pool: CachingPool | None = None,
+    ) -> None:
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -58,6 +67,7 @@ class LiveStorages(TorchDispatchMode):
         self.limit_bytes = limit_bytes
         self._block = block
         self._casts = casts
+        self._pool = pool
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(
@@ -84,6 +94,9 @@ class LiveStorages(TorchDispatchMode):
             if known is None:
                 weakref.finalize(storage, self._gone, key).atexit = False
             self._sizes[key] = nbytes
+            if self._pool is not None:
+                self._pool.free(key)
+                self._pool.allocate(key, nbytes)
             self.live_bytes += nbytes - (known or 0)
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
@@ -100,6 +113,8 @@ class LiveStorages(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)
+        if self._pool is not None:
+            self._pool.free(key)
 
 
 def _cast_bytes(func: Any, args: tuple[Any, ...]) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ from staticgraph.plans.choose import sizes_of
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.layouts import explaining, more
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
@@ -119,7 +121,16 @@ def probe(
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-    return _model_of(readings, checked, probed, chosen.name, form, note)
+        memory = _model_of(readings, checked, probed, chosen.name, form, note)
+        extra = more(memory.fit, [capacity for capacity, _ in readings])
+        if extra and not note:
+            further, _, note = _read_all(read, extra, None)
+            readings = [*readings, *further]
+            kept = explaining(memory.fit, [(c, reading.step) for c, reading in readings])
+            if kept is not None:
+                return replace(memory, fit=kept)
+            memory = _model_of(readings, checked, probed, chosen.name, form, note)
+    return memory
 
 
 def probe_capacities(

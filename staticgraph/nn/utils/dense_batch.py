@@ -19,6 +19,7 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present
 
 
@@ -66,7 +67,7 @@ def static_to_dense_batch(
         # Not at the first place of a padding graph: the largest of infinities is no number.
         empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))
         dense = torch.where(empty, fill_value, dense)
-    return dense, mask.as_subclass(_DenseMask)
+    return dense, marked(mask, _DenseMask)
 
 
 def static_to_dense_adj(

@@ -16,6 +16,7 @@ from torch_geometric.utils import dropout_adj, dropout_edge
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.marked import marked
 
 
 class _DropMask(Tensor):
@@ -51,9 +52,9 @@ def static_dropout_edge(
 ) -> tuple[Tensor, Tensor]:
     if not training or p == 0.0:
         keep = torch.ones_like(edge_index[0], dtype=torch.bool)
-        return edge_index, keep.as_subclass(_DropMask)
+        return edge_index, marked(keep, _DropMask)
     dropped, keep = _drop(context, edge_index, p, force_undirected)
-    return dropped, keep.as_subclass(_DropMask)
+    return dropped, marked(keep, _DropMask)
 
 
 def static_dropout_adj(

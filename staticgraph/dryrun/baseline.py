@@ -1,0 +1,144 @@
+"""What a training step gives a GPU, three ways: plain PyG, stock layers compiled, and with kernels.
+
+The alternative to this library on a GPU is not PyG in eager mode alone: the same model in fixed
+shapes can be compiled without any kernel of ours. So three numbers stand side by side: operations
+that plain PyG dispatches (each at least a launch), and the launches of the compiled step over the
+buckets of the default plan, without and with kernels, from a dry run (:mod:`.ask`). Checks of the
+runner that look at numbers are no part of a step and are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.dryrun.ask import dry_run
+from staticgraph.dryrun.operations import PHASES, Operations, count_step
+from staticgraph.dryrun.report import Run
+from staticgraph.nn import convert
+from staticgraph.plans.choose import BucketPlan
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.losses import mean_loss
+from staticgraph.steps.subject import Subject
+from staticgraph.store.graph_store import GraphStore
+
+EAGER = ("PyG", "static", "static, kernels")
+STOCK, KERNELS = "stock, compiled", "kernels, compiled"
+MODE = "reduce-overhead"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to run a step.
+
+    Attributes:
+        name: of :data:`EAGER`, :data:`STOCK` or :data:`KERNELS`.
+        unit: ``operations`` or ``launches``.
+        phases: forward, backward, optimizer -> how many.
+        kinds: kind of launch -> how many, where launches were counted.
+    """
+
+    name: str
+    unit: str
+    phases: dict[str, int]
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """All phases."""
+        return sum(self.phases.values())
+
+
+def squared_error(out: Tensor, batch: Any) -> Tensor:
+    """A loss that plain PyG and a child process can have, too: one value a graph."""
+    return F.mse_loss(out.view(-1), batch.y[:, 0].float().view(-1), reduction="none")
+
+
+def dispatched(
+    name: str, model: torch.nn.Module, store: GraphStore, plan: BucketPlan, dtype: Any = None
+) -> Operations:
+    """One eager step's operations; the first step of the optimizer is taken before.
+
+    Args:
+        name: of :data:`EAGER`; ``static`` is the plan's largest bucket as a compiled step sees it,
+            its real counts unknown.
+        model: is converted in place, but for ``PyG``.
+        dtype: of autocast, or None.
+    """
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    if name == "PyG":
+        from torch_geometric.data import Batch
+
+        graphs: Any = [store[i] for i in range(min(plan.batch_size or 1, len(store)))]
+        batch: Any = Batch.from_data_list(graphs)
+        edges = getattr(batch, "edge_attr", None)
+
+        def forward() -> Tensor:
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
+                return squared_error(out, batch).mean()
+    else:
+        kernels = name.endswith("kernels")
+        convert(model, kernels="all" if kernels else False)
+        found = next(iter(StaticLoader(store, plan, shuffle=False, pointers=kernels)))
+        batch = StaticBatch(found.layout, {k: t.clone() for k, t in found.tensors().items()})
+        found.release()
+        subject = Subject(model, autocast=dtype, check_padding=False)
+        runner = StaticGraphRunner(subject, plan.capacities, "eager")
+
+        def forward() -> Tensor:
+            return mean_loss(squared_error, runner(batch), batch)
+
+    forward().backward()
+    optimizer.step()
+    return count_step(forward, optimizer)
+
+
+def operations_column(name: str, found: Operations) -> Column:
+    """Operations as a column."""
+    return Column(name, "operations", {phase: found.total(phase) for phase in PHASES})
+
+
+def launched(
+    model: torch.nn.Module, plan: BucketPlan, target: str, kernels: bool, dtype: Any = None
+) -> tuple[Column, str]:
+    """Launches of the compiled step of the plan's largest bucket, and the label of the dry run.
+
+    Raises:
+        DryRunUnavailable: a dry run cannot work on this machine.
+        RuntimeError: the step does not compile, or is not recorded whole.
+    """
+    report = dry_run(
+        model,
+        plan,
+        target,
+        loss=squared_error,
+        modes=[MODE],
+        roles=["step"],
+        kernels=kernels,
+        autocast=dtype,
+        compile_kernels=False,
+    )
+    largest = max(range(len(plan.capacities)), key=lambda k: plan.capacities[k].nodes)
+    run = report.run(MODE, bucket=largest)
+    if not run.ok:
+        raise RuntimeError(f"the step does not record whole, so nothing is counted:\n{report}")
+    return launches_column(KERNELS if kernels else STOCK, run), report.label
+
+
+def launches_column(name: str, run: Run) -> Column:
+    """A dry run's launches as a column."""
+    kinds = {kind for found in run.launches.values() for kind in found}
+    return Column(
+        name,
+        "launches",
+        {phase: run.count(phase) for phase in PHASES},
+        {kind: run.count(kind=kind) for kind in sorted(kinds)},
+    )

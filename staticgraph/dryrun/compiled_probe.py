@@ -1,0 +1,153 @@
+"""The memory of a compiled step, known without the device that it is compiled for.
+
+The problem: torch's compiler joins operations and keeps fewer results, so that a step of stock
+layers compiled takes about half of what it takes operation by operation, and buckets that are
+planned for the one are half as large as they could be for the other. The idea: what is read is
+the wrapper that Inductor wrote, run by the dry run's child (:mod:`.ask`) with every allocation and
+release counted; the fit over capacities is :mod:`staticgraph.probing.probe`'s own. The workspaces
+of cuBLAS and what the caching allocator rounds up are terms of their own
+(:mod:`staticgraph.probing.caching_pool`). Compiled, not run: on the device, probe again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from staticgraph.dryrun.ask import Child, hand_over
+from staticgraph.dryrun.report import Run
+from staticgraph.dryrun.targets import target_of
+from staticgraph.memory.model import MemoryModel
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.probing import probe as probing
+from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
+from staticgraph.probing.reading import Probed, Read, Reading
+from staticgraph.sizes.capacity import Capacity
+
+MODE = "default"
+
+
+class CompiledReader:
+    """Reads compiled steps by dry runs; a :class:`staticgraph.probing.reading.MemoryReader`.
+
+    Args:
+        target: as for :func:`staticgraph.dry_run`.
+    """
+
+    def __init__(self, target: str = "h100") -> None:
+        self._target = target
+        self.name = f"a dry run of the step compiled for {target_of(target).device}, not run there"
+
+    @contextmanager
+    def open(self, probed: Probed) -> Iterator[Read]:
+        """Starts the child and hands it model, loss and optimizer; this process stays as it is.
+
+        Raises:
+            DryRunUnavailable: a dry run cannot work on this machine.
+            TypeError: model, loss or optimizer cannot be handed to another process.
+            ValueError: accumulated steps, or real counts, which a compiled step does not know.
+        """
+        subject = probed.subject
+        if probed.accumulate != 1 or probed.counted:
+            what = "path='counted'" if probed.counted else f"accumulate={probed.accumulate}"
+            raise ValueError(
+                f"{what} has no compiled reading: a compiled step is one backward over recorded "
+                "shapes; leave compiled=True out"
+            )
+        given = {
+            name: value
+            for name in ("model", "loss", "optimizer", "forward")
+            if (value := getattr(subject, name)) is not None
+        }
+        with tempfile.TemporaryDirectory(prefix="staticgraph-probe-") as folder:
+            request: dict[str, Any] = {
+                "pickled": str(Path(folder) / "given.pt"),
+                "plan": str(Path(folder) / "plan.json"),
+                "modes": [MODE],
+                "roles": ["eval" if subject.loss is None else "step"],
+                "autocast": subject.autocast and str(subject.autocast).removeprefix("torch."),
+                "compile_kernels": False,
+                "moments": True,
+            }
+            hand_over(given, request["pickled"])
+            with Child(self._target) as child:
+
+                def read(capacity: Capacity) -> Reading:
+                    plan = replace(BucketPlan.of([capacity]), schema=probed.schema)
+                    plan.save(request["plan"])
+                    (run,) = child.dry_run(request).runs
+                    if run.error is not None:
+                        raise RuntimeError(f"the step does not compile: {run.error}")
+                    return reading_of(run, subject.optimizer is not None)
+
+                yield read
+
+
+def reading_of(run: Run, updates: bool) -> Reading:
+    """A run's moments as a reading; without an optimizer of the subject's its update is left out.
+
+    Raises:
+        RuntimeError: the run was made without moments.
+    """
+    step = [(name, live) for phase, name, live in run.moments if phase != "optimizer"]
+    update = [live for phase, _, live in run.moments if phase == "optimizer"]
+    if not step:
+        raise RuntimeError(f"the dry run of {run.capacity} counted nothing")
+    moments = np.array([live for _, live in step], np.float64) - run.resident_bytes
+    return Reading(
+        step=int(moments.max()),
+        update=max(update) - run.resident_bytes if updates and update else 0,
+        # In bytes, not as a share: most of it is the last segment, whatever the step takes.
+        workspaces=CUBLAS_WORKSPACES + max(0, run.reserved_bytes - run.peak_bytes),
+        moments=moments,
+        operations=np.array([zlib.crc32(name.encode()) for name, _ in step], np.int64),
+    )
+
+
+def probe(
+    model: Any,
+    store: Any,
+    *,
+    like: Literal["cpu", "cuda"] | None = None,
+    compiled: bool = False,
+    target: str = "h100",
+    **options: Any,
+) -> MemoryModel:
+    """Finds the memory of a step as a function of the capacity.
+
+    Args:
+        model: any PyG model, as for :class:`staticgraph.StaticGraphRunner`.
+        store: a :class:`staticgraph.GraphStore`, or anything with ``.sizes`` and ``.schema``.
+        like: count without running, as on the ``cpu`` or on ``cuda``; instead of ``reader``.
+        compiled: with ``like="cuda"``, read the step as torch's compiler writes it, and not
+            operation by operation: for the compiled and the recorded modes. Compiles the step at
+            each capacity, so it takes minutes; needs what :func:`staticgraph.dry_run` needs.
+        target: the device to compile for.
+        options: ``loss``, ``optimizer``, ``form``, ``reader``, ``forward``, ``autocast``,
+            ``accumulate``, ``path``, ``capacities`` and ``held_out``, as
+            :func:`staticgraph.probing.probe.probe` takes them.
+
+    Raises:
+        DryRunUnavailable: ``compiled``, and a dry run cannot work on this machine.
+        FitRefused: the points do not determine the form, or none explains them within 5%.
+        ProbeFailed: memory ran out before enough points were measured.
+        TypeError: ``compiled``, and something cannot be handed to another process.
+        ValueError: options that contradict each other, or an unknown one.
+    """
+    if like not in (None, "cpu", "cuda"):
+        raise ValueError(f"like={like!r}; choose 'cpu' or 'cuda'")
+    if compiled and like != "cuda":
+        raise ValueError(f"compiled=True reads a step as on CUDA: pass like='cuda', not {like!r}")
+    if like is not None:
+        if "reader" in options:
+            raise ValueError("like= and reader= both say how bytes are read: give one of them")
+        reader: Any = "fake" if like == "cpu" else "fake-cuda"
+        options["reader"] = CompiledReader(target) if compiled else reader
+    return probing.probe(model, store, **options)

@@ -1,0 +1,123 @@
+"""The memory of a compiled step: what a dry run reads, the allocator's rounding, the probe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.dryrun.baseline import squared_error
+from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
+from staticgraph.dryrun.report import Run
+from staticgraph.errors import DryRunUnavailable
+from staticgraph.probing.caching_pool import CachingPool
+from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
+from staticgraph.probing.reading import Subject
+from staticgraph.sizes.capacity import Capacity
+
+MIB = 1 << 20
+MOMENTS = (
+    ("forward", "made", 1_500),
+    ("forward", "triton_a", 1_700),
+    ("backward", "aten::mm", 1_900),
+    ("optimizer", "aten::_fused_adam_", 1_400),
+)
+RUN = Run("default", 0, "", "step", resident_bytes=1_000, peak_bytes=2_000)
+RUN = replace(RUN, reserved_bytes=2_300, moments=MOMENTS)
+
+
+def test_a_run_is_read_by_its_phases():
+    found = reading_of(RUN, updates=True)
+    assert (found.step, found.update) == (900, 400)
+    assert found.moments.tolist() == [500, 700, 900]
+    assert len(set(found.operations)) == 3
+    assert found.workspaces == CUBLAS_WORKSPACES + 300, "segments hold 300 bytes more"
+    assert found.overhead == 0.0
+    assert reading_of(RUN, updates=False).update == 0
+
+
+def test_a_run_without_moments_is_no_reading():
+    with pytest.raises(RuntimeError, match="counted nothing"):
+        reading_of(Run("default", 0, "(nodes=9)", "step"), True)
+
+
+def test_segments_are_taken_as_the_allocator_takes_them():
+    """Small: 2 MiB a segment, rests split off and joined again; large: 20 MiB, or the request."""
+    pool = CachingPool()
+    pool.allocate(1, 100)
+    pool.allocate(2, MIB)
+    assert pool.reserved_bytes == 2 * MIB
+    pool.allocate(3, MIB)  # 512 bytes short of room
+    assert pool.reserved_bytes == 4 * MIB
+    pool.free(1)
+    pool.free(2)
+    pool.allocate(4, MIB)
+    pool.allocate(5, MIB)  # two pieces: the first segment is whole again, the second has one
+    assert pool.reserved_bytes == 4 * MIB
+    pool.allocate(6, 3 * MIB)
+    pool.allocate(7, 9 * MIB)
+    assert pool.reserved_bytes == 24 * MIB
+    pool.allocate(8, 11 * MIB + 1)  # 8 MiB are left of the 20: a segment of its own, in 2 MiB
+    assert pool.reserved_bytes == 36 * MIB
+    pool.free(99)
+    pool.allocate(100, 0)
+    assert pool.reserved_bytes == 36 * MIB
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"like": "gpu"}, "like='gpu'; choose 'cpu' or 'cuda'"),
+        ({"compiled": True}, "pass like='cuda', not None"),
+        ({"like": "cpu", "compiled": True}, "pass like='cuda', not 'cpu'"),
+        ({"like": "cpu", "reader": "fake"}, "give one of them"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(esol, options, said):
+    with pytest.raises(ValueError, match=said):
+        probe(nn.Linear(1, 1), esol, **options)
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"counted": True}])
+def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, options):
+    subject = Subject(nn.Linear(1, 1), esol.schema, **options)
+    with (
+        pytest.raises(ValueError, match="has no compiled reading"),
+        CompiledReader().open(subject),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(esol):
+    """At twice the largest probed capacity: the prediction against the wrapper's own peak there."""
+    torch.manual_seed(0)
+    model = models.build("gine", esol, hidden=16, layers=1)
+    options = {
+        "loss": squared_error,
+        "optimizer": torch.optim.Adam(model.parameters()),
+        "held_out": Capacity(900, 1_850, 50, 55),
+        "capacities": [
+            Capacity(150, 310, 8, 60),
+            Capacity(300, 800, 16, 60),
+            Capacity(400, 620, 16, 60),
+            Capacity(300, 620, 24, 60),
+            Capacity(300, 620, 16, 15),
+            Capacity(440, 900, 24, 45),
+        ],
+    }
+    try:
+        compiled = sg.probe(model, esol, like="cuda", compiled=True, **options)
+    except DryRunUnavailable as error:
+        pytest.skip(str(error))
+    assert compiled.checked is not None
+    assert compiled.fit.held_out == pytest.approx(0, abs=0.03)
+    assert compiled.workspace_bytes > CUBLAS_WORKSPACES
+    assert "not run there" in compiled.reader
+    plain = sg.probe(model, esol, like="cuda", **options)
+    assert plain.checked is not None
+    assert compiled.checked.nbytes < plain.checked.nbytes
