@@ -16,8 +16,9 @@ from staticgraph.dryrun.report import Run
 from staticgraph.errors import DryRunUnavailable
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
-from staticgraph.probing.reading import Subject
+from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.subject import Subject
 
 MIB = 1 << 20
 MOMENTS = (
@@ -84,7 +85,7 @@ def test_options_that_contradict_each_other_are_refused(esol, options, said):
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"counted": True}])
 def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, options):
-    subject = Subject(nn.Linear(1, 1), esol.schema, **options)
+    subject = Probed(Subject(nn.Linear(1, 1)), esol.schema, **options)
     with (
         pytest.raises(ValueError, match="has no compiled reading"),
         CompiledReader().open(subject),

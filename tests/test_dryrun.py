@@ -135,7 +135,15 @@ def _compare_with_committed(case: str, run) -> None:
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for``, whole: exit status 0, a table, the same as JSON, a picture."""
     monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))
-    command = ["check", "--for", "h100", "--model", "dryrun_models:gine", "--data", ESOL["data"]]
+    command = [
+        "check",
+        "--for",
+        "h100",
+        "--model",
+        "support.dryrun_models:gine",
+        "--data",
+        ESOL["data"],
+    ]
     command += ["--mode", "cuda-graph", "--kernels", "--batch-size", "16"]
     assert cli.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -151,7 +159,7 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     assert "in one piece" in said
     assert "not run on one" in said
     assert picture.stat().st_size > 0
-    stopped = ["--model", "dryrun_models:OnTheHost", "--mode", "cuda-graph"]
+    stopped = ["--model", "support.dryrun_models:OnTheHost", "--mode", "cuda-graph"]
     assert cli.main([*command[:3], *stopped, "--data", ESOL["data"]]) == 1
     assert "not at all" in capsys.readouterr().out
 

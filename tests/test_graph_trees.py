@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.runners import made_runner
 from test_recorded import CAPACITIES, Net, bce
 
 import staticgraph as sg
@@ -71,7 +72,7 @@ def trees(monkeypatch):
 def runner_of(hiv):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    runner = sg.StaticGraphRunner(
+    runner = made_runner(
         model,
         CAPACITIES,
         "reduce-overhead",

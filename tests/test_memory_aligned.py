@@ -62,7 +62,7 @@ def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does
     for module in model.modules():
         if isinstance(module, GPSConv):
             module.attn.dropout = dropout
-    subject = Subject(model, esol.schema, lambda out, batch: (out - batch.y).square())
+    subject = Probed(Subject(model, lambda out, batch: (out - batch.y).square()), esol.schema)
     capacities = [
         Capacity(150, 310, 8, 60),
         Capacity(300, 620, 16, 60),

@@ -24,6 +24,7 @@ from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.recordable_optimizer import make_recordable
+from staticgraph.steps.subject import Subject
 
 # Small enough for a real step on a busy core, large enough that activations outweigh constants.
 POINTS = [
@@ -148,7 +149,7 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
     """Also at twice the probed largest graph, and at more and smaller graphs."""
     model = DenseAttention(8, dropout)
     optimizer = torch.optim.Adam(model.parameters())
-    subject = Subject(model, esol.schema, squared, optimizer, counted=counted)
+    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=counted)
     memory = probed(subject, esol)
     assert memory.fit.form == "attention"
     for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(900, 1_850, 80, 20)):

@@ -44,6 +44,26 @@ def stream(device: Any = None) -> SimpleNamespace:
     return SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
 
 
+class Event:
+    """An event of the one stream, on which nothing is ever waited for."""
+
+    def __init__(self, **options: Any) -> None:
+        """As ``torch.cuda.Event``; options change nothing."""
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing runs."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing runs."""
+
+    def query(self) -> bool:
+        """All that was given is done."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+
 def install(points: Points, target: Target) -> None:
     """Patches ``torch.cuda``, its random state, and the bindings that a CPU build lacks."""
     described = properties(target)
@@ -71,6 +91,7 @@ def install(points: Points, target: Target) -> None:
         ("is_bf16_supported", lambda including_emulation=True: True, "asks the driver"),
         ("is_current_stream_capturing", lambda: False, "asks the driver"),
         ("current_stream", stream, "the wrapper asks for the stream to launch on"),
+        ("Event", Event, "slots record when they are free"),
         ("_exchange_device", lambda device: 0, "device contexts"),
         ("_maybe_exchange_device", lambda device: 0, "as above; Dynamo wants two functions"),
         ("memory_allocated", lambda device=None: 0, "there is no allocator"),
