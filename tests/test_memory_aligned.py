@@ -73,7 +73,7 @@ def test_capacities_that_do_not_tell_layouts_apart_are_followed_by_one_that_does
         Capacity(300, 620, 16, 15),
         Capacity(440, 900, 24, 45),
     ]
-    memory = probe(model, esol, loss=subject.loss, capacities=capacities)
+    memory = probe(model, esol, loss=subject.subject.loss, capacities=capacities)
     assert memory.fit.layout == "auto"
     with FakeTensorReader().open(subject) as read:
         for wide in (Capacity(900, 1_850, 24, 120), Capacity(1_800, 3_700, 80, 110)):

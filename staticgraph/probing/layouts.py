@@ -65,7 +65,7 @@ def _grown(capacity: Capacity) -> list[Capacity]:
             graphs=capacity.graphs * g,
             max_graph_nodes=capacity.max_graph_nodes * m,
             extra=tuple((name, rows * n) for name, rows in capacity.extra),
-            ranks=(),
+            order_statistics=(),
         )
         for n, e, g, m in GROWN
     ]
