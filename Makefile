@@ -1,10 +1,10 @@
-# make venv | demo | test | test-all | fuzz | bench | lint
+# make venv | demo | test | test-all | bench | lint
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: venv demo test test-all fuzz lint bench clean
+.PHONY: venv demo test test-all lint bench clean
 
 venv: $(STAMP)
 
@@ -31,6 +31,7 @@ test: lint
 
 # All of them, and a minute of the fuzzer.
 test-all: lint
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 60
 	$(TESTS) --durations 20
 
 bench: $(STAMP)

@@ -122,7 +122,7 @@ def _document(
     """What ``--json`` prints: the table, and where and when it was made."""
     import datetime
 
-    from staticgraph.runner.report import versions
+    from staticgraph.files.versions import STEPS, versions
 
     document: dict[str, Any] = {
         column.name: {
@@ -146,7 +146,7 @@ def _document(
         "autocast": args.autocast,
         "capacity": str(plan.capacities[0]),
         "label": label,
-        "versions": versions(),
+        "versions": versions(STEPS),
         "date": datetime.date.today().isoformat(),
     }
     return document
