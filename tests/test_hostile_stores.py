@@ -170,6 +170,7 @@ def test_arrays_of_another_form_are_refused(folder, name, array, message):
         (lambda m: m["schema"]["fields"][0].update(level="nothing"), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(rows=-1), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][0].update(cat_dim=7), "field 'x' cannot be"),
+        (lambda m: m["schema"]["fields"][0].update(cat_dim=None), "field 'x' cannot be"),
         (lambda m: m["schema"]["fields"][1].update(counts=["heaven"]), "counts .*no level"),
         (lambda m: m.update(graphs=10**9), "is expected"),
     ],
