@@ -26,7 +26,8 @@ from staticgraph.checking.preflight import preflight
 from staticgraph.cli import values
 from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
-from staticgraph.dryrun.operations import count_step
+from staticgraph.dryrun import baseline
+from staticgraph.dryrun.operations import PHASES, count_step
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 
@@ -143,7 +144,13 @@ def tiny(place, measured, tmp_path, monkeypatch) -> Path:
 
     monkeypatch.setattr(Training, "run", trained)
     monkeypatch.setattr("staticgraph.probing.probe.probe", probed)
-    monkeypatch.setattr("staticgraph.dryrun.operations.count_step", once("count", count_step))
+
+    def launched(model, plan, target, kernels, dtype=None):
+        name = baseline.KERNELS if kernels else baseline.STOCK
+        return baseline.Column(name, "launches", dict.fromkeys(PHASES, 1)), f"as on {target}"
+
+    monkeypatch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
+    monkeypatch.setattr("staticgraph.dryrun.baseline.launched", launched)
     monkeypatch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
     monkeypatch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
     for picture in (

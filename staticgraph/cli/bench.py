@@ -39,7 +39,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--batch-size", type=values.whole(), default=32)
     parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="mixed precision")
     parser.add_argument(
-        "--for", dest="target", default="h100", metavar="GPU", help="h100, h200, a100 or l4"
+        "--for", dest="target", choices=("h100", "h200", "a100", "l4"), default="h100"
     )
     parser.add_argument(
         "--eager",
