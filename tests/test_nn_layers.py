@@ -122,7 +122,7 @@ def test_nothing_is_captured_again_while_it_trains(case):
     """One graph for batches of every filling, an empty one among them, while the weights move."""
     torch._dynamo.reset()
     model = model_of(case)
-    computation = Computation(model, call, loss, None, torch.device("cpu"))
+    computation = Computation(sg.Subject(model, loss, forward=call))
     graphs = []
 
     def look(graph, inputs):

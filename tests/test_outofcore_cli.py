@@ -113,7 +113,7 @@ def test_memory_chooses_the_sizes(triples, tmp_path, capsys):
     assert cli.main([*arguments, "--memory", "1G", "--overwrite"]) == 0
     assert json.loads((tmp_path / "report.json").read_text())["partitions"] == 1
     assert status_of([*arguments, "--memory", "many"]) == 2
-    assert "K, M or G" in capsys.readouterr().err
+    assert "K, M, G and T" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("policy", ["in-memory", "node-cache", "dispersed"])

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "staticgraph"
 ROOM = PACKAGE / "outofcore"
 POLICIES = sorted((ROOM / "policies").glob("*.py"))
 # Rooms of the library that the room may use.
-SHARED = ("errors", "files", "memory", "recording", "steps", "text")
+SHARED = ("errors", "files", "memory", "packing", "recording", "steps", "text")
 
 
 def imported(path: Path) -> set[str]:
