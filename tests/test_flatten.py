@@ -14,7 +14,8 @@ from torch_geometric.data import Batch, Data, HeteroData
 from staticgraph import datasets
 from staticgraph.errors import BadGraph
 from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.pyg.flatten import from_pyg
+
+from_pyg = GraphStore.from_pyg
 
 ESOL = Path(__file__).parents[1] / "examples" / "data" / "esol.npz"
 

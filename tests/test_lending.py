@@ -193,7 +193,6 @@ def test_losses_are_copies(hiv, monkeypatch):
         recorder=ArenaRecorder,
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, fused=True),
-        recording=sg.Recording(recorder=ArenaRecorder),
     ).warmup(hiv, progress=False)
     first, _, second = batches_of(hiv, 3)
     result, loss = runner.eval_step(first), runner.step(first)

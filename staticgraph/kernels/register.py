@@ -48,6 +48,25 @@ def operator(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
         torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", derivative, setup_context=setup, lib=LIBRARY
+            f"{NAMESPACE}::{name}", _once(name, derivative), setup_context=setup, lib=LIBRARY
         )
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
+    """A derivative without one of its own: where one is asked for, an error that names the
+    operator, as ``once_differentiable`` gives one that does not."""
+
+    def first(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = derivative(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        results = found if isinstance(found, tuple) else (found,)
+        message = f"{NAMESPACE}::{name} has no second derivative".encode()
+        refused = torch._C._functions.DelayedError(message, len(results))
+        taped = [r if r is None else r.detach().requires_grad_() for r in results]
+        given = refused(*taped)
+        return given if isinstance(found, tuple) else given[0]
+
+    return first
