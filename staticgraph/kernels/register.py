@@ -64,7 +64,8 @@ def _once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
             return found
         results = found if isinstance(found, tuple) else (found,)
         message = f"{NAMESPACE}::{name} has no second derivative".encode()
-        refused = torch._C._functions.DelayedError(message, len(results))
+        delayed = torch._C._functions.DelayedError  # pyright: ignore[reportAttributeAccessIssue]
+        refused = delayed(message, len(results))
         taped = [r if r is None else r.detach().requires_grad_() for r in results]
         given = refused(*taped)
         return given if isinstance(found, tuple) else given[0]
