@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.gine_net import CAPACITIES, Net, bce
 from support.runners import made_runner
-from test_recorded import CAPACITIES, Net, bce
 
 import staticgraph as sg
 from staticgraph.batches.static_batch import StaticBatch
