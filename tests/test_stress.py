@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
@@ -74,7 +75,7 @@ class Sitting:
         self.loss = Loss()
         plan = sg.plan_buckets(store, 8)
         self.loader = sg.StaticLoader(store, plan, shuffle=True, seed=3, num_workers=workers)
-        self.runner = sg.StaticGraphRunner(
+        self.runner = made_runner(
             self.model, plan, loss=self.loss, optimizer=self.optimizer, **options
         )
         self.done = 0
