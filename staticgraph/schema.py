@@ -10,11 +10,10 @@ of these, and a batch adds to them what stood there before (PyG's ``__inc__``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-import numpy as np
 
 # "node", "edge", "graph", or the name of an axis.
 Level = str
@@ -79,7 +78,7 @@ class Field:
     @property
     def width(self) -> int:
         """Scalars in one row."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def is_index(self) -> bool:

@@ -103,7 +103,8 @@ def fill(
             arrays["transpose"],
         )
     for field in schema:
-        if not field.width:
+        width = field.width
+        if not width:
             continue
         if field.is_index:
             fill_index(store, ids, layout, field, arrays[field.name])
@@ -115,7 +116,7 @@ def fill(
             target[: len(ids)] = rows[ids]
             target[len(ids) :] = 0
             continue
-        width, offsets = field.width, store.offsets_of(field.level)
+        offsets = store.offsets_of(field.level)
         if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
             bits = target.view(np.uint16).reshape(-1)
             _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
