@@ -14,7 +14,6 @@ from staticgraph.kernels import (
     neighbour_sum,
     segment_sum,
     table_sum,
-    threads,
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_reference
 from staticgraph.kernels.head_blocks import (
@@ -268,8 +267,7 @@ def test_registration_is_sound(name):
     torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
 
 
-def large_graph(nodes: int = 900, edges: int = 2500):
-    """Large enough that the kernels share it among threads."""
+def random_graph(nodes: int, edges: int):
     generator = torch.Generator().manual_seed(3)
     src = torch.randint(nodes, (edges,), generator=generator)
     dst = torch.randint(nodes, (edges,), generator=generator).sort().values
@@ -278,38 +276,12 @@ def large_graph(nodes: int = 900, edges: int = 2500):
     return src, dst, *starts, order.int()
 
 
-@pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own here")
-def test_the_number_of_threads_changes_no_bit():
-    """On one thread, on two, and on more than this machine has: results and gradients."""
-    torch.manual_seed(0)
-    pointers, code = large_graph(), torch.randint(60, (2500,))
-    x, edge = torch.randn(900, 64, requires_grad=True), torch.randn(60, 64, requires_grad=True)
-    each = torch.randn(2500, 64, requires_grad=True)
-    weight, bias = torch.randn(2, 64, requires_grad=True).unbind()
-    before, found = torch.get_num_threads(), []
-    assert x.numel() >= threads.SMALL
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            assert threads.threads_for(x.numel()) == count
-            one = neighbour_sum(x, edge, *pointers, code=code, transform="relu_add")
-            two = neighbour_sum(x, each, *pointers, transform="multiply", mean=True)
-            three = batch_norm(x, weight, bias, torch.tensor(850), eps=1e-5, relu=True)[0]
-            loss = (one.square() + two.square() + three.square()).sum()
-            found.append([one, two, three, *torch.autograd.grad(loss, (x, edge, each))])
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
-            assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("operand", ["none", "edge", "table"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_operands_handed_on_take_all_their_gradients(operand, dtype):
     """A chain of two layers with residuals: as autograd adds them up in float64."""
     torch.manual_seed(0)
-    pointers, code = large_graph(40, 90), None
+    pointers, code = random_graph(40, 90), None
     x, edge = torch.randn(40, 5).to(dtype), None
     if operand != "none":
         edge = torch.randn(90 if operand == "edge" else 7, 5).to(dtype)

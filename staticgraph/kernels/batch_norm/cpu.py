@@ -2,10 +2,10 @@
 
 Statistics are taken over blocks of :data:`BLOCK` rows, which stay in the first-level cache between
 their mean and their squares, and joined in float64 in the order of the rows (Chan, Golub and
-LeVeque 1983), so that neither the number of rows, nor the size of the mean, nor the number of
-threads has a say. The loops are apart so that LLVM can prove their arrays disjoint and use the
-vector unit. Measured (one of 2 shared CPU cores, 2026-11-20, 3,295 rows of 64): 0.03 ms for the
-statistics, 0.03 ms for the result, 0.08 ms backward.
+LeVeque 1983), so that neither the number of rows nor the size of the mean has a say. The loops are
+apart so that LLVM can prove their arrays disjoint and use the vector unit. Measured (one of 2
+shared CPU cores, 2026-11-20, 3,295 rows of 64): 0.03 ms for the statistics, 0.03 ms for the result,
+0.08 ms backward.
 """
 
 from __future__ import annotations
@@ -13,22 +13,19 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.kernels.jit import kernel
-from staticgraph.kernels.threads import on_threads
 from staticgraph.store.columns import Array
 
 BLOCK = 64
 
 
 @kernel
-def _statistics(
-    thread: int, threads: int, x: Array, addend: Array, total: Array, count: int, parts: Array
-) -> None:
+def _statistics(x: Array, addend: Array, total: Array, count: int, parts: Array) -> None:
     """Mean and summed squared deviations of each block of real rows; the sum, where there is one,
     on every row."""
     width, zero = x.shape[1], x.dtype.type(0)
     added = len(addend) > 0
     blocks = (len(x) + BLOCK - 1) // BLOCK
-    for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
+    for block in range(blocks):
         first, last = block * BLOCK, min(len(x), (block + 1) * BLOCK)
         if added:
             for r in range(first, last):
@@ -55,8 +52,6 @@ def _statistics(
 
 @kernel
 def _apply(
-    thread: int,
-    threads: int,
     x: Array,
     residual: Array,
     scale: Array,
@@ -69,30 +64,27 @@ def _apply(
     are not real."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    first, last = len(x) * thread // threads, len(x) * (thread + 1) // threads
-    real = max(first, min(last, count))
+    rows, real = len(x), min(len(x), count)
     if len(residual) > 0:
-        for r in range(first, real):
+        for r in range(real):
             for f in range(width):
                 value = x[r, f] * scale[f] + shift[f]
                 out[r, f] = (floor if value <= floor else value) + residual[r, f]
-        for r in range(real, last):
+        for r in range(real, rows):
             for f in range(width):
                 out[r, f] = residual[r, f]
         return
-    for r in range(first, real):
+    for r in range(real):
         for f in range(width):
             value = x[r, f] * scale[f] + shift[f]
             out[r, f] = floor if value <= floor else value
-    for r in range(real, last):
+    for r in range(real, rows):
         for f in range(width):
             out[r, f] = zero
 
 
 @kernel
 def _gradient_sums(
-    thread: int,
-    threads: int,
     grad: Array,
     x: Array,
     scale: Array,
@@ -107,7 +99,7 @@ def _gradient_sums(
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
     blocks = (count + BLOCK - 1) // BLOCK
-    for block in range(blocks * thread // threads, blocks * (thread + 1) // threads):
+    for block in range(blocks):
         part, product = parts[block, 0], parts[block, 1]
         for f in range(width):
             part[f] = zero
@@ -122,8 +114,6 @@ def _gradient_sums(
 
 @kernel
 def _apply_gradient(
-    thread: int,
-    threads: int,
     grad: Array,
     x: Array,
     scale: Array,
@@ -137,22 +127,15 @@ def _apply_gradient(
     """``scale * passed - constant - slope * x`` on real rows, zero on the others."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    first, last = len(x) * thread // threads, len(x) * (thread + 1) // threads
-    real = max(first, min(last, count))
-    for r in range(first, real):
+    rows, real = len(x), min(len(x), count)
+    for r in range(real):
         for f in range(width):
             value = x[r, f] * scale[f] + shift[f]
             passed = zero if value <= floor else grad[r, f]
             dx[r, f] = scale[f] * passed - constant[f] - slope[f] * x[r, f]
-    for r in range(real, last):
+    for r in range(real, rows):
         for f in range(width):
             dx[r, f] = zero
-
-
-_statistics_on_threads = on_threads(_statistics)
-_apply_on_threads = on_threads(_apply)
-_gradient_sums_on_threads = on_threads(_gradient_sums)
-_apply_gradient_on_threads = on_threads(_apply_gradient)
 
 
 @kernel
@@ -168,7 +151,6 @@ def _affine(
 
 @kernel
 def forward(
-    threads: int,
     x: Array,
     addend: Array,
     residual: Array,
@@ -185,7 +167,7 @@ def forward(
     """Every element of the last four is written; an operand that is not there has no rows."""
     rows, width = x.shape
     parts = np.empty(((rows + BLOCK - 1) // BLOCK, 2, width), x.dtype)
-    _statistics_on_threads(threads, (x, addend, total, count, parts))
+    _statistics(x, addend, total, count, parts)
     centre, square = np.zeros(width), np.zeros(width)
     for block in range((count + BLOCK - 1) // BLOCK):
         first = block * BLOCK
@@ -201,12 +183,11 @@ def forward(
     scale, shift = np.empty(width, x.dtype), np.empty(width, x.dtype)
     _affine(weight, bias, mean, var, eps, scale, shift)
     values = total if len(addend) > 0 else x
-    _apply_on_threads(threads, (values, residual, scale, shift, count, relu, out))
+    _apply(values, residual, scale, shift, count, relu, out)
 
 
 @kernel
 def backward(
-    threads: int,
     grad: Array,
     x: Array,
     weight: Array,
@@ -226,7 +207,7 @@ def backward(
     _affine(weight, bias, mean, var, eps, scale, shift)
     blocks = (count + BLOCK - 1) // BLOCK
     parts = np.empty((blocks, 2, width), x.dtype)
-    _gradient_sums_on_threads(threads, (grad, x, scale, shift, mean, count, relu, parts))
+    _gradient_sums(grad, x, scale, shift, mean, count, relu, parts)
     sums, products = np.zeros(width), np.zeros(width)
     for block in range(blocks):
         for f in range(width):
@@ -241,7 +222,7 @@ def backward(
         steep = scale[f] * products[f] * inverse * inverse / n
         slope[f] = steep
         constant[f] = scale[f] * sums[f] / n - steep * mean[f]
-    _apply_gradient_on_threads(threads, (grad, x, scale, shift, constant, slope, count, relu, dx))
+    _apply_gradient(grad, x, scale, shift, constant, slope, count, relu, dx)
 
 
 @kernel

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.threads import threads_for
 
 # Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
 ONE_LAUNCH_ROWS = 1024
@@ -55,7 +54,6 @@ def _on_cpu(
     out, mean = torch.empty_like(values), values.new_empty(x.size(1))
     var = torch.empty_like(mean)
     cpu.forward(
-        threads_for(x.numel()),
         values.numpy(),
         _optional(addend, values).numpy(),
         _optional(residual, values).numpy(),
@@ -99,7 +97,6 @@ def _backward_on_cpu(
     dtype = wide.dtype
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
     cpu.backward(
-        threads_for(x.numel()),
         grad.to(dtype).contiguous().numpy(),
         wide.numpy(),
         weight.to(dtype).numpy(),

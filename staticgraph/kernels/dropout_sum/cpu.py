@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.kernels.jit import kernel
-from staticgraph.kernels.threads import on_threads
 from staticgraph.packing.random import STEP, mix
 from staticgraph.store.columns import Array
 
@@ -16,37 +15,7 @@ _STEPS = 1 << 24
 
 
 @kernel
-def _fill(
-    thread: int,
-    threads: int,
-    x: Array,
-    gate: Array,
-    residual: Array,
-    seed: int,
-    site: int,
-    p: float,
-    out: Array,
-) -> None:
-    width, zero = x.shape[1], x.dtype.type(0)
-    scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
-    key = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
-    gated, added = len(gate) > 0, len(residual) > 0
-    for r in range(len(x) * thread // threads, len(x) * (thread + 1) // threads):
-        for f in range(width):
-            place = np.uint64(r * width + f)
-            stays = (mix(key + place * STEP) >> _TOP) >= least
-            if gated:
-                stays = stays and not gate[r, f] <= zero
-            value = scale * x[r, f] if stays else zero
-            out[r, f] = value + residual[r, f] if added else value
-
-
-_fill_on_threads = on_threads(_fill)
-
-
-@kernel
 def fill(
-    threads: int,
     x: Array,
     gate: Array,
     residual: Array,
@@ -57,4 +26,15 @@ def fill(
 ) -> None:
     """``residual + x / (1 - p)`` where a value stays, the residual elsewhere. With a ``gate`` only
     where it is above zero; an operand that is not there has no rows."""
-    _fill_on_threads(threads, (x, gate, residual, seed, site, p, out))
+    width, zero = x.shape[1], x.dtype.type(0)
+    scale, least = x.dtype.type(1 / (1 - p)), np.uint64(p * _STEPS)
+    key = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
+    gated, added = len(gate) > 0, len(residual) > 0
+    for r in range(len(x)):
+        for f in range(width):
+            place = np.uint64(r * width + f)
+            stays = (mix(key + place * STEP) >> _TOP) >= least
+            if gated:
+                stays = stays and not gate[r, f] <= zero
+            value = scale * x[r, f] if stays else zero
+            out[r, f] = value + residual[r, f] if added else value

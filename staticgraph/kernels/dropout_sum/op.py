@@ -16,7 +16,6 @@ from torch import Tensor
 
 from staticgraph.kernels.dropout_sum import cpu
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.threads import threads_for
 
 _SEEDS = 2**31 - 1
 
@@ -27,7 +26,6 @@ def _on_cpu(
     wide = x if x.dtype == torch.float64 else x.float()
     out = torch.empty_like(wide)
     cpu.fill(
-        threads_for(4 * x.numel()),
         wide.numpy(),
         _optional(gate, wide).numpy(),
         _optional(residual, wide).numpy(),

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from staticgraph.kernels.head_blocks import cpu
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.threads import threads_for
 
 
 def _to_blocks_on_cpu(
@@ -33,7 +32,6 @@ def _to_blocks_on_cpu(
         for part in range(parts):
             block = rows.new_empty(count, heads, width, columns // heads)
             cpu.to_block(
-                threads_for(block.numel()),
                 rows.numpy(),
                 part * columns,
                 places.numpy(),
@@ -52,7 +50,6 @@ def _to_rows_on_cpu(
     for at, block in enumerate(wide):
         count = block.size(0) * block.size(2)
         cpu.to_rows(
-            threads_for(block.numel()),
             block.numpy(),
             node_of_place[first : first + count].numpy(),
             at % parts * columns,

@@ -15,7 +15,6 @@ from torch import Tensor
 from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
 from staticgraph.kernels.register import operator
-from staticgraph.kernels.threads import threads_for
 
 
 class Summed(NamedTuple):
@@ -48,7 +47,6 @@ def _on_cpu(
     dtype, x, edge = x.dtype, _wide(x), _wide(edge)
     out = torch.empty_like(x)
     cpu.FORWARD[transform](
-        threads_for(x.numel() + len(src) * x.size(1)),
         x.numpy(),
         _rows(edge, x).numpy(),
         _codes(code, src).numpy(),
@@ -83,7 +81,6 @@ def _backward_on_cpu(
         dedge.zero_()  # a table that no edge reads
     rows = _rows(edge, x)
     cpu.BACKWARD[transform](
-        threads_for(x.numel() + len(src) * x.size(1)),
         grad.contiguous().numpy(),
         x.numpy(),
         rows.numpy(),
