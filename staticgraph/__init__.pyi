@@ -32,6 +32,7 @@ from staticgraph.errors import StoreCorrupt as StoreCorrupt
 from staticgraph.errors import UnknownDataset as UnknownDataset
 from staticgraph.memory.budget import MemoryBudget as MemoryBudget
 from staticgraph.memory.model import MemoryModel as MemoryModel
+from staticgraph.nn.bound import bound as bound
 from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.by_memory import autosize_workers as autosize_workers
 from staticgraph.plans.choose import plan_buckets as plan_buckets
@@ -46,6 +47,7 @@ from staticgraph.schema import Schema as Schema
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
+from staticgraph.steps.losses import masked_mean as masked_mean
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
 

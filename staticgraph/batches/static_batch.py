@@ -17,6 +17,7 @@ from torch import Tensor
 
 from staticgraph.batches import unbatch
 from staticgraph.batches.collate import RealCounts, fill
+from staticgraph.batches.memory_of_batches import note
 from staticgraph.batches.slots import Lease, SlotLayout
 from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
 from staticgraph.errors import StaleBatch
@@ -25,6 +26,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
+_INDICES = ("edge_index", "batch")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 
 
@@ -88,7 +90,9 @@ class StaticBatch:
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         layout = SlotLayout(bucket, capacity, store.schema, pointers)
-        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        note(buffer)
+        tensors = layout.tensors(buffer)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         real = fill(store, np.fromiter(ids, np.int64), layout, arrays)
         return cls(layout, tensors, real)
@@ -360,6 +364,9 @@ class StaticBatch:
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
+        for name, tensor in tensors.items():
+            if name in _INDICES or name.endswith(".edge_index"):
+                note(tensor)
         moved = StaticBatch(self.layout, tensors, self.real)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
