@@ -1,4 +1,4 @@
-"""Which memory belongs to batches of fixed shape, so that a tensor can be asked whether it is one's.
+"""Which memory belongs to batches of fixed shape, so that a tensor may be asked for it.
 
 A layer that is called outside of any forward of this library gets tensors alone. Whether they are
 a batch's, padding included, is told by where they stand: all arrays of a batch are views of one

@@ -24,6 +24,7 @@ from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.accumulation import Accumulation
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -51,6 +52,7 @@ class Steps:
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
+        accumulated: gradients of batches that have not been followed by an update.
         finite: watches the losses of training steps.
         recording: as given, or with the scope that :meth:`fit_scope` found.
         ways: the chosen way of (bucket, phase), where there was a choice.
@@ -80,6 +82,7 @@ class Steps:
         self._device = subject.device
         self._pointers = subject.pointers
         self._update = Update(subject)
+        self.accumulated = Accumulation(subject)
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
@@ -140,14 +143,16 @@ class Steps:
         if way != "eager":
             self.computation.check_not_single(batch)
         if way == OWN and self.records(phase):
-            return self._recordings(batch.layout.schema).run(work, batch)
+            recorded = self._recordings(batch.layout.schema)
+            return recorded.forward(batch) if phase == "forward" else recorded.run(work, batch)
         if way != "eager":
             return self.compiled.run(work, batch)
         with self.computation.active():
             return self.computation.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
-        """One training step: gradients to zero, forward, loss, backward, update.
+        """One training step: gradients to zero, forward, loss, backward; the update, where enough
+        batches are together.
 
         Returns:
             The mean loss, 0-dim, detached.
@@ -156,7 +161,7 @@ class Steps:
         way = way or self.way_of(batch.bucket, "step")
         if way == OWN and self.records("step"):
             loss = self.run("step", batch, way)
-            if self.scope != "step":
+            if self.scope != "step" and self.accumulated.add():
                 self._update()
             return loss
         self._update.zero_grad()
@@ -169,12 +174,13 @@ class Steps:
             loss = self.run("step", batch, way)
             self.finite.before_update(loss, batch)
             loss.backward()
-        self._update()
+        if self.accumulated.add():
+            self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""
-        return phase == "eval" or (phase == "step" and self.scope != "forward")
+        return phase == "eval" or self.scope != "forward"
 
     # ------------------------------------------------------------------ making ready
 
@@ -220,7 +226,10 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
-            self._recordings(schema).record(bucket, work, self.warmed)
+            if phase == "forward":
+                self._recordings(schema).record_forward(bucket, training=True)
+            else:
+                self._recordings(schema).record(bucket, work, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         key = (way, bucket, phase)
