@@ -32,7 +32,7 @@ def test_it_is_the_loop_by_hand(hiv, way):
     torch.manual_seed(0)
     model = Net()
     twin = copy.deepcopy(model)
-    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in (model, twin)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin)]
     batches = [fixed(batch) for batch in batches_of(hiv, 10)]
     subject = sg.Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
     runner = sg.StaticGraphRunner(subject, CAPACITIES, way, recording=RECORDED)
@@ -90,7 +90,10 @@ def test_clipping_sees_the_mean(hiv):
         ({"optimizer": "list"}, r"optimizer= is a list of 2, .* parameter groups .* runner\(batch"),
         ({"optimizer": "scaler"}, r"GradScaler reads on the host.* autocast=torch\.bfloat16"),
         ({"optimizer": "other"}, r"optimizer= is a object, not a torch\.optim\.Optimizer"),
-        ({"model": "averaged"}, r"AveragedModel.* update_parameters\(model\).* averaged\.module"),
+        (
+            {"model": "averaged"},
+            r"AveragedModel.* averaged\.update_parameters\(model\).* averaged\.module",
+        ),
     ],
 )
 def test_what_a_step_cannot_take_is_refused_by_name(given, says):

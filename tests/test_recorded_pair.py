@@ -261,13 +261,7 @@ def test_bind_is_the_runners_own_block(hiv):
             out = model(data.x, data.edge_index, data.edge_attr, data.batch)
             sg.masked_mean(bce(out, data), data).backward()
             with pytest.raises(RuntimeError, match="inside a forward of its own"):
-                sg.StaticGraphRunner(
-                    model,
-                    CAPACITIES,
-                    "eager",
-                    loss=bce,
-                    optimizer=torch.optim.SGD(model.parameters()),
-                ).step(batch)
+                trainer.step(batch)
         loss_of(other, batch).backward()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(p.grad, q.grad, atol=1e-6)

@@ -56,10 +56,11 @@ class Accumulation:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """For steps that train nothing: afterwards is held what was held before."""
-        before, self._sums = self._sums, {}
-        count, self._count = self._count, 0
+        """For steps that train nothing: each is an update by itself, and afterwards is held what
+        was held before."""
+        before = self._every, self._sums, self._count
+        self._every, self._sums, self._count = 1, {}, 0
         try:
             yield
         finally:
-            self._sums, self._count = before, count
+            self._every, self._sums, self._count = before

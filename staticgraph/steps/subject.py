@@ -131,9 +131,9 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
         raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
     if isinstance(model, AveragedModel):
         raise TypeError(
-            "AveragedModel holds a copy of a model and says nothing of how it is called: train the "
-            "model itself and call averaged.update_parameters(model) after each runner.step(batch); "
-            "to evaluate, give a second runner averaged.module"
+            "AveragedModel holds a copy of a model and says nothing of how it is called: train "
+            "the model itself and call averaged.update_parameters(model) after each "
+            "runner.step(batch); to evaluate, give a second runner averaged.module"
         )
     if type(loss).__module__ == torch.nn.modules.loss.__name__:
         raise TypeError(
