@@ -165,7 +165,7 @@ class _Preflight:
         if found.kind == "refused" or self._batch.real is None:
             return found
         try:
-            with warnings.catch_warnings(), torch.no_grad():
+            with warnings.catch_warnings(), torch.no_grad(), Restored(nothing=True):
                 warnings.simplefilter("ignore")
                 self._forward(_copied(self._stock), plain_batch(self._batch))
         except Exception:  # whatever the model raises: it is the model's own affair

@@ -33,6 +33,7 @@ _ADVICE = (
         "(x.size(0)) or the batch (batch.num_graphs), not from one batch",
     ),
 )
+_MAKES_DATA = re.compile(r"\b(Hetero)?(Data|Batch)(\(|' object)")
 _OF_DATA = (
     "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
     "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
@@ -80,7 +81,9 @@ def untraceable(
     own = [f for f in frames if _of_model(f[0])] or frames
     where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
     source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
-    advice = _OF_DATA if any("/torch_geometric/data/" in file for file, _ in frames) else None
+    makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
+    inside = any("/torch_geometric/data/" in file for file, _ in frames)
+    advice = _OF_DATA if makes or inside else None
     if "_warnings.warn" in message:
         texts = warned or {}
         text = texts.get(where) or " / ".join(texts.values())

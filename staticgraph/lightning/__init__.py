@@ -1,0 +1,8 @@
+"""PyTorch Lightning over batches of fixed shape, a LightningModule's own code as it is.
+
+Give a ``Trainer`` a :class:`StaticDataModule` and the callback :class:`StaticGraphs`; see
+``docs/loops.md``. The extra ``lightning`` brings the package.
+"""
+
+from staticgraph.lightning.callback import StaticGraphs as StaticGraphs
+from staticgraph.lightning.data_module import StaticDataModule as StaticDataModule
