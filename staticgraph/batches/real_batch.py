@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.batches.typed import array_name
-from staticgraph.schema import DICT_SUFFIX, Level
+from staticgraph.batches.typed import array_name, axis_of
+from staticgraph.schema import DICT_SUFFIX, Axis, Level
 
 _SIZES: dict[str, Level] = {
     "num_nodes": "node",
@@ -157,8 +157,10 @@ class RealBatch:
     def __setattr__(self, name: str, value: Any) -> None:
         self._set[name] = value
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+    def __getitem__(self, name: Any) -> Any:
+        schema = self.static.layout.schema
+        axis = axis_of(schema, name) if schema.hetero and name not in self.static else None
+        return getattr(self, name) if axis is None else RealView(self, axis)
 
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self, name, value)
@@ -188,6 +190,20 @@ class RealBatch:
 
     def __repr__(self) -> str:
         return f"RealBatch({self.num_graphs} graphs of {self.static!r})"
+
+
+class RealView:
+    """The real rows of one type, as PyG's storages."""
+
+    __slots__ = ("_axis", "_batch")
+
+    def __init__(self, batch: RealBatch, axis: Axis) -> None:
+        self._batch, self._axis = batch, axis
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("num_nodes", "num_edges"):
+            return self._batch.static.real_counts.of(self._axis.name)
+        return getattr(self._batch, array_name(self._axis, name))
 
 
 def origin_of(value: object) -> Origin | None:

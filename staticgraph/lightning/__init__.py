@@ -4,5 +4,14 @@ Give a ``Trainer`` a :class:`StaticDataModule` and the callback :class:`StaticGr
 ``docs/loops.md``. The extra ``lightning`` brings the package.
 """
 
+from importlib.util import find_spec
+
+from staticgraph.errors import MissingPackage
+
+if find_spec("lightning") is None:
+    raise MissingPackage(
+        "staticgraph.lightning needs PyTorch Lightning: pip install 'staticgraph[lightning]'"
+    )
+
 from staticgraph.lightning.callback import StaticGraphs as StaticGraphs
 from staticgraph.lightning.data_module import StaticDataModule as StaticDataModule
