@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,20 @@ SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _modules():
+    before = set(sys.modules)
+    yield
+    for name in {path.stem for path in SCRIPTS} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
 def example(name):
     if name == "with_lightning":
         pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
     spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # PyG's layers read their own module's source
     spec.loader.exec_module(module)
     return module
 
