@@ -4,10 +4,12 @@ own checkpoints, resume, logging, precision and processes."""
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -271,7 +273,6 @@ def test_two_processes_train_one_model(tmp_path):
         textwrap.dedent(
             """
             import sys
-            sys.path.insert(0, "tests")
             import torch, lightning.pytorch as pl
             import staticgraph as sg
             from test_lightning import Whole, made
@@ -295,7 +296,9 @@ def test_two_processes_train_one_model(tmp_path):
         )
     )
     command = [sys.executable, str(script), str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    root = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, cwd=root)
     assert ran.returncode == 0, ran.stderr[-3000:]
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert sorted(one["seen"] + two["seen"]) == list(range(128))
