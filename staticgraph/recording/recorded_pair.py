@@ -27,7 +27,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.recording.lending import CLONED_BYTES, LentTensor
-from staticgraph.recording.recorded_model import WARM_RUNS, Made, RecordedModel
+from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel
 from staticgraph.recording.recorder import Recorder
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import untouched
@@ -54,7 +54,7 @@ class RecordedPair:
     """A recorded forward and its recorded backward.
 
     Attributes:
-        forward, backward: the recordings, each with where the parameters stood.
+        forward, backward: the recordings.
         outputs: what the forward writes, flat, at fixed addresses, without a graph.
         spec: the structure of the model's output.
         differentiable: for each output, whether it has a gradient.
@@ -109,9 +109,8 @@ class RecordedPair:
         self.outputs = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
         first.result = None  # and with it the graph, whose memory later recordings may take
         self._leaves = []
-        addresses = [parameter.data_ptr() for parameter in subject.model.parameters()]
-        self.forward = Made(first, [], addresses)
-        self.backward = Made(second, [], addresses)
+        self.forward, self.backward = first, second
+        self._addresses = self._stand()
 
     # ------------------------------------------------------------------ replaying
 
@@ -125,7 +124,11 @@ class RecordedPair:
         Raises:
             NotStatic: a parameter stands elsewhere, or it or a field has a gradient now.
         """
-        self._model.check(self.forward, self.name, "call warmup() again")
+        if self._stand() != self._addresses:
+            raise NotStatic(
+                f"{self.name}: a parameter stands at another address than when it was recorded "
+                "(moved with .to(), or exchanged); call warmup() again"
+            )
         if torch.is_grad_enabled():
             self._check_wanted(batch)
             fields = [batch[name] for name in self.fields]
@@ -133,6 +136,9 @@ class RecordedPair:
         else:
             flat = self.replay_forward(copy)
         return tree_unflatten([self._lent(value) for value in flat], self.spec)
+
+    def _stand(self) -> list[int]:
+        return [parameter.data_ptr() for parameter in self._named.values()]
 
     def _check_wanted(self, batch: StaticBatch) -> None:
         mine = {id(parameter) for parameter in self.parameters}
@@ -153,7 +159,7 @@ class RecordedPair:
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
         """Copies of what is small, and the recording's own tensors of what is large."""
         copy()
-        self._model.replays.run(self.forward.recorded)
+        self._model.replays.run(self.forward)
         return [self._handed(value) for value in self.outputs]
 
     def replay_backward(
@@ -189,7 +195,7 @@ class RecordedPair:
                 target.zero_()
             else:
                 target.copy_(gradient)
-        self._model.replays.run(self.backward.recorded)
+        self._model.replays.run(self.backward)
         made = [gradient for gradient in self.gradients if gradient is not None]
         # One or a few launches, where a clone of each would be one a parameter.
         copies = iter(torch._foreach_mul(made, 1) if made else ())  # pyright: ignore[reportPrivateImportUsage]
@@ -302,8 +308,7 @@ class RecordedPairs:
     def counts(self) -> dict[PairKey, tuple[int, int]]:
         """Replays of each pair's forward and backward."""
         return {
-            key: (pair.forward.recorded.replays, pair.backward.recorded.replays)
-            for key, pair in self._pairs.items()
+            key: (pair.forward.replays, pair.backward.replays) for key, pair in self._pairs.items()
         }
 
     def clear(self) -> None:
