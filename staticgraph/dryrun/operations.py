@@ -4,7 +4,7 @@ A recorded step costs about the number of its kernels times two microseconds, an
 three times that and more, so this number is what fusion must lower. Operations are counted where
 torch dispatches them: views, allocations and reads of a number by the host are not operations (the
 last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
-but for the linear layer, which counts as the products, ReLU and sum that it is on CUDA.
+but for the linear layer, which counts as the products, ReLU and sums that it is on CUDA.
 
 Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
 a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
@@ -24,10 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
+from staticgraph.kernels.linear.op import backward_launches, launches
 
-# A linear layer is what its gpu.py gives the device: one product forward, bias and ReLU in it;
-# backward two products, and the bias's sum with ReLU's mask.
-LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
@@ -119,21 +117,22 @@ class OperationCounter(TorchDispatchMode):
 
 
 def operations(name: str, args: tuple[Any, ...]) -> int:
-    """What an operator counts as."""
-    if name not in LINEAR:
-        return 1
-    alone = name == "staticgraph::linear" and args[3] and args[2] is None  # ReLU without a bias
-    return LINEAR[name] + alone
+    """What an operator counts as: a linear layer as what it gives the device there."""
+    if name == "staticgraph::linear":
+        x, weight, bias, relu, dtype = args
+        return launches(x, weight, dtype, relu, bias is not None)
+    if name == "staticgraph::linear_backward":
+        grad, x, weight, out, _ = args
+        return backward_launches(grad, x, weight, out is not None)
+    return 1
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
     """What one of our operators launches on CUDA beyond one kernel."""
-    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None:
+    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None and not args[-1]:
         return SHARED_TABLE
     if name == "staticgraph::neighbour_attention_backward":
         return int(args[5] is not None)  # a node's part in the scores as a destination
-    if name == "staticgraph::linear_backward":
-        return int(args[3] is not None)  # ReLU's mask and the sum are partial sums, and their sum
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":

@@ -74,9 +74,11 @@ class FusedGPSConv(Fused, StaticGPSConv):
         local = None
         if self.conv is not None:
             local, x, edges = handing_on(self.conv, x, edge_index, edges, more)
-        out = self._normed(second, attended, x, None, 0)
-        if local is not None:
-            out = self._normed(first, local, x, out, 1)
+        if local is None:
+            out, _ = self._normed(second, attended, x, None, 0)
+        else:
+            out, x = self._normed(second, attended, x, None, 0, more=True)
+            out, _ = self._normed(first, local, x, out, 1)
         mlp = self.mlp
         if isinstance(mlp, FusedSequential):
             h, out = mlp.handing_on(out)
@@ -97,16 +99,24 @@ class FusedGPSConv(Fused, StaticGPSConv):
         return None
 
     def _normed(
-        self, norm: FusedBatchNorm1d, h: Tensor, x: Tensor, residual: Tensor | None, site: int
-    ) -> Tensor:
-        """``residual + norm(dropout(h) + x)``."""
+        self,
+        norm: FusedBatchNorm1d,
+        h: Tensor,
+        x: Tensor,
+        residual: Tensor | None,
+        site: int,
+        more: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """``residual + norm(dropout(h) + x)``, and ``x`` to be read from now on, if ``more``."""
         p = self.dropout
-        if not self.training or not p:
-            return norm.joined(h, addend=x, residual=residual)
-        if p >= 1:
+        if self.training and 0 < p < 1:
+            dropped = self.dropped(h, site, p, residual=x)
+            return norm.joined(dropped, residual=residual), x
+        if self.training and p:
             h = F.dropout(h, p=p)
-            return norm.joined(h, addend=x, residual=residual)
-        return norm.joined(self.dropped(h, site, p, residual=x), residual=residual)
+        if more:
+            return norm.handing_on(h, x, residual)
+        return norm.joined(h, addend=x, residual=residual), x
 
     def _attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``,
