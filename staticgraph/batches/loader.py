@@ -147,6 +147,7 @@ class StaticLoader:
         if self._batcher.position and not self._resumed:  # the last iteration was broken off
             self.set_epoch(self.epoch + 1)
         self._resumed = False
+        self._pool.looked = set()
         batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
         for batch in self._stream(batches):
             self._batcher.position += 1

@@ -150,7 +150,12 @@ class StaticBatch:
         lease = self._lease
         if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
             return None
-        return lease.slot.buffer[: self.layout.nbytes]
+        return lease.slot.whole(self.bucket)
+
+    @property
+    def lease(self) -> Lease | None:
+        """What lends a loader's batch its memory."""
+        return self._lease
 
     @property
     def num_node_features(self) -> int:
@@ -182,7 +187,7 @@ class StaticBatch:
 
     def _check_lease(self) -> None:
         lease = self._lease
-        if lease is not None and lease.stale:
+        if lease is not None and lease.generation != lease.slot.generation:
             raise StaleBatch(
                 f"this batch of bucket {self.bucket} gave its slot back, and the slot has been or "
                 "will be filled with other graphs: use a batch before release(), or keep a copy "

@@ -99,24 +99,26 @@ class RecordedSteps:
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
-        self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
+        self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
         self._recordings: dict[RecordingKey, Made] = {}
-        self._recorded_model = RecordedModel(self._model, optimizer)
+        self._keys: dict[tuple[int, str], RecordingKey] = {}  # of what is recorded
+        self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
 
     # ------------------------------------------------------------------ recording
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
         """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        self._slot = Slot(layouts, self._device, pinned=False)
+        slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             # A batch of padding alone: finite values to warm up with.
             blank = StaticBatch.blank(layout, self._device)
-            inputs = StaticBatch(layout, self._slot.tensors(layout.bucket))
+            inputs = StaticBatch(layout, slot.tensors(layout.bucket))
             self._copy(blank, inputs)
             self._inputs[layout.bucket] = inputs
+            self._whole[layout.bucket] = slot.whole(layout.bucket)
 
     def collate_from(self, store: DeviceStore) -> None:
         """Records, for every bucket, how its input is filled from ids of a store."""
@@ -163,6 +165,7 @@ class RecordedSteps:
             self._recordings[key] = self._recorded_model.record(
                 self._recorder, self._body(key), str(key), REMEDY, before, between
             )
+            self._keys[bucket, work] = key
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -229,14 +232,21 @@ class RecordedSteps:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
                 or inputs are not those that were recorded.
         """
-        key = self.key(batch.bucket, work)
-        if key not in self._recordings:
+        bucket = batch.bucket
+        key = self._keys.get((bucket, work))
+        if key is None:
+            key = self.key(bucket, work)
             if self.frozen:
                 return self._missed(key, batch)
-            self.record(batch.bucket, work)
-        self._check(key)
-        self._copy(batch, self._inputs[batch.bucket])
-        result = self._recorded_model.replay(self._recordings[key], work == "step")
+            self.record(bucket, work)
+        made = self._recordings[key]
+        lease = batch.lease
+        looked = None if lease is None else lease.pool.looked
+        self._recorded_model.check(made, key, "call warmup() again", looked)
+        if work == "step" and self._watched is not None:
+            self._watched.before_replay()
+        self._copy(batch, self._inputs[bucket])
+        result = self._recorded_model.replay(made, work == "step")
         return handed_out(result, self._recorded_model.replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
@@ -259,35 +269,28 @@ class RecordedSteps:
             self._update()
         return loss.detach()
 
-    def _check(self, key: RecordingKey) -> None:
-        self._recorded_model.check(self._recordings[key], str(key), "call warmup() again")
-        if self._watched is not None and key.work == "step":
-            self._watched.before_replay()
-
     def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
         """The batch to the recorded addresses: made there where only its ids are known, one copy
         where its arrays are one buffer."""
-        arrays = batch.tensors()
-        if isinstance(arrays, CollatedTensors):
+        arrays, targets = batch.tensors(), inputs.tensors()
+        if type(arrays) is CollatedTensors:
             if self._collation is None or not self._collation.fill(batch.bucket, arrays):
                 self._unrecorded_fills += 1
-                arrays.into(inputs.layout, inputs.tensors())
+                arrays.into(inputs.layout, targets)
             return
         buffer = batch.buffer
         if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
-            assert self._slot is not None
-            self._slot.buffer[: len(buffer)].copy_(buffer, non_blocking=True)
+            self._whole[batch.bucket].copy_(buffer, non_blocking=True)
             return
-        targets = inputs.tensors()
-        if batch.tensors().keys() != targets.keys():
-            missing = sorted(batch.tensors().keys() ^ targets.keys())
+        if arrays.keys() != targets.keys():
+            missing = sorted(arrays.keys() ^ targets.keys())
             raise NotStatic(
                 f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
                 "the data that the plan was made for"
             )
         with torch.no_grad():
             torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                list(targets.values()), list(batch.tensors().values())
+                list(targets.values()), list(arrays.values())
             )
 
     # ------------------------------------------------------------------ ending
@@ -313,6 +316,7 @@ class RecordedSteps:
         """Tears all recordings down together. Gradients that a recording owned are dropped."""
         self._recorded_model.drop(list(self._recordings.values()))
         self._recordings.clear()
+        self._keys.clear()
         self._collation = None
         self.frozen = True
         recorder, self._recorder = self._recorder, None

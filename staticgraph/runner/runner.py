@@ -130,6 +130,7 @@ class StaticGraphRunner:
         ):
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
+        self._trains = subject.trains
         self._steps = Steps(subject, self.plan.capacities, self.mode, recording)
         self._computation = self._steps.computation
         compiled = self.mode.compiled and self._auto is None
@@ -219,13 +220,16 @@ class StaticGraphRunner:
             NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
             PaddingLeaks: padding reaches real rows.
         """
-        if not self.subject.trains:
+        if not self._trains:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
-        check_not_traced("step()")
+        if torch.compiler.is_compiling():
+            check_not_traced("step()")
         with self._turns.step:
             batch = self._own(batch, "step")
-            with self._statistics[batch.bucket].timed():
-                loss = self._steps.train(batch)
+            statistics = self._statistics[batch.bucket]
+            started = statistics.started()
+            loss = self._steps.train(batch)
+            statistics.ended(started)
             self._steps.finite.count()
         return loss
 

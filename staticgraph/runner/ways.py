@@ -71,6 +71,7 @@ class Steps:
         self.computation = Computation(subject)
         self.recording = recording
         self.mode = mode
+        self._way = mode.name
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
         self.warmed: Callable[[], None] | None = None
@@ -105,11 +106,11 @@ class Steps:
                 f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
                 f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
             )
-        if batch.bucket >= len(self._capacities) or (
-            batch.capacity != self._capacities[batch.bucket]
-        ):
+        layout, bucket = batch.layout, batch.bucket
+        known = self._capacities[bucket] if bucket < len(self._capacities) else None
+        if layout.capacity is not known and layout.capacity != known:
             raise ValueError(
-                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
+                f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
             )
         if batch.device.type != self._device.type:
@@ -118,33 +119,39 @@ class Steps:
                 f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
                 "moved before its runner is made"
             )
-        if self._pointers and not batch.layout.pointers:
+        if self._pointers is layout.pointers:
+            return batch
+        if self._pointers:
             raise ValueError(
                 "the model was converted with kernels=True, which read row pointers, but the batch "
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
-        # A compiled step has the arrays it was made for.
-        return batch if self._pointers else batch.without_pointers()
-
-    def way_of(self, bucket: int, phase: str) -> str:
-        """``eager``, ``cuda-graph``, or the compiled mode."""
-        return self.ways.get((bucket, phase), self.mode.name)
+        return batch.without_pointers()  # a compiled step has the arrays it was made for
 
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """The output for work ``forward``, the mean loss for ``step``."""
         phase = work
         if work == "forward" and not self._model.training and not torch.is_grad_enabled():
             phase = "eval"
-        way = way or self.way_of(batch.bucket, phase)
+        way = way or self.ways.get((batch.bucket, phase), self._way)
+        if way == OWN and self.records(phase):
+            return self._replayed(work, batch)
         if way != "eager":
             self.computation.check_not_single(batch)
-        if way == OWN and self.records(phase):
-            return self._recordings(batch.layout.schema).run(work, batch)
-        if way != "eager":
             return self.compiled.run(work, batch)
         with self.computation.active():
             return self.computation.run(work, batch)
+
+    def _replayed(self, work: str, batch: StaticBatch) -> Any:
+        """A recording's result. Most batches have no level with a single row: nothing to ask."""
+        real = batch.real
+        if real is not None and (1 in real or real.extra):
+            self.computation.check_not_single(batch)
+        if self.recorded is None:
+            self._recordings(batch.layout.schema)
+        assert self.recorded is not None
+        return self.recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward, update.
@@ -152,11 +159,12 @@ class Steps:
         Returns:
             The mean loss, 0-dim, detached.
         """
-        train(self._model)
-        way = way or self.way_of(batch.bucket, "step")
-        if way == OWN and self.records("step"):
-            loss = self.run("step", batch, way)
-            if self.scope != "step":
+        if not self._model.training:
+            train(self._model)
+        way = way or self.ways.get((batch.bucket, "step"), self._way)
+        if way == OWN and (scope := self.recording.scope) != "forward":
+            loss = self._replayed("step", batch)
+            if scope != "step":
                 self._update()
             return loss
         self._update.zero_grad()
