@@ -315,7 +315,7 @@ def test_what_a_library_takes_and_keeps_is_told_apart(esol):
         assert reading.step == pytest.approx(plain.step, rel=0.001)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu  # of a CPU nothing is left: the reader is CUDA's
 def test_the_cuda_allocator_is_read_and_left_as_it_was(esol):
     task = prepared(esol)
     task.subject.model.cuda()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 

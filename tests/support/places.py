@@ -1,9 +1,10 @@
 """Where a test of the GPU runs: on the GPU, and the same body on the CPU, so that nothing a CPU can
 see fails only there.
 
-On the CPU a recording is one of the arena (:mod:`support.arena`), and what torch.compile traces runs
-as it was traced: Inductor's code for a CPU takes minutes and says nothing of a GPU's. What only
-CUDA has (launches, reserved bytes, graphs that torch recorded) stands behind :attr:`Place.cuda`.
+On the CPU a recording is one of the arena (:mod:`support.arena`), and what torch.compile traces
+runs as it was traced: Inductor's code for a CPU takes minutes and says nothing of a GPU's. What
+only CUDA has (launches, reserved bytes, graphs that torch recorded) stands behind
+:attr:`Place.cuda`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Place:
     def recorder(self) -> Callable[[torch.device], Any] | None:
         """For ``Recording(recorder=...)``: torch's graphs on CUDA."""
         return None if self.cuda else self._arena
+
+    def made_recorder(self) -> Any:
+        """One, for whoever takes no factory; None on CUDA, where each makes its own."""
+        return None if self.cuda else self._arena(torch.device(self.device))
 
     def _arena(self, device: torch.device) -> ArenaRecorder:
         self.recorders.append(ArenaRecorder(device))

@@ -1,0 +1,74 @@
+"""Fifty recorded steps with every kernel in the step follow eager: GINE and GPS of the zoo, at
+sizes where the kernels' own paths are taken."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.gine_net import adam, bce
+from support.kernel_cases import operators_called
+from support.runners import made_runner
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.kernels.register import CUDA
+
+STEPS = 50
+TWO = [(900, 1900, 33), (1400, 3000, 34)]
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["gine", "gps"])
+def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype):
+    """Against stock layers in eager, the same weights, batches and updates: each step's loss, and
+    where the parameters went."""
+    torch.manual_seed(0)
+    layers, hidden = (3, 64) if place.cuda else (1, 16)
+    stock = models.build(name, hiv, hidden=hidden, layers=layers, dropout=0.0).to(place.device)
+    ours = sg.convert(copy.deepcopy(stock), kernels=True)
+    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    rate = torch.tensor(1e-3, device=place.device)
+    runners = [
+        made_runner(
+            model,
+            plan,
+            mode=mode,
+            loss=lambda out, batch: bce(out.float(), batch),
+            optimizer=adam(model, rate.clone()),
+            autocast=dtype,
+            recorder=place.recorder if mode == "cuda-graph" else None,
+        )
+        for model, mode in ((ours, "cuda-graph"), (stock, "eager"))
+    ]
+    with operators_called() as called:
+        runners[0].eager_step(batch_of(place, hiv, plan, 0))
+    assert len(called & CUDA.keys()) >= 8, "kernels are in the step"
+    start = {k: v.detach().clone() for k, v in stock.state_dict().items()}
+    ours.load_state_dict(start)
+    runners[0].optimizer.state.clear()
+    runners[0].warmup(hiv, progress=False)
+    losses: list[list[float]] = [[], []]
+    for step in range(STEPS):
+        batch = batch_of(place, hiv, plan, step)
+        for runner, own in zip(runners, losses, strict=True):
+            own.append(float(runner.step(batch)))
+    # What a flipped ReLU moves in float32; bfloat16 rounds each of some dozens of operations.
+    loss_bound, path_bound = (2e-3, 0.05) if dtype is None else (5e-2, 0.5)
+    assert losses[0] == pytest.approx(losses[1], rel=loss_bound, abs=loss_bound)
+    assert sum(losses[1][-10:]) < sum(losses[1][:10]), "it learns"
+    moved = torch.cat([(p.detach() - start[k]).flatten() for k, p in stock.named_parameters()])
+    found = torch.cat([(p.detach() - start[k]).flatten() for k, p in ours.named_parameters()])
+    assert float((found - moved).norm()) <= path_bound * float(moved.norm())
+    counts = [bucket.recordings for bucket in runners[0].report().buckets]
+    assert counts == [2, 2]
+    assert runners[0].report().fallbacks == ()
+
+
+def batch_of(place, hiv, plan, step):
+    """Buckets in turn."""
+    bucket = step % 2
+    ids = range(32 * step, 32 * step + 32)
+    batch = sg.StaticBatch.of(hiv, ids, plan.capacities[bucket], bucket, pointers=True)
+    return batch.to(place.device)
