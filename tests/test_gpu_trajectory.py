@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from support.gine_net import adam, bce
+from support.gine_net import bce
 from support.kernel_cases import operators_called
 from support.runners import made_runner
 
@@ -16,7 +16,10 @@ from staticgraph import models
 from staticgraph.kernels.register import CUDA
 
 STEPS = 50
-TWO = [(900, 1900, 33), (1400, 3000, 34)]
+TWO = [(1400, 3000, 33), (1800, 3900, 34)]
+# Far above rounding: a bias before a norm has no gradient but noise, of which Adam with its usual
+# one makes whole steps.
+EPS = 1e-4
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
@@ -36,7 +39,9 @@ def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype)
             plan,
             mode=mode,
             loss=lambda out, batch: bce(out.float(), batch),
-            optimizer=adam(model, rate.clone()),
+            optimizer=torch.optim.Adam(
+                model.parameters(), lr=rate.clone(), eps=EPS, fused=True, capturable=True
+            ),
             autocast=dtype,
             recorder=place.recorder if mode == "cuda-graph" else None,
         )
