@@ -46,10 +46,8 @@ def rehearsed(found: dict[str, Any]) -> bool:
 def main() -> None:
     parts, out = map(Path, sys.argv[1:3])
     found = join(parts, out)
-    label = "REHEARSAL, NO FIGURES\n\n" if rehearsed(found) else ""
-    blocks = [label] * bool(label) + [
-        f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()
-    ]
+    blocks = ["REHEARSAL, NO FIGURES\n"] if rehearsed(found) else []
+    blocks += [f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()]
     (out / "tables.txt").write_text("\n".join(blocks))
     print("\n".join(blocks))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
+from importlib import import_module
 
 import numpy
 import torch
@@ -53,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
-    print(f"date: {datetime.now(timezone.utc):%Y-%m-%dT%H:%MZ}")
+    print(f"date: {datetime.now(UTC):%Y-%m-%dT%H:%MZ}")
     print(f"gpu: {'none' if REHEARSAL else gpu()}")
     print(f"versions: {versions()}")
     print(f"from: {staticgraph.__file__}")
@@ -66,7 +67,7 @@ def main() -> None:
         product = torch.ones(size, size, device="cuda") @ torch.ones(size, size, device="cuda")
         if float(product[0, 0]) != size:
             sys.exit(f"a product of ones on the device gave {float(product[0, 0])}, not {size}")
-        import staticgraph.kernels.neighbour_sum.gpu  # Triton must import  # noqa: F401
+        import_module("staticgraph.kernels.neighbour_sum.gpu")  # Triton imports
 
 
 if __name__ == "__main__":
