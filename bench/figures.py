@@ -34,7 +34,7 @@ def step_rows(results: Results) -> list[dict[str, Any]]:
         for part, found in results.items()
         if isinstance(found, Mapping)
         for row in found.get("rows", ())
-        if "step_ms" in row
+        if isinstance(row, Mapping) and "step_ms" in row
     ]
 
 
@@ -177,7 +177,7 @@ def memory(results: Results) -> str:
         for part, found in results.items()
         if part.startswith("memory") and isinstance(found, Mapping)
         for row in found.get("rows", ())
-        if row.get("device") == "cuda"
+        if isinstance(row, Mapping) and row.get("device") == "cuda"
     ]
     return markdown(("a step of", "predicted MiB", "measured MiB", "error"), cells)
 

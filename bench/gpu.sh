@@ -32,8 +32,11 @@ python=${PYTHON:-python3}
 tiny=${TINY:-0}
 budget=${BUDGET_S:-$((tiny ? 1500 : 490))}
 least=${LEAST_S:-15} # a part with less than this is not begun
+patience=${PATIENCE:-$((tiny ? 4 : 1))}
 status=0
 names=() ended=() skipped=()
+machine=("$python" -m bench.machine)
+[ "$tiny" = 1 ] || machine+=(--gpu)
 source "${PARTS_FROM:-bench/gpu_parts.sh}"
 
 export PYTHONPATH=. PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
@@ -45,10 +48,10 @@ fi
 
 # part NAME SECONDS COMMAND...: within its limit and what is left of the call.
 part() {
-    local name=$1 seconds=$2 left grace began code command
+    local name=$1 seconds=$2 left grace began code size command
     shift 2
     case " ${PARTS:-$name} " in *" $name "*) ;; *) return ;; esac
-    [ "$tiny" = 1 ] && seconds=$((seconds * 4))
+    seconds=$((seconds * patience))
     if [ "${LIST:-0}" = 1 ]; then
         printf '%s\t%s\t%s\n' "$name" "$seconds" "$*"
         return
@@ -62,6 +65,7 @@ part() {
     [ "$seconds" -le "$left" ] || seconds=$left
     # A part is asked to end, with what it has, before it is made to.
     grace=$((seconds / 5 < 15 ? seconds / 5 : 15))
+    [ "$grace" -gt 0 ] || grace=1
     command=("${@//\{json\}/$scratch/$name.json}")
     command=("${command[@]//\{deadline\}/$((seconds * 6 / 10))}")
     command=("${command[@]//\{device\}/$device}")
@@ -71,8 +75,11 @@ part() {
     esac
     say "== $name, at $SECONDS s, up to $seconds s: ${command[*]}"
     began=$SECONDS
-    timeout -k "$grace" $((seconds - grace)) "${command[@]}" 2>&1 | tee -a "$out/log.txt"
-    code=${PIPESTATUS[0]}
+    code=0
+    # Into a file, since a pipe would wait for whatever a part leaves behind.
+    size=$(stat -c %s "$out/log.txt")
+    timeout -k "$grace" $((seconds - grace)) "${command[@]}" >>"$out/log.txt" 2>&1 || code=$?
+    tail -c +$((size + 1)) "$out/log.txt"
     say "== $name ended with $code after $((SECONDS - began)) s"
     names+=("$name") ended+=("$code after $((SECONDS - began)) s")
     [ "$code" -eq 0 ] || status=1
@@ -111,8 +118,7 @@ fi
 
 # Without these nothing else is worth its time.
 say "== versions"
-if ! timeout -k 5 60 "$python" -m bench.machine $([ "$tiny" = 1 ] || echo --gpu) \
-    >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
+if ! timeout -k 5 60 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
     cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
     say "== stopped: this machine cannot run the suite"
     exit 1
@@ -124,15 +130,15 @@ cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
 # Pieces of what may come back: at most four files of 15 MiB.
 if [ "${KEEP_CACHES:-1}" = 1 ]; then
     rm -f "$out"/cache.tgz.*
-    timeout 20 tar czf "$scratch/cache.tgz" -C "$caches" . 2>/dev/null
+    timeout 15 tar czf "$scratch/cache.tgz" -C "$caches" . 2>/dev/null
     if [ "$(stat -c %s "$scratch/cache.tgz" 2>/dev/null || echo 99999999)" -gt 47000000 ]; then
         say "== what was compiled is more than may come back: Triton's kernels alone are kept"
-        timeout 10 tar czf "$scratch/cache.tgz" -C "$caches" triton 2>/dev/null
+        timeout 8 tar czf "$scratch/cache.tgz" -C "$caches" triton 2>/dev/null
     fi
     split -b 15M "$scratch/cache.tgz" "$out/cache.tgz."
 fi
 printf '%s\n' ${skipped[@]+"${skipped[@]}"} >"$scratch/not_run.txt"
-timeout 20 "$python" -m bench.join_results "$scratch" "$out" | tee -a "$out/log.txt"
+timeout 15 "$python" -m bench.join_results "$scratch" "$out" | tee -a "$out/log.txt"
 for i in "${!names[@]}"; do say "   ${names[$i]}: ${ended[$i]}"; done
 say "== $call: ${#names[@]} parts ran, not run: ${skipped[*]:-none}; $SECONDS s"
 exit $status

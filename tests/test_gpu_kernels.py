@@ -28,6 +28,8 @@ import staticgraph as sg
 from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda
 from staticgraph.kernels.register import CUDA
 
+# torch's own kernel on CUDA, which promises no order of its sums.
+TORCHS = {"varlen_attention"}
 # Those whose launches are all of this library.
 COUNTED = [
     "segment_max",
@@ -44,8 +46,9 @@ COUNTED = [
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
     found, again = (results(name, dtype, device) for _ in range(2))
-    for one, two in zip(found, again, strict=True):
-        assert torch.equal(one, two), "not the same bits twice"
+    if name not in TORCHS:
+        for one, two in zip(found, again, strict=True):
+            assert torch.equal(one, two), "not the same bits twice"
     wrong = far(found, *on_cpu(name, dtype, kept_on(name, device)), dtype)
     assert not wrong, "\n".join(wrong)
 
