@@ -16,6 +16,7 @@ import argparse
 import copy
 import json
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -130,8 +131,10 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["auto"], help="of the runner")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
     parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
     parser.add_argument("--json")
     options = parser.parse_args()
+    until = time.perf_counter() + options.deadline
     training = Training(
         options.model,
         options.graphs,
@@ -144,15 +147,15 @@ def main() -> None:
         f"PyG, {workers} workers": training.pyg(f"PyG, {workers} workers", workers)
         for workers in options.workers
     }
-    if options.dynamic:
-        for workers in options.workers:
-            label = f"PyG, {workers} workers, compile(dynamic=True)"
-            contenders[label] = training.pyg(label, workers, dynamic=True)
     for mode in options.modes:
         suffix = "" if mode == "auto" else f", {mode}"
         for label, kernels in (("static batches", False), ("static, kernels", True)):
             contenders[label + suffix] = training.static(label + suffix, kernels, mode=mode)
-    timings = interleave(contenders, options.rounds)
+    if options.dynamic and time.perf_counter() < until:
+        workers = max(options.workers)
+        label = f"PyG, {workers} workers, compile(dynamic=True)"
+        contenders[label] = training.pyg(label, workers, dynamic=True)
+    timings = interleave(contenders, options.rounds, until=until)
     best = min(
         (name for name in timings if name.startswith("PyG")), key=lambda n: timings[n].median
     )

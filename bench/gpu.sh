@@ -48,7 +48,7 @@ fi
 
 # part NAME SECONDS COMMAND...: within its limit and what is left of the call.
 part() {
-    local name=$1 seconds=$2 left grace began code size command
+    local name=$1 seconds=$2 left grace began code size command ending=TERM
     shift 2
     case " ${PARTS:-$name} " in *" $name "*) ;; *) return ;; esac
     seconds=$((seconds * patience))
@@ -71,14 +71,15 @@ part() {
     command=("${command[@]//\{device\}/$device}")
     case ${command[0]} in
     bench.*) command=("$python" -m "${command[@]}") ;;
-    tests) command=("$python" -m pytest "${command[@]:1}" "${pytest[@]}") ;;
+    # Tests are interrupted, so that those that ended are told.
+    tests) command=("$python" -m pytest "${command[@]:1}" "${pytest[@]}") ending=INT ;;
     esac
     say "== $name, at $SECONDS s, up to $seconds s: ${command[*]}"
     began=$SECONDS
     code=0
     # Into a file, since a pipe would wait for whatever a part leaves behind.
     size=$(stat -c %s "$out/log.txt")
-    timeout -k "$grace" $((seconds - grace)) "${command[@]}" >>"$out/log.txt" 2>&1 || code=$?
+    timeout -s "$ending" -k "$grace" $((seconds - grace)) "${command[@]}" >>"$out/log.txt" 2>&1 || code=$?
     tail -c +$((size + 1)) "$out/log.txt"
     say "== $name ended with $code after $((SECONDS - began)) s"
     names+=("$name") ended+=("$code after $((SECONDS - began)) s")
@@ -93,7 +94,7 @@ if [ "${LIST:-0}" = 1 ]; then
 fi
 
 # On a GPU its tests; in a rehearsal their bodies on the CPU.
-pytest=(-m gpu -n 8 -o addopts= -q -rs -p no:cacheprovider --timeout 80)
+pytest=(-m gpu -n 8 -o addopts= -v -rs -p no:cacheprovider --timeout 80)
 [ "$tiny" = 1 ] && pytest=(-k cpu -m "not slow" -o addopts= -q -p no:cacheprovider)
 out=${OUT:-runs/gpu}
 mkdir -p "$out"

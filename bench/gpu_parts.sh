@@ -35,7 +35,7 @@ parts_first() { # is it right, and how fast is it?
         --deadline {deadline}
     steps gps32 100 "$gps" "$small" fp32 pyg $ours
     steps gine256 50 "$gine" "$middle" fp32 pyg $ours
-    part tests 90 tests $(other_tests)
+    part tests 90 tests tests/test_gpu.py tests/test_gpu_trajectory.py
 }
 
 parts_second() { # against whom, and does it learn?
@@ -43,7 +43,7 @@ parts_second() { # against whom, and does it learn?
         pyg-reduce-overhead reduce-overhead
     steps peers-gps 110 "$gps" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic reduce-overhead
     part training 90 bench.bench_training --device {device} $training --modes cuda-graph --dynamic \
-        --json {json}
+        --json {json} --deadline {deadline}
     part curves 75 bench.bench_curves --models "$gine" --modes eager cuda-graph+kernels \
         $curves --json {json} --deadline {deadline}
     part pool 35 bench.bench_pool $pool --json {json}
@@ -52,21 +52,18 @@ parts_second() { # against whom, and does it learn?
 }
 
 parts_third() { # how far does it go?
-    part look-gps 60 bench.first_look --model "$gps" --batch-size "$small" --json {json} \
+    part look-gps 50 bench.first_look --model "$gps" --batch-size "$small" --json {json} \
         --deadline {deadline}
-    steps gine32-half 45 "$gine" "$small" $precision pyg $ours
-    steps gps32-half 65 "$gps" "$small" $precision pyg $ours
-    steps gps256 60 "$gps" "$middle" fp32 pyg $ours
-    steps wide32 70 "$wide" "$small" fp32 pyg cuda-graph+kernels
-    steps gine1024 40 "$gine" "$large" fp32 pyg cuda-graph+kernels
-    part auto 50 bench.bench_runner --models "$gine" --batch-sizes "$small" --modes pyg auto \
+    steps gine32-half 40 "$gine" "$small" $precision pyg $ours
+    steps gps32-half 60 "$gps" "$small" $precision pyg $ours
+    steps gps256 50 "$gps" "$middle" fp32 pyg $ours
+    steps wide32 60 "$wide" "$small" fp32 pyg cuda-graph+kernels
+    steps gine1024 35 "$gine" "$large" fp32 pyg cuda-graph+kernels
+    part auto 45 bench.bench_runner --models "$gine" --batch-sizes "$small" --modes pyg auto \
         $timing --json {json} --deadline {deadline}
-    part layers 40 bench.bench_layers $layers --json {json} --deadline {deadline}
-    part loading 25 bench.bench_loader $loading --json {json}
-    part host 20 bench.bench_host_time $host --json {json}
-}
-
-other_tests() { # the files with tests of a GPU that the first part has not
-    echo tests/test_gpu.py tests/test_gpu_trajectory.py tests/test_gpu_attention.py \
-        tests/test_memory_readers.py tests/test_outofcore_loader.py tests/test_outofcore_encoder.py
+    part more-tests 70 tests tests/test_gpu_attention.py tests/test_memory_readers.py \
+        tests/test_outofcore_loader.py tests/test_outofcore_encoder.py
+    part layers 35 bench.bench_layers $layers --json {json} --deadline {deadline}
+    part loading 20 bench.bench_loader $loading --json {json}
+    part host 15 bench.bench_host_time $host --json {json}
 }

@@ -16,7 +16,7 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.kernels.register import CUDA
 
-STEPS = 50
+STEPS = {"cuda": 50, "cpu": 12}
 TWO = [(1400, 3000, 33), (1800, 3900, 34)]
 # Far above rounding: a bias before a norm has no gradient but noise, of which Adam with its usual
 # one makes whole steps.
@@ -56,7 +56,7 @@ def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype)
     runners[0].optimizer.state.clear()
     runners[0].warmup(hiv, progress=False)
     losses: list[list[float]] = [[], []]
-    for step in range(STEPS):
+    for step in range(STEPS[place.device]):
         batch = batch_of(place, hiv, plan, step)
         for runner, own in zip(runners, losses, strict=True):
             own.append(float(runner.step(batch)))
@@ -64,7 +64,7 @@ def test_fifty_recorded_steps_with_kernels_follow_eager(place, hiv, name, dtype)
     # what parts them; 2e-2 and 0.2 in bfloat16, which rounds each of some dozens of operations.
     loss_bound, path_bound = (2e-3, 0.05) if dtype is None else (0.1, 0.5)
     assert losses[0] == pytest.approx(losses[1], rel=loss_bound, abs=loss_bound)
-    assert sum(losses[1][-10:]) < sum(losses[1][:10]), "it learns"
+    assert sum(losses[1][-4:]) < sum(losses[1][:4]), "it learns"
     moved = torch.cat([(p.detach() - start[k]).flatten() for k, p in stock.named_parameters()])
     found = torch.cat([(p.detach() - start[k]).flatten() for k, p in ours.named_parameters()])
     assert float((found - moved).norm()) <= path_bound * float(moved.norm())
