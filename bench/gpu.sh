@@ -71,8 +71,12 @@ part() {
     command=("${command[@]//\{device\}/$device}")
     case ${command[0]} in
     bench.*) command=("$python" -m "${command[@]}") ;;
-    # Tests are interrupted, so that those that ended are told.
-    tests) command=("$python" -m pytest "${command[@]:1}" "${pytest[@]}") ending=INT ;;
+    # Tests are interrupted, so that those that ended are told; of eight processes each compiles by
+    # itself, since sixteen helpers each would be more than there are cores.
+    tests)
+        command=(env TORCHINDUCTOR_COMPILE_THREADS=1 "$python" -m pytest "${command[@]:1}" "${pytest[@]}")
+        ending=INT
+        ;;
     esac
     say "== $name, at $SECONDS s, up to $seconds s: ${command[*]}"
     began=$SECONDS
@@ -110,7 +114,7 @@ export TORCHINDUCTOR_CACHE_DIR=$caches/inductor TRITON_CACHE_DIR=$caches/triton
 export NUMBA_CACHE_DIR=$caches/numba
 carried=${CARRIED:-}
 if [ -n "$carried" ]; then
-    [ ! -f "$carried/results.json" ] || cp "$carried/results.json" "$out/"
+    [ ! -f "$carried/results.json" ] || [ "$carried" -ef "$out" ] || cp "$carried/results.json" "$out/"
     if ls "$carried"/cache.tgz.* >/dev/null 2>&1 && [ ! -d "$caches/triton" ]; then
         cat "$carried"/cache.tgz.* | timeout 30 tar xzf - -C "$caches" 2>&1 | tee -a "$out/log.txt"
     fi

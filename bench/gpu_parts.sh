@@ -41,14 +41,14 @@ parts_first() { # is it right, and how fast is it?
 parts_second() { # against whom, and does it learn?
     steps peers-gine 110 "$gine" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic pad-to-max \
         pyg-reduce-overhead reduce-overhead
-    steps peers-gps 110 "$gps" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic reduce-overhead
+    steps peers-gps 95 "$gps" "$small" fp32 pyg cuda-graph+kernels pyg-dynamic reduce-overhead
     part training 90 bench.bench_training --device {device} $training --modes cuda-graph --dynamic \
         --json {json} --deadline {deadline}
     part curves 75 bench.bench_curves --models "$gine" --modes eager cuda-graph+kernels \
         $curves --json {json} --deadline {deadline}
     part pool 35 bench.bench_pool $pool --json {json}
-    part memory-gine 20 bench.bench_memory --device {device} --model gine $memory --json {json}
-    part memory-gps 40 bench.bench_memory --device {device} --model gps $memory --json {json}
+    part memory-gine 30 bench.bench_memory --device {device} --model gine $memory --json {json}
+    part memory-gps 45 bench.bench_memory --device {device} --model gps $memory --json {json}
 }
 
 parts_third() { # how far does it go?
