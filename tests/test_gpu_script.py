@@ -122,8 +122,8 @@ def test_one_model_a_process():
 
 
 def test_every_file_with_tests_of_a_gpu_is_run():
-    """By the marker, or by a device of support.places, and no other file is collected."""
-    own = re.compile(r"mark\.gpu\b|def test_\w+\([^)]*\bplace\b|\bDEVICES\b")
+    """They take their device from support.places; no other file is collected."""
+    own = re.compile(r"import DEVICES\b|def test_\w+\([^)]*\bplace\b")
     wanted = {
         f"tests/{path.name}"
         for path in (ROOT / "tests").glob("test_*.py")

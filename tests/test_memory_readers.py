@@ -320,11 +320,11 @@ def test_the_cuda_allocator_is_read_and_left_as_it_was(esol, place):
     task = prepared(esol)
     task.subject.model.to(place.device)
     held = []
-    for _ in range(2):
+    for _ in range(2 if place.cuda else 1):  # a CPU's keeps nothing
         memory = probe(task.subject.model, esol, loss=squared, optimizer=task.subject.optimizer)
         held.append(place.held())
     assert memory.reader.startswith("the allocator of") == place.cuda
-    assert held[1] <= held[0]
+    assert held[-1] <= held[0]
     assert memory.fit.residual < 0.05
 
 
