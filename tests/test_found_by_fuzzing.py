@@ -43,6 +43,23 @@ def test_an_index_that_counts_nothing_comes_back():
     assert found.__inc__("cluster_index", found.cluster_index) == 0
 
 
+@pytest.mark.parametrize("told", [{"notes": "graph"}, {}])
+def test_as_many_rows_of_graphs_as_clusters_are_no_clusters(told):
+    """One graph with two clusters and two rows of another level: what names the clusters is the
+    number that says how many, not a field that the user said is of graphs."""
+    data = Clusters(
+        **graph(3, num_clusters=2, notes=torch.rand(2)).to_dict(),
+        cluster_index=torch.tensor([[0, 1, 2], [1, 0, 1]]),
+    )
+    store = sg.GraphStore.from_pyg([data], levels=told, progress=False)
+    assert [axis.name for axis in store.schema.axes] == (["clusters"] if told else ["notes"])
+    batch = sg.StaticBatch.of(store, [0], sg.plan_buckets(store, 1).capacities[0])
+    (found,) = batch.to_data_list()
+    assert torch.equal(found.notes, data.notes)
+    assert torch.equal(found.cluster_index, data.cluster_index)
+    assert found.__inc__("cluster_index", found.cluster_index).flatten().tolist() == [3, 2]
+
+
 def test_a_field_of_graphs_may_have_no_columns():
     graphs = [graph(n, note=torch.zeros(1, 0), notes=torch.zeros(3, 0)) for n in (1, 2)]
     batch = batch_of(graphs)
