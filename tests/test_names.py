@@ -75,11 +75,11 @@ def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
 
 
 def test_an_axis_whose_arrays_are_taken_is_refused_by_its_own_name():
-    """No field has the name of the array, so the error speaks of the rows and of what named them."""
+    """No field has the name of the array: the error speaks of the rows and of what named them."""
     for axis, said in (
         (
             Axis("graph"),
-            r"'graph' is the name of rows .* 'graph_\w+' .*every batch has: name these",
+            r"'graph' is the name of rows .* 'graph_\w+' .*every batch has: name",
         ),
         (Axis("edge", "node", ("edge",)), r"every batch has: rename the type 'edge'"),
     ):

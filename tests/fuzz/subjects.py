@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from . import files, loading, running, sealed
+from . import commands, files, loading, running, sealed
 from .subject import Subject
 
 SUBJECTS: dict[str, Subject] = {
-    module.SUBJECT.name: module.SUBJECT for module in (files, loading, running, sealed)
+    module.SUBJECT.name: module.SUBJECT for module in (files, loading, running, sealed, commands)
 }
 
 
