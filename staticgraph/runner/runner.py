@@ -226,16 +226,18 @@ class StaticGraphRunner:
             batch = self._own(batch, "step")
             with self._statistics[batch.bucket].timed():
                 loss = self._steps.train(batch)
-            self._steps.finite.count()
+            self._steps.count()
         return loss
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
+        A norm that met one real row in a batch whose counts only the device knows is warned of,
+        once.
 
         Raises:
             NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
         """
-        self._steps.finite.check()
+        self._steps.check()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
@@ -390,7 +392,7 @@ class StaticGraphRunner:
             cold_s = self._warmup_s if self._cold_s is None else self._cold_s
             warm_start.save(cache, self.device, cold_s)
         self._steps.finish()
-        self._steps.finite.clear()  # what was warmed up with is no data
+        self._steps.clear()  # what was warmed up with is no data
         return self
 
     def close(self) -> None:

@@ -44,6 +44,8 @@ class Net:
     label: str
     seed: int
 
+    alone = True  # a graph's output is the same in any batch
+
     def build(self) -> Model:
         torch.manual_seed(self.seed)
         return Model(self).double()

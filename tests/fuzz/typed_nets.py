@@ -46,6 +46,12 @@ class TypedNet:
             data.x_dict, data.edge_index_dict, data.edge_attr_dict, data.batch_dict, data.num_graphs
         )
 
+    @property
+    def alone(self) -> bool:
+        """Whether a graph's output is the same in any batch. HAN weighs relations by a mean over
+        all nodes of a batch."""
+        return self.conv != "han"
+
     def label_of(self, batch: Any) -> Tensor:
         return batch.y if self.label == "graph" else batch[self.label].y
 
