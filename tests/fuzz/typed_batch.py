@@ -38,7 +38,7 @@ def check_typed_batch(batch: sg.StaticBatch, graphs: list[Any]) -> list[int]:
             ours = batch[kind][name]
             equal(ours.narrow(at, 0, value.shape[at]), value, f"{kind} {name}")
     for name in ("y", "notes"):
-        if name in theirs:
+        if name in theirs._global_store:
             equal(batch[name][: len(theirs[name])], theirs[name], name)
     for found, graph in zip(batch.to_data_list(), (graphs[i] for i in ids), strict=True):
         for mine, store in zip(found.stores, graph.stores, strict=True):
