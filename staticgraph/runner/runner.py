@@ -34,7 +34,7 @@ from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
-from staticgraph.runner.choice import Choice
+from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.statistics import BucketStatistics
@@ -136,7 +136,7 @@ class StaticGraphRunner:
         self._padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._choices: tuple[Choice, ...] = ()
+        self._choices: tuple[WayChoice, ...] = ()
         self._notes: list[str] = []
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema

@@ -23,7 +23,7 @@ from staticgraph.checking.preflight import preflight
 from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.dryrun import baseline
-from staticgraph.dryrun.operations import PHASES, count_step
+from staticgraph.dryrun.operations import PARTS, count_step
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from support.command import status_of
@@ -141,7 +141,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
     def launched(model, plan, target, kernels, dtype=None):
         name = baseline.KERNELS if kernels else baseline.STOCK
-        return baseline.Column(name, "launches", dict.fromkeys(PHASES, 1)), f"as on {target}"
+        return baseline.Column(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
 
     patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
