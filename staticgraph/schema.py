@@ -143,10 +143,9 @@ class Schema:
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
-        for axis in self.axes:
-            names += [f"{axis.name}_{part}" for part in AXIS_ARRAYS]
         if len(set(names)) < len(names):
             raise ValueError(f"a field appears twice in {names}")
+        self._check_axes(set(names))
         taken = sorted(name for name in names if self._is_taken(name))
         if taken:
             raise ValueError(
@@ -154,6 +153,25 @@ class Schema:
                 "keeps such names for itself; rename the field, or leave it out with "
                 "exclude=[...]"
             )
+
+    def _check_axes(self, names: set[str]) -> None:
+        """Refuses an axis whose arrays would take the name of another's, or of a field."""
+        for axis in self.axes:
+            own = {f"{axis.name}_{part}" for part in AXIS_ARRAYS}
+            taken = sorted(name for name in own if name in names or self._is_taken(name))
+            if taken:
+                remedy = (
+                    f"rename the type {axis.key!r}"
+                    if axis.type
+                    else "name these rows otherwise with levels={field: 'rows'} for the field that "
+                    "has them, or rename that field"
+                )
+                clash = "appears twice, being a field" if taken[0] in names else "every batch has"
+                raise ValueError(
+                    f"{axis.name!r} is the name of rows that belong to neither nodes, edges nor "
+                    f"graphs, so a batch has {taken[0]!r} for them, a name that {clash}: {remedy}"
+                )
+            names |= own
 
     def _is_taken(self, name: str) -> bool:
         """Whether a batch means something else by the name of a field or of an axis's array."""

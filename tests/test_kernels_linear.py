@@ -66,7 +66,7 @@ def test_autocast_keeps_the_fused_layer(monkeypatch):
             assert same.dtype == torch.float32, "its other readers read float32"
             second, handed = fused.product_handing_on(out, weight, bias)
             assert handed.dtype == torch.bfloat16
-            with counter.phase("backward"):
+            with counter.part("backward"):
                 total = (second.sum() + handed.sum() + same.sum()).float()
                 grads = torch.autograd.grad(total, (x, weight, bias))
     assert (out.dtype, second.dtype) == (torch.bfloat16, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""How many operations a step gives a device, phase by phase; needs no GPU.
+"""How many operations a step gives a device, part by part; needs no GPU.
 
 A recorded step costs about the number of its kernels times two microseconds, an unrecorded one
 three times that and more, so this number is what fusion must lower. Operations are counted where
@@ -55,28 +55,28 @@ NOTHING = frozenset(
     }
 )
 HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
-PHASES = ("forward", "backward", "optimizer")
+PARTS = ("forward", "backward", "optimizer")
 
 
 @dataclass
 class Operations:
-    """What was dispatched, by phase.
+    """What was dispatched, by part.
 
     Attributes:
-        counts: phase -> operator name -> operations.
+        counts: part -> operator name -> operations.
         launches: at least so many launches on CUDA in the whole step.
         host_reads: numbers that the host waited for.
     """
 
     counts: dict[str, Counter[str]] = field(
-        default_factory=lambda: {phase: Counter() for phase in PHASES}
+        default_factory=lambda: {part: Counter() for part in PARTS}
     )
     launches: int = 0
     host_reads: int = 0
 
-    def total(self, phase: str | None = None) -> int:
-        """Operations of a phase, or of all."""
-        chosen = PHASES if phase is None else (phase,)
+    def total(self, part: str | None = None) -> int:
+        """Operations of a part, or of all."""
+        chosen = PARTS if part is None else (part,)
         return sum(sum(self.counts[name].values()) for name in chosen)
 
 
@@ -84,23 +84,23 @@ class OperationCounter(TorchDispatchMode):
     """Counts what torch dispatches while it is entered::
 
     with OperationCounter() as counter:
-        with counter.phase("forward"):
+        with counter.part("forward"):
             loss = model(batch).mean()
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = Operations()
-        self._phase = PHASES[0]
+        self._part = PARTS[0]
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """What is dispatched inside belongs to this phase."""
-        before, self._phase = self._phase, name
+    def part(self, name: str) -> Iterator[None]:
+        """What is dispatched inside belongs to this part."""
+        before, self._part = self._part, name
         try:
             yield
         finally:
-            self._phase = before
+            self._part = before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -111,7 +111,7 @@ class OperationCounter(TorchDispatchMode):
             self.operations.host_reads += 1
         elif not (func.is_view or short in NOTHING):
             count = operations(name, args)
-            self.operations.counts[self._phase][name] += count
+            self.operations.counts[self._part][name] += count
             self.operations.launches += count + further_launches(name, args)
         return func(*args, **(kwargs or {}))
 
@@ -154,11 +154,11 @@ def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optim
     """
     optimizer.zero_grad(set_to_none=True)
     with OperationCounter() as counter:
-        with counter.phase("forward"):
+        with counter.part("forward"):
             loss = forward()
-        with counter.phase("backward"):
+        with counter.part("backward"):
             loss.backward()
-        with counter.phase("optimizer"):
+        with counter.part("optimizer"):
             optimizer.step()
     return counter.operations
 

@@ -34,7 +34,7 @@ from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
-from staticgraph.runner.choice import Choice
+from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.statistics import BucketStatistics
@@ -137,7 +137,7 @@ class StaticGraphRunner:
         self._padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._choices: tuple[Choice, ...] = ()
+        self._choices: tuple[WayChoice, ...] = ()
         self._notes: list[str] = []
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
@@ -230,16 +230,18 @@ class StaticGraphRunner:
             started = statistics.started()
             loss = self._steps.train(batch)
             statistics.ended(started)
-            self._steps.finite.count()
+            self._steps.count()
         return loss
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
+        A norm that met one real row in a batch whose counts only the device knows is warned of,
+        once.
 
         Raises:
             NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
         """
-        self._steps.finite.check()
+        self._steps.check()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
@@ -394,7 +396,7 @@ class StaticGraphRunner:
             cold_s = self._warmup_s if self._cold_s is None else self._cold_s
             warm_start.save(cache, self.device, cold_s)
         self._steps.finish()
-        self._steps.finite.clear()  # what was warmed up with is no data
+        self._steps.clear()  # what was warmed up with is no data
         return self
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.choice import Choice, choose, load, save
+from staticgraph.runner.choice import WayChoice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.modes import OWN
@@ -74,7 +74,7 @@ class Trials:
         schema: Schema,
         batch_of: Callable[[SlotLayout], StaticBatch],
         file: str | Path | None,
-    ) -> tuple[Choice, ...]:
+    ) -> tuple[WayChoice, ...]:
         """Makes what is chosen for every key ready to run: as a file says, or by measuring.
 
         Args:
@@ -116,7 +116,7 @@ class Trials:
         self._refused[key] = refused
         self._times[key] = self._timed(ready, batch, phase, refused)
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[WayChoice]:
         """What is chosen for each key measured, smallest bucket first.
 
         Recordings are torn down together, so where one failed, none is chosen.
@@ -180,7 +180,7 @@ class Trials:
 
 def _fixed(
     file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
-) -> list[Choice] | None:
+) -> list[WayChoice] | None:
     """The choices of a file, where it holds all that are needed."""
     if not Path(file).exists():
         return None

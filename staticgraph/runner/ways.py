@@ -30,6 +30,7 @@ from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.graph_trees import drop_recordings, whole_recording
 from staticgraph.steps.modes import OWN, Mode
 from staticgraph.steps.recordable_optimizer import check_recordable
+from staticgraph.steps.single_rows import SingleRows
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.steps.update import Update
@@ -52,6 +53,7 @@ class Steps:
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
         finite: watches the losses of training steps.
+        single_rows: watches their norms.
         recording: as given, or with the scope that :meth:`fit_scope` found.
         ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
@@ -84,6 +86,7 @@ class Steps:
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
+        self.single_rows = SingleRows(self._model)
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
     @property
@@ -161,6 +164,8 @@ class Steps:
         """
         if not self._model.training:
             train(self._model)
+        if batch.real is None:
+            self.single_rows.note(batch, self.computation.known(batch))
         way = way or self.ways.get((batch.bucket, "step"), self._way)
         if way == OWN and (scope := self.recording.scope) != "forward":
             loss = self._replayed("step", batch)
@@ -179,6 +184,30 @@ class Steps:
             loss.backward()
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def count(self) -> None:
+        """One more training step is done; what it flagged is read where it is time.
+
+        Raises:
+            NonFiniteLoss: as :meth:`check`.
+        """
+        self.finite.count()
+        if self.finite.due:
+            self.single_rows.check()
+
+    def check(self) -> None:
+        """Waits for the device and reads what the steps so far have flagged.
+
+        Raises:
+            NonFiniteLoss: a loss was NaN or infinite.
+        """
+        self.single_rows.check()
+        self.finite.check()
+
+    def clear(self) -> None:
+        """Takes back what was flagged."""
+        self.single_rows.clear()
+        self.finite.clear()
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""

@@ -20,7 +20,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.norm.batch_norm import single_row
+from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.schema import Level
 from staticgraph.steps.arguments import forward_of
@@ -88,6 +88,8 @@ class Computation:
                     self._device,
                     self._sizes,
                 )
+            for path in found.uncounted:
+                flag_single_rows(self._model.get_submodule(path), self._device)
             self._known[training] = found
             self._context.apart = {**self._context.apart, **found.apart}
         return found

@@ -92,6 +92,11 @@ class FiniteLosses:
 
     # ------------------------------------------------------------------ between steps
 
+    @property
+    def due(self) -> bool:
+        """Whether flags are read after the step that was counted last."""
+        return self._every > 0 and self._steps % self._every == 0
+
     def count(self) -> None:
         """One more step is done; checks where it is time.
 
@@ -99,7 +104,7 @@ class FiniteLosses:
             NonFiniteLoss: see :meth:`check`.
         """
         self._steps += 1
-        if self._every and self._steps % self._every == 0:
+        if self.due:
             self.check()
 
     def check(self) -> None:

@@ -53,6 +53,8 @@ class Provenance:
             where the model did not run.
         loss: likewise of the loss; ``""`` where unknown.
         norms: the paths of norms over rows of the batch, by the level.
+        uncounted: the paths of norms over rows that a pool chose, whose number the host does not
+            know.
         apart: sizes of the model's own that layers asked about, each with the layer.
         ran: whether the model ran over other sizes.
         sizes: those.
@@ -62,6 +64,7 @@ class Provenance:
     levels: Mapping[Path, Level | None] = field(default_factory=dict)
     loss: Level | None = ""
     norms: tuple[tuple[str, Level], ...] = ()
+    uncounted: tuple[str, ...] = ()
     apart: Mapping[int, str] = field(default_factory=dict)
     ran: bool = False
     sizes: frozenset[int] = frozenset()
@@ -181,7 +184,8 @@ def run_elsewhere(
     except NeedsStems:
         stems = Stems(batch)
         noted, out = _noting(forward, batch, stems)
-    names = {module: path or "the model" for path, module in model.named_modules()}
+    paths = {module: path for path, module in model.named_modules()}
+    names = {module: path or "the model" for module, path in paths.items()}
     for norm in noted.apart:
         if norm in noted.norms:
             raise NotStatic(
@@ -212,6 +216,7 @@ def run_elsewhere(
         levels=levels,
         loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
         norms=tuple(sorted(norms)),
+        uncounted=tuple(sorted(paths[norm] for norm in noted.uncounted)),
         apart={
             size: "a layer" if layer is None else names.get(layer, type(layer).__name__)
             for size, layer in unknown.items()

@@ -188,12 +188,11 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
 
 
 def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
-    """Refuses a store with an array missing, or with one more."""
-    needed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
-    needed |= {f"offsets.{axis.name}" for axis in schema.axes}
-    allowed = needed | {f"origins.{axis.name}" for axis in schema.edge_axes}
-    if missing := sorted(needed - set(arrays)):
-        raise Damage(f"there is no array {', '.join(missing)}; build the store again")
+    """Refuses a store with an array more than its schema has; that none is missing,
+    :func:`check_manifest` has seen."""
+    allowed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
+    allowed |= {f"offsets.{axis.name}" for axis in schema.axes}
+    allowed |= {f"origins.{axis.name}" for axis in schema.edge_axes}
     extra = sorted(name for name in arrays if name not in allowed and not name.startswith("split."))
     if extra:
         raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")

@@ -35,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     seed = args.seed if args.seed is not None else time.time_ns() % 2**32
     names = args.subject or list(SUBJECTS)
     print(f"fuzzing {', '.join(names)} for {args.seconds:g} s with --seed {seed}", flush=True)
+    begun = time.monotonic()
     warm_up()
+    left = args.seconds - (time.monotonic() - begun)
     cases: Counter[str] = Counter()
 
     def told(result: Round, first: bool) -> None:
@@ -47,9 +49,10 @@ def main(argv: list[str] | None = None) -> int:
                 with args.log.open("a") as log:
                     log.write(text)
 
-    found = run_for([SUBJECTS[name] for name in names], args.seconds, seed, told)
+    found = run_for([SUBJECTS[name] for name in names], left, seed, told)
     counted = ", ".join(f"{name} {number:,}" for name, number in cases.items())
-    print(f"cases: {counted}; findings: {len(found)}; --seed {seed}")
+    took = f"{time.monotonic() - begun:.0f} s"
+    print(f"{took}; cases: {counted}; findings: {len(found)}; --seed {seed}")
     for result in found:
         print(f"  --replay {result.subject}:{result.seed}  {result.what[:120]}")
     return int(bool(found))

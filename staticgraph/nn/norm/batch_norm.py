@@ -19,6 +19,17 @@ from torch_geometric.nn import BatchNorm
 
 from staticgraph.nn.context.batch_context import BatchContext
 
+# A buffer of a norm over rows that a pool chose: True once there was one real row. Not part of the
+# model's state.
+SINGLE = "_staticgraph_single"
+
+
+def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
+    """Gives a norm its flag, at an address that stays, where it has none."""
+    if norm._buffers.get(SINGLE) is None:
+        flag = torch.zeros((), dtype=torch.bool, device=device)
+        norm.register_buffer(SINGLE, flag, persistent=False)
+
 
 def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:
     """The dimensions to reduce, and the shape that puts channels back beside them."""
@@ -70,6 +81,8 @@ def _update_running(
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     seen = count > 1
+    if (flag := getattr(norm, SINGLE, None)) is not None:
+        flag.logical_or_(count == 1)
     norm.num_batches_tracked.add_(seen)
     running = norm.running_mean.dtype
     factor = seen.to(running)

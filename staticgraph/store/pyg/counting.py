@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level, Schema
+from staticgraph.schema import LEVELS, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.pyg.rules import Increments, counted_level
 
@@ -62,14 +62,17 @@ class CountedFields:
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
         """A name for what increments of a field count: of the field with so many rows, of the
-        number that says it (``num_clusters``), or of the field itself."""
+        number that says it (``num_clusters``), or of the field itself. Rows that the user says are
+        of nodes, edges or graphs are no axis, though in these graphs there are as many."""
         for other in self.values:
-            if other != key and np.array_equal(self._lengths(other), steps):
-                return self.levels.get(other, other)
+            name = self.levels.get(other, other)
+            if other != key and name not in LEVELS and np.array_equal(self._lengths(other), steps):
+                return name
         for other, tensors in self.values.items():
             whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
-            if whole and np.array_equal([int(t) for t in tensors], steps):
-                return other.removeprefix("num_") or other
+            name = other.removeprefix("num_") or other
+            if whole and name not in LEVELS and np.array_equal([int(t) for t in tensors], steps):
+                return name
         return f"{key}_{place}"
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
