@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.schema import Schema
 from staticgraph.steps.losses import Loss
 
 
@@ -57,7 +58,7 @@ class PlainBatch:
 def plain_batch(batch: StaticBatch) -> PlainBatch:
     """The real graphs of a batch, without padding, on its device."""
     graphs: list[Any] = list(batch.to_data_list())
-    data: Any = Batch.from_data_list(graphs)
+    data: Any = Batch.from_data_list(graphs, follow_batch=_followed(batch.layout.schema))
     data = data.to(str(batch.device))
     if not batch.layout.schema.hetero:
         for level, rows in (
@@ -68,6 +69,11 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
             if f"{level}_mask" not in data:
                 data[f"{level}_mask"] = torch.ones(rows, dtype=torch.bool, device=batch.device)
     return PlainBatch(data)
+
+
+def _followed(schema: Schema) -> list[str]:
+    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has beside those of nodes."""
+    return [] if schema.hetero else [f.name for f in schema if schema.axis(f.level) is not None]
 
 
 def measurable(batch: StaticBatch) -> bool:
