@@ -80,6 +80,13 @@ def test_the_store_asks_what_the_two_rows_count():
     assert store.schema["edge_attr"].level == "edge"
 
 
+def test_a_guessed_number_of_nodes_is_no_side():
+    """All targets are met here, so that the largest number in edge_index tells how many."""
+    ends = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
+    graphs = [Bipartite(x_s=torch.ones(2, 1), x_t=torch.ones(4, 1), edge_index=ends)] * 3
+    assert sg.GraphStore.from_pyg(graphs).schema["edge_index"].counts == ("x_s", "x_t")
+
+
 def test_batches_are_those_of_pyg():
     graphs = made()
     store = sg.GraphStore.from_pyg(graphs)

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level, Schema
+from staticgraph.schema import EDGE_INDEX, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.pyg.rules import Increments, counted_level
 
@@ -32,6 +32,9 @@ class CountedFields:
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
         self.axes: dict[str, IntArray] = {}
+        # False where PyG can only guess a number of nodes from the values of edge_index, which
+        # says nothing where its two rows count rows of two kinds.
+        self.nodes_told = True
 
     def _lengths(self, key: str) -> IntArray:
         tensors = self.values[key]
@@ -51,8 +54,9 @@ class CountedFields:
         nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
         for key, said in self.increments.items():
             found = []
+            told = nodes if self.nodes_told or key != EDGE_INDEX else None
             for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, nodes, edges, self.axes)
+                level = counted_level(steps, told, edges, self.axes)
                 if level is None:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps

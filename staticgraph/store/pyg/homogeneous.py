@@ -80,6 +80,7 @@ class PygReader(CountedFields):
         store = data._store
         if not has_stock_rules(data):
             self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
+            self.nodes_told &= store.can_infer_num_nodes
         found = {}
         for key, value in values.items():
             if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
