@@ -54,9 +54,10 @@ class CountedFields:
         nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
         for key, said in self.increments.items():
             found = []
-            told = nodes if self.nodes_told or key != EDGE_INDEX else None
+            ends = key == EDGE_INDEX  # of edges, which join rows that are no edges
+            told = nodes if self.nodes_told or not ends else None
             for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, told, edges, self.axes)
+                level = counted_level(steps, told, None if ends else edges, self.axes)
                 if level is None:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
@@ -68,6 +69,8 @@ class CountedFields:
         """A name for what increments of a field count: of the field with so many rows, of the
         number that says it (``num_clusters``), or of the field itself."""
         for other in self.values:
+            if key == EDGE_INDEX and "edge" in other:
+                continue
             if other != key and np.array_equal(self._lengths(other), steps):
                 return self.levels.get(other, other)
         for other, tensors in self.values.items():

@@ -71,8 +71,8 @@ class PygReader(CountedFields):
                 f"graph {number} has an edge_index of shape {list(edge_index.shape)} and dtype "
                 f"{edge_index.dtype}; expected int64 [2, edges]"
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+        with warnings.catch_warnings(record=True) as guessed:
+            warnings.simplefilter("always")  # PyG warns where it must guess the number
             nodes = data.num_nodes
         self.nodes.append(whole_count(nodes, number))
         self.edges.append(edge_index.size(1))
@@ -80,7 +80,7 @@ class PygReader(CountedFields):
         store = data._store
         if not has_stock_rules(data):
             self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
-            self.nodes_told &= store.can_infer_num_nodes
+            self.nodes_told &= not guessed
         found = {}
         for key, value in values.items():
             if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
