@@ -14,7 +14,7 @@ from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import Schema
-from staticgraph.steps.losses import Loss
+from staticgraph.steps.losses import Loss, LossTerms
 
 
 class PlainBatch:
@@ -85,4 +85,4 @@ def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
     """The mean of a loss over all rows of an unpadded batch."""
     assert loss is not None
     asked: Any = data
-    return loss(out, asked).mean()
+    return LossTerms.of(loss(out, asked)).mean()
