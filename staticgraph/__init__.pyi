@@ -46,6 +46,8 @@ from staticgraph.schema import Schema as Schema
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
+from staticgraph.steps.losses import LossTerms as LossTerms
+from staticgraph.steps.losses import masked_mean as masked_mean
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
 

@@ -23,6 +23,7 @@ AxisKind = Literal["rows", "node", "edge"]
 # What a batch has for every axis: "triplets_mask" and so on.
 AXIS_ARRAYS = ("mask", "batch", "ptr")
 POSITIONS = "pos"
+EDGE_INDEX = "edge_index"
 
 # Arrays that a batch keeps for itself have names that begin so, which no field's name does: they
 # stand beside the fields and can never be taken for one.
@@ -147,6 +148,8 @@ class Schema:
             raise ValueError(f"a field appears twice in {names}")
         self._check_axes(set(names))
         taken = sorted(name for name in names if self._is_taken(name))
+        if taken == [EDGE_INDEX] and self._joins_two():
+            return
         if taken:
             raise ValueError(
                 f"{', '.join(map(repr, taken))}: every batch has an attribute of this name, or "
@@ -183,6 +186,12 @@ class Schema:
                 return own in RESERVED_OF_TYPE or own.startswith(PRIVATE)
         return self.hetero and name.endswith(DICT_SUFFIX)
 
+    def _joins_two(self) -> bool:
+        """Whether ``edge_index`` is a field as that of two kinds of rows must be."""
+        field = self[EDGE_INDEX]
+        ends = len(field.counts) == 2 and all(field.counts)
+        return not self.hetero and (field.level, field.shape, ends) == ("edge", (2,), True)
+
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
 
@@ -194,6 +203,20 @@ class Schema:
             if field.name == name:
                 return field
         raise KeyError(f"no field {name!r}; there are {', '.join(f.name for f in self.fields)}")
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether ``edge_index`` leads from rows of one level to rows of another, as its class says
+        of a bipartite graph; it is a field then, with what its two rows count."""
+        return EDGE_INDEX in self
+
+    @property
+    def edge_fields(self) -> tuple[tuple[Level, str], ...]:
+        """Levels of edges whose ends stand in a field, and the field: of each edge type, or of the
+        edges of a bipartite graph. Empty where ``edge_index`` joins nodes of one kind."""
+        if self.two_sided:
+            return (("edge", EDGE_INDEX),)
+        return tuple((axis.name, f"{axis.name}.{EDGE_INDEX}") for axis in self.edge_axes)
 
     @property
     def node_axes(self) -> tuple[Axis, ...]:

@@ -85,7 +85,7 @@ class SlotLayout:
                 "to point at: make the plan with plan_buckets(store, ...), or give "
                 "Capacity(..., edge_reserve=1)"
             )
-        if self.schema.hetero and self.pointers:
+        if (self.schema.hetero or self.schema.two_sided) and self.pointers:
             raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
 
     @cached_property
@@ -104,6 +104,8 @@ class SlotLayout:
         ]
         if self.schema.hetero:
             wanted = [item for item in wanted if item[0] not in UNTYPED]
+        if self.schema.two_sided:
+            wanted = wanted[1:]  # a field
         for axis in self.schema.axes:
             rows = self.capacity.rows(axis.name)
             wanted += [

@@ -38,6 +38,7 @@ from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
@@ -80,6 +81,7 @@ class _Preflight:
         self._stock = subject.model
         self._batch = batch
         self._forward = subject.forward or forward_of(subject.model)
+        self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
 
     def report(self) -> PreflightReport:
@@ -90,6 +92,8 @@ class _Preflight:
         graphs = 0 if stopped else self._traced()
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
+        if not stopped:
+            self._loss_compared()
         real = self._batch.real
         held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
@@ -247,6 +251,28 @@ class _Preflight:
             where = defined_at(type(self._stock))
             self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
         return found.worst, found.note
+
+    def _loss_compared(self) -> None:
+        """The mean of the loss over rows beside that of torch's functions in it, on plain PyG."""
+        if self._loss is None:
+            return
+        data = plain_batch(self._batch)
+        model = _copied(self._stock).eval()
+        try:
+            with torch.no_grad():
+                mean, own, name = stock_mean(self._loss, self._forward(model, data), data)
+        except Exception:  # whatever model or loss raise on a plain batch; a step says it
+            return
+        if name and relative_difference(own, mean) > TOLERANCE:
+            self._obstacles.append(
+                Obstacle(
+                    f"{name} with weights or ignore_index: {float(mean):.4g} here, "
+                    f"{float(own):.4g} in plain PyG",
+                    defined_at(self._loss),
+                    getattr(self._loss, "__name__", type(self._loss).__name__),
+                    "the mean of the loss",
+                )
+            )
 
     def _attention(self) -> tuple[AttentionRow, ...]:
         """The paths of attention in a compiled step in the example's bucket."""

@@ -206,7 +206,9 @@ class Computation:
             raise ValueError(
                 "the loss has no rows of the batch: its leading size does not change with the "
                 "batch's; return one value a row, such as "
-                "F.mse_loss(out, batch.y, reduction='none')"
+                "F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] return "
+                "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
+                "scalar)"
             )
         return mean_loss(self._loss, out, batch, given)
 

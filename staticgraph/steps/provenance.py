@@ -34,6 +34,8 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.losses import LossTerms
+from staticgraph.steps.stock_means import StockMeans, warn_of_stock_means
 
 # A tensor in an output: its keys and places from the outside in.
 Path = tuple[Any, ...]
@@ -249,10 +251,13 @@ def _loss_level(
     loss: Callable[[Any, StaticBatch], Tensor], out: Any, batch: StaticBatch
 ) -> Level | None:
     try:
-        values = loss(out, batch.replace())
+        with StockMeans() as watch:
+            result = loss(out, batch.replace())
+        values = LossTerms.of(result).values
     except Exception:  # whatever the loss raises over padding alone
         return ""
-    return _by_size(values, batch) if isinstance(values, Tensor) else ""
+    warn_of_stock_means(loss, watch.called, result)
+    return _by_size(values, batch)
 
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:

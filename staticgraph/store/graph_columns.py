@@ -74,8 +74,9 @@ class GraphColumns:
         offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
             schema.
         origins: edge type -> where each edge stood among all of the type before they were sorted;
-            types that were sorted are left out. Where nodes have types the four arrays of edges
-            above are empty, and each type's ``edge_index`` is a column.
+            types that were sorted are left out. Where nodes have types, or ``edge_index`` joins two
+            levels, the arrays of edges above are empty but ``edge_origin``, and each
+            ``edge_index`` is a column.
         checks: which blocks of a large store on disk are still to be compared with their
             checksums; batches and single graphs do that, a column taken by hand does not (see
             :meth:`column`).
@@ -133,7 +134,8 @@ class GraphColumns:
             rules: index field -> where its rows stand, and what its values count. Where nodes have
                 types, ``num_nodes`` and ``num_edges`` are the sums over the types, and there are
                 no ``edge_src`` and ``edge_dst``: a type's edges are the field
-                ``a__to__b.edge_index``.
+                ``a__to__b.edge_index``. Where a bipartite graph's edges lead from one level to
+                another, likewise, they are the field ``edge_index`` of level ``edge``.
 
         Raises:
             BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
@@ -151,9 +153,10 @@ class GraphColumns:
         origins: dict[str, Array] = {}
         order = None
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if schema.hetero:
-            row_ptr = transpose = np.empty(0, np.int64)
+        if schema.hetero or schema.two_sided:
+            src = dst = row_ptr = transpose = np.empty(0, np.int64)
             columns, origins = sort_types(schema, columns, offsets, graphs)
+            order = origins.pop("edge", None)
         else:
             if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
@@ -346,12 +349,15 @@ class GraphColumns:
         if self.schema.hetero:
             return assembled.assembled_typed(self.schema, values, rows)
         nodes, edges = self.size(graph)
+        counts = {"node": nodes, "edge": edges, **rows}
+        if self.schema.two_sided:
+            return assembled.assembled(self.schema, values, counts)
         here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
         pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
         if place is not None:
             pair = pair[:, np.argsort(place)]
         values = {"edge_index": torch.from_numpy(pair), **values}
-        return assembled.assembled(self.schema, values, {"node": nodes, "edge": edges, **rows})
+        return assembled.assembled(self.schema, values, counts)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[graph] for graph in range(len(self)))

@@ -81,9 +81,11 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
         _check_offsets(name, values, graphs)
     nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
-    if schema.hetero:
-        nodes, edges = -1, 0
-    expected = {**dict.fromkeys(EDGES, edges), "row_ptr": nodes + 1}
+    own_edges = edges
+    if schema.hetero or schema.two_sided:
+        nodes, own_edges = -1, 0
+    expected = {**dict.fromkeys(EDGES, own_edges), "row_ptr": nodes + 1}
+    expected["edge_origin"] = 0 if schema.hetero else edges
     if not len(arrays["edge_origin"]):
         expected["edge_origin"] = 0
     expected |= {
@@ -124,7 +126,8 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
     """
     here = _Stretch(schema, arrays, first, last)
     if not schema.hetero:
-        here.check_edges()
+        if not schema.two_sided:
+            here.check_edges()
         here.check_permutation("edge_origin", "edge")
     for axis in schema.edge_axes:
         here.check_permutation(f"origins.{axis.name}", axis.name)

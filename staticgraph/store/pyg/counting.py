@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import LEVELS, Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.pyg.rules import Increments, counted_level
 
@@ -32,6 +32,9 @@ class CountedFields:
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
         self.axes: dict[str, IntArray] = {}
+        # False where PyG can only guess a number of nodes from the values of edge_index, which
+        # says nothing where its two rows count rows of two kinds.
+        self.nodes_told = True
 
     def _lengths(self, key: str) -> IntArray:
         tensors = self.values[key]
@@ -51,8 +54,10 @@ class CountedFields:
         nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
         for key, said in self.increments.items():
             found = []
+            ends = key == EDGE_INDEX  # of edges, which join rows that are no edges
+            told = nodes if self.nodes_told or not ends else None
             for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, nodes, edges, self.axes)
+                level = counted_level(steps, told, None if ends else edges, self.axes)
                 if level is None:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
@@ -65,6 +70,8 @@ class CountedFields:
         number that says it (``num_clusters``), or of the field itself. Rows that the user says are
         of nodes, edges or graphs are no axis, though in these graphs there are as many."""
         for other in self.values:
+            if key == EDGE_INDEX and "edge" in other:
+                continue
             name = self.levels.get(other, other)
             if other != key and name not in LEVELS and np.array_equal(self._lengths(other), steps):
                 return name
