@@ -18,11 +18,12 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
-from staticgraph.schema import Level
+from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.losses import mean_loss
 from staticgraph.steps.padding import sanitized, zero_padding
@@ -35,6 +36,10 @@ from staticgraph.steps.provenance import (
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
+
+
+# Of a batch, what tells a rewrite which index is the batch's own.
+ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
 
 
 class Computation:
@@ -123,15 +128,21 @@ class Computation:
         return level_in(out, batch, self.known(batch), self._rows)
 
     def run(
-        self, work: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
+        self,
+        work: str,
+        batch: StaticBatch,
+        keep: bool = False,
+        known: Provenance | None = None,
+        leaves: bool = False,
     ) -> Any:
         """The output for work ``forward``, the mean loss for ``step``, both for ``both``.
 
-        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
+        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
+        with ``leaves`` what is traced will be rewritten.
         """
         known = known or self.known(batch)
         with self._precision():
-            batch, result, seen = self._forward_of(batch)
+            batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
             result = out if work == "forward" else self._mean_loss(out, seen, batch, known)
             if work == "both":
@@ -147,14 +158,18 @@ class Computation:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._autocast)
 
-    def _forward_of(self, batch: StaticBatch) -> tuple[StaticBatch, Any, StaticBatch]:
+    def _forward_of(
+        self, batch: StaticBatch, leaves: bool = False
+    ) -> tuple[StaticBatch, Any, StaticBatch]:
         """The batch as the model gets it, which its layers see from now on, the model's output, and
         the batch as the model left it."""
         if self._sanitize:
             batch = sanitized(batch)
         if self._differentiable:
             batch = self._with_derivatives(batch)
-        self._context.enter(batch)
+        self._context.enter(batch, leaves)
+        if leaves and batch.layout.pointers:
+            batch_facts(*(batch.tensors()[array] for array in ARRAYS))
         seen = batch.replace()  # what the model sets on its batch ends with this forward
         return batch, self._output(seen), seen
 
@@ -175,9 +190,10 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
-    def of_tensors(self, work: str, like: StaticBatch) -> Callable[..., Any]:
+    def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
-        compiled. The batch it makes knows no real counts, so nothing depends on them.
+        compiled. The batch it makes knows no real counts, so nothing depends on them. With
+        ``leaves`` the trace is made to be rewritten (:mod:`staticgraph.rewrites`).
 
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
@@ -189,7 +205,7 @@ class Computation:
 
         def function(*tensors: Tensor) -> Any:
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
-            return run(work, batch, known=known)
+            return run(work, batch, known=known, leaves=leaves)
 
         return function
 

@@ -43,10 +43,10 @@ class BatchContext:
         self.kernels = False
         self.all_kernels = False
 
-    def enter(self, batch: StaticBatch) -> None:
+    def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
-        present before is so again."""
-        bind(self, batch, rows_of_batch(batch))
+        present before is so again. With ``leaves`` the forward is traced to be rewritten."""
+        bind(self, batch, rows_of_batch(batch), leaves)
 
     def leave(self) -> None:
         """Ends the last :meth:`enter` of this context in this thread; nothing where there is

@@ -41,12 +41,30 @@ class Binding:
         blocks: dense blocks by their shape.
         before: what was bound in this thread when it was entered.
         task: the backward inside of which it was entered; -1 for none.
+        leaves: whether the forward is traced to be rewritten; see
+            :mod:`staticgraph.nn.context.leaf`.
     """
 
-    __slots__ = ("__weakref__", "batch", "before", "blocks", "context", "made", "rows", "task")
+    __slots__ = (
+        "__weakref__",
+        "batch",
+        "before",
+        "blocks",
+        "context",
+        "leaves",
+        "made",
+        "rows",
+        "task",
+    )
 
     def __init__(
-        self, context: Any, batch: StaticBatch, rows: Any, before: Binding | None, task: int
+        self,
+        context: Any,
+        batch: StaticBatch,
+        rows: Any,
+        before: Binding | None,
+        task: int,
+        leaves: bool = False,
     ) -> None:
         self.context = context
         self.batch = batch
@@ -55,6 +73,7 @@ class Binding:
         self.blocks: dict[Any, Any] = {}
         self.before = before
         self.task = task
+        self.leaves = leaves
 
 
 class _Here(threading.local):
@@ -78,10 +97,10 @@ def present() -> Binding | None:
     return _OF_TASK.get(task, binding)
 
 
-def bind(context: Any, batch: StaticBatch, rows: Any) -> None:
+def bind(context: Any, batch: StaticBatch, rows: Any, leaves: bool = False) -> None:
     """Makes a batch the present one of this thread."""
     task = -1 if torch.compiler.is_compiling() else _graph_task()
-    _HERE.binding = Binding(context, batch, rows, _HERE.binding, task)
+    _HERE.binding = Binding(context, batch, rows, _HERE.binding, task, leaves)
 
 
 def unbind(context: Any) -> None:

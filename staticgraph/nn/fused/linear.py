@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.linear import available, linear, linear_handed_on
+from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.fused.layer import Fused, unhooked
 
 # Multiplications below which the stock layer's smaller overhead wins; see docs/kernels.md.
@@ -84,7 +85,7 @@ class FusedSequential(Fused, torch.nn.Sequential):
                 joined = module.with_relu(input)
             if joined is not None:
                 input = joined
-            elif self.batch is not None and input.dim() == 2 and _drops(module):
+            elif self.batch is not None and not leaves() and input.dim() == 2 and _drops(module):
                 input = self.dropped(input, at, module.p)
             else:
                 input = module(input)

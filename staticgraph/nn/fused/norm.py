@@ -6,9 +6,7 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import Running, batch_norm, batch_norm_handed_on
 from staticgraph.nn.fused.layer import Fused
-from staticgraph.nn.norm.batch_norm import MaskedBatchNorm1d, check_not_single
-
-COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
+from staticgraph.nn.norm.batch_norm import COUNTED, MaskedBatchNorm1d, check_not_single
 
 
 class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
