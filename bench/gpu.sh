@@ -131,6 +131,13 @@ fi
 cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
 
 "parts_$call"
+for name in ${PARTS:-}; do
+    case " ${names[*]-} ${skipped[*]-} " in *" $name "*) ;; *)
+        say "== $name is no part of the $call call"
+        status=1
+        ;;
+    esac
+done
 
 # Pieces of what may come back: at most four files of 15 MiB.
 if [ "${KEEP_CACHES:-1}" = 1 ]; then

@@ -32,7 +32,7 @@ def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHON": sys.executable, **given},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
 
 
@@ -240,7 +240,39 @@ def test_nothing_runs_where_versions_fail(tmp_path):
     assert "ran" not in done.stdout.split()
 
 
+def test_a_part_that_is_not_there_is_said(tmp_path):
+    (tmp_path / "parts.sh").write_text(ONE.replace("bash -c", "true"))
+    done = gpu_sh(
+        "first", PARTS_FROM=tmp_path / "parts.sh", OUT=tmp_path / "out", PARTS="b", TINY=1
+    )
+    assert done.returncode == 1
+    assert "== b is no part of the first call" in done.stdout
+    assert "== a" not in done.stdout
+
+
 def test_another_word_than_a_call_is_refused():
     done = gpu_sh("fourth")
     assert done.returncode == 2
     assert "first|second|third" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
+    """Two parts of the first call as they are, on the CPU: what they say is labelled, right, and
+    whole."""
+    out = tmp_path / "out"
+    done = gpu_sh("first", OUT=out, CACHES=tmp_path / "caches", TINY=1, PARTS="gine32 look-gine")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    found = json.loads((out / "results.json").read_text())
+    rows = found["gine32"]["rows"]
+    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels", "cuda-graph"]
+    assert all(row["rehearsal"] and row["loss_agrees"] for row in rows), rows
+    assert all(row["step_ms"] > 0 and row["latency_ms"]["median"] > 0 for row in rows)
+    look = found["look-gine"]
+    assert look["made"]["rehearsal"]
+    assert look["verify"]["passed"]
+    assert {"x", "edge_attr"} <= set(look["verify"]["moved"])
+    assert look["host"]["python_calls"] > 0
+    assert look["times"]["back_to_back_ms"] > 0
+    assert look["kernels"] == {"answer": "needs a CUDA device", "seconds": 0.0}
+    assert "REHEARSAL, NO FIGURES" in done.stdout
