@@ -146,9 +146,10 @@ def test_commands_for_a_lent_device_are_in_the_head():
 FAKE = """
 machine=(echo "rehearsal: yes")
 parts_first() {
-    part good 20 "$python" -c "open('{json}', 'w').write('{\\"rows\\": [1]}')"
     part stubborn 3 bash -c 'trap "" TERM; echo asked; sleep 60'
+    part good 20 "$python" -c "open('{json}', 'w').write('{\\"rows\\": [1]}')"
     part failing 20 bash -c 'echo broken >&2; exit 7'
+    part saved 1 sleep 2
     part after 20 echo still here
     part long 60 sleep 60
     part late 20 echo never
@@ -158,8 +159,8 @@ parts_first() {
 
 
 def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
-    """One part ignores that it is asked to end, one fails, one takes all that is left: the others
-    run or are named, results are joined, and the call is over in its time."""
+    """One part ignores that it is asked to end, one fails, one takes what others saved, one all
+    that is left: the others run or are named, results are joined, the call is over in its time."""
     (tmp_path / "parts.sh").write_text(FAKE)
     out, budget = tmp_path / "out", 14
     began = time.monotonic()
@@ -181,6 +182,7 @@ def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
     assert re.search(r"== stubborn ended with (124|137) after [2-4] s", log), log
     assert "== failing ended with 7" in log
     assert "broken" in log, "what goes to the error stream is in the log"
+    assert "== saved ended with 0" in log, "what a part does not need the next may take"
     assert "== after ended with 0" in log
     assert "still here" in log
     assert "== long ended with 124" in log
