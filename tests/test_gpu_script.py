@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -89,6 +90,17 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
         assert options.json, f"{name} leaves no results"
         for text in getattr(options, "models", ()):
             assert Shape.parse(text).layers > 0
+
+
+def test_pytest_takes_its_options(tmp_path):
+    """Those of a device and those of a rehearsal, with the plugins that they want."""
+    lines = re.findall(r"pytest=\((.*)\)", (ROOT / "bench" / "gpu.sh").read_text())
+    assert len(lines) == 2
+    for options in (shlex.split(line) for line in lines):
+        (tmp_path / "test_one.py").write_text("def test_cpu():\n    pass\n")
+        asked = [sys.executable, "-m", "pytest", "--collect-only", *options, "test_one.py"]
+        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: none is selected
 
 
 def test_a_command_line_that_a_script_refuses_is_seen(monkeypatch, capsys):
