@@ -46,7 +46,8 @@ if [ "$tiny" = 1 ]; then
     export STATICGRAPH_REHEARSAL=1
 fi
 
-# part NAME SECONDS COMMAND...: within its limit and what is left of the call.
+# part NAME SECONDS COMMAND...: within its limit, what the parts before it did not need, and what is
+# left of the call. due is when it must be over for the parts after it to have theirs.
 part() {
     local name=$1 seconds=$2 left grace began code size command ending=TERM
     shift 2
@@ -62,6 +63,8 @@ part() {
         skipped+=("$name")
         return
     fi
+    due=$((due + seconds))
+    [ "$seconds" -ge $((due - SECONDS)) ] || seconds=$((due - SECONDS))
     [ "$seconds" -le "$left" ] || seconds=$left
     # A part is asked to end, with what it has, before it is made to.
     grace=$((seconds / 5 < 15 ? seconds / 5 : 15))
@@ -130,7 +133,15 @@ if ! timeout -k 5 60 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.tx
 fi
 cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
 
+due=$SECONDS
 "parts_$call"
+for name in ${PARTS:-}; do
+    case " ${names[*]-} ${skipped[*]-} " in *" $name "*) ;; *)
+        say "== $name is no part of the $call call"
+        status=1
+        ;;
+    esac
+done
 
 # Pieces of what may come back: at most four files of 15 MiB.
 if [ "${KEEP_CACHES:-1}" = 1 ]; then

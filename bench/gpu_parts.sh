@@ -1,7 +1,8 @@
 # The parts of each call of bench/gpu.sh, most important first: part NAME SECONDS COMMAND...
 # A command is a module of bench, or `tests` and files of tests. {json}, {deadline} and {device} are
 # filled in by gpu.sh. One model a process: what one leaves on the device ends with it.
-# The seconds of a call add up to less than its budget, so that every part has its own.
+# The seconds of a call add up to less than its budget, so that every part has its own; what one does
+# not need the next may take.
 
 if [ "${TINY:-0}" = 1 ]; then
     # Sizes for a CPU: what is rehearsed is that every part runs and leaves what it should.
@@ -28,14 +29,14 @@ steps() { # steps NAME SECONDS MODEL BATCH PRECISION MODES...
 }
 
 parts_first() { # is it right, and how fast is it?
-    part kernels 80 tests tests/test_gpu_kernels.py tests/test_gpu_collation.py
+    part kernels 90 tests tests/test_gpu_kernels.py tests/test_gpu_collation.py
     part settle 35 bench.settle --json {json} --deadline {deadline}
     steps gine32 75 "$gine" "$small" fp32 pyg $ours
     part look-gine 50 bench.first_look --model "$gine" --batch-size "$small" --json {json} \
         --deadline {deadline}
     steps gps32 100 "$gps" "$small" fp32 pyg $ours
     steps gine256 50 "$gine" "$middle" fp32 pyg $ours
-    part tests 90 tests tests/test_gpu.py tests/test_gpu_trajectory.py
+    part tests 80 tests tests/test_gpu.py tests/test_gpu_trajectory.py
 }
 
 parts_second() { # against whom, and does it learn?

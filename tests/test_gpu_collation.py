@@ -35,7 +35,7 @@ def by_operator(ids, *arguments):
 @pytest.mark.parametrize("pointers", [True, False])
 def test_molecules_equal_the_host(hiv, collating, pointers, device):
     moved = hiv.to(device)
-    for count in (0, 1, 32, 1024, 3000):
+    for count in (0, 1, 32, 1024, 3000) if device == "cuda" else (0, 1, 32):
         ids = np.random.default_rng(count).integers(0, len(hiv), count)
         layout = layout_for(hiv, ids, pointers)
         assert_same_bits(collated(collating, moved, ids, layout), filled(hiv, ids, layout))
@@ -54,7 +54,8 @@ def test_every_dtype_equals_the_host(store, device):
 @pytest.mark.parametrize("exact", [True, False])
 def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact, place):
     plan = sg.plan_buckets(hiv, batch_size=64)
-    options = {"indices": hiv.splits["train"][:4000], "exact": exact, "shuffle": True}
+    chosen = hiv.splits["train"][: 4000 if place.cuda else 400]
+    options = {"indices": chosen, "exact": exact, "shuffle": True}
     busy = torch.randn((2048, 2048) if place.cuda else (8, 8), device=place.device)
     device = sg.StaticLoader(hiv.to(place.device), plan, pointers=True, **options)
     host = sg.StaticLoader(hiv, plan, pointers=True, **options)

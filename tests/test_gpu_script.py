@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHON": sys.executable, **given},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
 
 
@@ -91,6 +92,17 @@ def test_every_command_line_parses(call, tiny, monkeypatch):
             assert Shape.parse(text).layers > 0
 
 
+def test_pytest_takes_its_options(tmp_path):
+    """Those of a device and those of a rehearsal, with the plugins that they want."""
+    lines = re.findall(r"pytest=\((.*)\)", (ROOT / "bench" / "gpu.sh").read_text())
+    assert len(lines) == 2
+    for options in (shlex.split(line) for line in lines):
+        (tmp_path / "test_one.py").write_text("def test_cpu():\n    pass\n")
+        asked = [sys.executable, "-m", "pytest", "--collect-only", *options, "test_one.py"]
+        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: none is selected
+
+
 def test_a_command_line_that_a_script_refuses_is_seen(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(["bench.bench_runner", "--no-such-option"], monkeypatch)
@@ -146,9 +158,10 @@ def test_commands_for_a_lent_device_are_in_the_head():
 FAKE = """
 machine=(echo "rehearsal: yes")
 parts_first() {
-    part good 20 "$python" -c "open('{json}', 'w').write('{\\"rows\\": [1]}')"
     part stubborn 3 bash -c 'trap "" TERM; echo asked; sleep 60'
+    part good 20 "$python" -c "open('{json}', 'w').write('{\\"rows\\": [1]}')"
     part failing 20 bash -c 'echo broken >&2; exit 7'
+    part saved 1 sleep 2
     part after 20 echo still here
     part long 60 sleep 60
     part late 20 echo never
@@ -158,8 +171,8 @@ parts_first() {
 
 
 def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
-    """One part ignores that it is asked to end, one fails, one takes all that is left: the others
-    run or are named, results are joined, and the call is over in its time."""
+    """One part ignores that it is asked to end, one fails, one takes what others saved, one all
+    that is left: the others run or are named, results are joined, the call is over in its time."""
     (tmp_path / "parts.sh").write_text(FAKE)
     out, budget = tmp_path / "out", 14
     began = time.monotonic()
@@ -181,6 +194,7 @@ def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
     assert re.search(r"== stubborn ended with (124|137) after [2-4] s", log), log
     assert "== failing ended with 7" in log
     assert "broken" in log, "what goes to the error stream is in the log"
+    assert "== saved ended with 0" in log, "what a part does not need the next may take"
     assert "== after ended with 0" in log
     assert "still here" in log
     assert "== long ended with 124" in log
@@ -240,7 +254,39 @@ def test_nothing_runs_where_versions_fail(tmp_path):
     assert "ran" not in done.stdout.split()
 
 
+def test_a_part_that_is_not_there_is_said(tmp_path):
+    (tmp_path / "parts.sh").write_text(ONE.replace("bash -c", "true"))
+    done = gpu_sh(
+        "first", PARTS_FROM=tmp_path / "parts.sh", OUT=tmp_path / "out", PARTS="b", TINY=1
+    )
+    assert done.returncode == 1
+    assert "== b is no part of the first call" in done.stdout
+    assert "== a" not in done.stdout
+
+
 def test_another_word_than_a_call_is_refused():
     done = gpu_sh("fourth")
     assert done.returncode == 2
     assert "first|second|third" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
+    """Two parts of the first call as they are, on the CPU: what they say is labelled, right, and
+    whole."""
+    out = tmp_path / "out"
+    done = gpu_sh("first", OUT=out, CACHES=tmp_path / "caches", TINY=1, PARTS="gine32 look-gine")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    found = json.loads((out / "results.json").read_text())
+    rows = found["gine32"]["rows"]
+    assert [row["mode"] for row in rows] == ["pyg", "cuda-graph+kernels", "cuda-graph"]
+    assert all(row["rehearsal"] and row["loss_agrees"] for row in rows), rows
+    assert all(row["step_ms"] > 0 and row["latency_ms"]["median"] > 0 for row in rows)
+    look = found["look-gine"]
+    assert look["made"]["rehearsal"]
+    assert look["verify"]["passed"]
+    assert {"x", "edge_attr"} <= set(look["verify"]["moved"])
+    assert look["host"]["python_calls"] > 0
+    assert look["times"]["back_to_back_ms"] > 0
+    assert look["kernels"] == {"answer": "needs a CUDA device", "seconds": 0.0}
+    assert "REHEARSAL, NO FIGURES" in done.stdout
