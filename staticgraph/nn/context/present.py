@@ -41,9 +41,20 @@ class Binding:
         blocks: dense blocks by their shape.
         before: what was bound in this thread when it was entered.
         task: the backward inside of which it was entered; -1 for none.
+        again: what runs is a part of a forward that has ended, in its backward.
     """
 
-    __slots__ = ("__weakref__", "batch", "before", "blocks", "context", "made", "rows", "task")
+    __slots__ = (
+        "__weakref__",
+        "again",
+        "batch",
+        "before",
+        "blocks",
+        "context",
+        "made",
+        "rows",
+        "task",
+    )
 
     def __init__(
         self, context: Any, batch: StaticBatch, rows: Any, before: Binding | None, task: int
@@ -55,6 +66,7 @@ class Binding:
         self.blocks: dict[Any, Any] = {}
         self.before = before
         self.task = task
+        self.again = False
 
 
 class _Here(threading.local):
@@ -126,6 +138,7 @@ def remember(results: list[Tensor]) -> None:
     batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
     kept = Binding(binding.context, batch, binding.rows, None, -1)
     kept.made, kept.blocks = binding.made, binding.blocks
+    kept.again = True
 
     def enter(_: Tensor) -> None:
         _OF_TASK[_graph_task()] = kept
