@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from support.command import status_of
 from support.command_words import (
     ABSURD,
@@ -89,6 +90,11 @@ def test_no_value_of_any_option_leads_to_a_traceback(base, tiny):
         ([*BASES["train-large link"], "--memory", "0"], "must be at least 1 byte"),
         ([*BASES["train-large link"], "--data", "empty.npz"], "empty.npz is no .npz of plain"),
         (["partition", "--edges", "noise.npy", "--nodes", "3", "--out", "g"], "noise.npy is no"),
+        pytest.param(
+            ["probe", "--data", "few", "--device", "cuda"],
+            "argument --device: torch sees no CUDA device; --device cpu --like cuda",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (["plan", "--histogram", "sizes.csv", "--graphs", "0"], "argument --graphs: '0'"),
         (["plan", "--histogram", "header.csv"], "header.csv has no rows below its header"),
         (["plan", "--histogram", "sizes.csv", "--out", "no/plan.json"], "there is no folder no"),

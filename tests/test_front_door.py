@@ -61,9 +61,9 @@ def undescribed(name: str, value: Any) -> Iterator[str]:
             continue
         for key, member in vars(kind).items():
             plain = isinstance(member, property | classmethod | staticmethod | cached_property)
-            if not key.startswith("_") and (plain or inspect.isfunction(member)):
-                if not own_doc(member):
-                    yield f"{name}.{key}"
+            public = not key.startswith("_") and (plain or inspect.isfunction(member))
+            if public and not own_doc(member):
+                yield f"{name}.{key}"
 
 
 def test_every_name_is_described_and_so_are_its_methods():

@@ -100,7 +100,7 @@ def _graphs_below(store: GraphColumns, capacity: Capacity, bound: int) -> list[i
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
     for graph, size in enumerate(store.sizes[:4096]):
-        if len(ids) + 2 >= capacity.graphs:
+        if len(ids) + (2 if ids else 1) >= capacity.graphs:
             break
         after = total + size
         fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()

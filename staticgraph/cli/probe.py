@@ -84,9 +84,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probes, and prints what came of it."""
+    import torch
+
     from staticgraph import datasets
     from staticgraph.memory.budget import MemoryBudget
 
+    if args.device == "cuda" and not torch.cuda.is_available():
+        args.parser.error(
+            "argument --device: torch sees no CUDA device; --device cpu --like cuda counts a step "
+            "as a GPU's allocator would"
+        )
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
     begin = time.perf_counter()

@@ -51,11 +51,9 @@ class SingleRows:
     def check(self) -> None:
         """Reads the flags, and warns once of each norm that met one real row."""
         found = list(self._levels.values())
-        found += [
-            (module._buffers[SINGLE], {path or "the model"})
-            for path, module in self._model.named_modules()
-            if module._buffers.get(SINGLE) is not None
-        ]
+        for path, module in self._model.named_modules():
+            if (flag := module._buffers.get(SINGLE)) is not None:
+                found.append((flag, {path or "the model"}))
         if not found:
             return
         flags = torch.stack([flag for flag, _ in found]).tolist()

@@ -241,6 +241,7 @@ def _check_schema(schema: Schema) -> None:
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
         if unknown := set(field.counts) - axes - {"", *LEVELS}:
             raise Damage(f"field {field.name!r} counts {unknown}, which is no level: {REMEDY}")
+    _check_types(schema)
     for axis in schema.edge_axes:
         name = f"{axis.name}.edge_index"
         ends = schema[name].counts if name in schema else ()
@@ -249,6 +250,23 @@ def _check_schema(schema: Schema) -> None:
             raise Damage(f"the edges of type {axis.name!r} have no index of nodes: {REMEDY}")
         if schema[name].level != axis.name or schema[name].width != 2:
             raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
+
+
+# How many words the type of an axis of each kind has in PyG.
+WORDS = {"rows": 0, "node": 1, "edge": 3}
+
+
+def _check_types(schema: Schema) -> None:
+    """The types of nodes and edges are those of a heterogeneous graph, each there once."""
+    nodes = {axis.key for axis in schema.node_axes}
+    for axis in schema.axes:
+        words = all(isinstance(word, str) for word in axis.type)
+        known = words and len(axis.type) == WORDS.get(axis.kind, -1)
+        if not known or (axis.kind == "edge" and not {axis.type[0], axis.type[2]} <= nodes):
+            raise Damage(f"rows {axis.name!r} cannot be of type {axis.type}: {REMEDY}")
+    types = [axis.type for axis in schema.axes if axis.type]
+    if len(set(types)) < len(types):
+        raise Damage(f"a type of nodes or edges is there twice: {types}: {REMEDY}")
 
 
 def _check_offsets(name: str, values: Array, graphs: int) -> None:

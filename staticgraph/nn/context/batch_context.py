@@ -109,12 +109,33 @@ class BatchContext:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
         self._rows[size] = rows
 
-    def free_size(self, at_least: int) -> int:
-        """The smallest row count from ``at_least`` on that means nothing yet."""
-        assert self._rows is not None
+    def free_size(self, at_least: int, asker: torch.nn.Module) -> int:
+        """The smallest row count from ``at_least`` on that means nothing yet; where a backward runs
+        a layer again (activation checkpointing), the one that it had in the forward.
+
+        Args:
+            at_least: the fewest rows.
+            asker: the layer that makes such rows, and registers them before it asks again.
+
+        Raises:
+            NotStatic: in a backward, of a layer that was called more than once over as many rows.
+        """
+        binding = present()
+        assert binding is not None
+        given = binding.made.setdefault(("free size", asker, at_least), [])
+        if binding.again and given:
+            if len(given) > 1:
+                raise NotStatic(
+                    f"{type(asker).__name__.removeprefix('Static')} ran {len(given)} times over as "
+                    "many rows in one forward, and backward runs it again (activation "
+                    "checkpointing), where the calls cannot be told apart: give each call a layer "
+                    "of its own, or leave them out of the checkpointed block"
+                )
+            return given[0]
         size = at_least
-        while size in self._rows:
+        while size in binding.rows:
             size += 1
+        given.append(size)
         return size
 
     def may_become(self, size: int, what: str) -> bool:

@@ -43,10 +43,12 @@ class Binding:
         task: the backward inside of which it was entered; -1 for none.
         leaves: whether the forward is traced to be rewritten; see
             :mod:`staticgraph.nn.context.leaf`.
+        again: what runs is a part of a forward that has ended, in its backward.
     """
 
     __slots__ = (
         "__weakref__",
+        "again",
         "batch",
         "before",
         "blocks",
@@ -74,6 +76,7 @@ class Binding:
         self.before = before
         self.task = task
         self.leaves = leaves
+        self.again = False
 
 
 class _Here(threading.local):
@@ -145,6 +148,7 @@ def remember(results: list[Tensor]) -> None:
     batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
     kept = Binding(binding.context, batch, binding.rows, None, -1)
     kept.made, kept.blocks = binding.made, binding.blocks
+    kept.again = True
 
     def enter(_: Tensor) -> None:
         _OF_TASK[_graph_task()] = kept
