@@ -83,7 +83,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels where measured to gain: gine on a CPU (default: auto)",
+        help="fused kernels where measured to gain: gine, gps and gcn on a CPU (default: auto)",
     )
     machine.add_argument(
         "--store",

@@ -31,7 +31,7 @@ from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
@@ -42,10 +42,6 @@ from staticgraph.training.timed_batches import timed
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Models that the fused kernels train faster on a CPU: GINE at 1.78 times plain PyG against 0.99 for
-# static batches alone, GPS 1.90 against 1.76, GCN 1.83 against 1.02 (bench/bench_training.py, two
-# cores, 2026-11-20). The other models, and any model on a GPU, are not measured.
-KERNELS_GAIN = frozenset({"gine", "gps", "gcn"})
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
 READ_EVERY = 20
 # Of a GPU's free memory, what a data set may take unasked: the steps, whose need is not known
@@ -86,8 +82,7 @@ class Training:
             pool=config.pool,
             num_outputs=task.num_outputs,
         ).to(self.device)
-        gains = self.device.type == "cpu" and config.model in KERNELS_GAIN
-        self.kernels = config.kernels == "on" or (config.kernels == "auto" and gains)
+        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
         convert(self.model, kernels=self.kernels)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""``linear`` of few rows in Triton: a whole backward in one launch, and mixed precision without casts.
+"""``linear`` of few rows in Triton: a backward in one launch, and mixed precision without casts.
 
 The problem: backward of a linear layer is a product for the input, one for the weight, a sum for
 the bias, ReLU's mask before all of them: four or five launches, each shorter than its launch. And
@@ -170,7 +170,7 @@ def backward_kernel(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The first ``of_input`` programs are tiles of the input's gradient, the others the weight's."""
+    """``of_input`` programs have tiles of the input's gradient, the others of the weight's."""
     tile = tl.program_id(0)
     if tile < of_input:
         input_tile(

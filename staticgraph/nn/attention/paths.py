@@ -16,6 +16,7 @@ from staticgraph.kernels.dropout_sum import draw_seed
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.varlen_attention import varlen_attention
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.sizes.attention import Setting
 
 
@@ -47,7 +48,7 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
     setting = setting_of(
         attn,
-        rows.device.type,
+        device_type(rows) if context.kernels else rows.device.type,
         rows.dtype,
         attn.training,
         torch.compiler.is_compiling(),

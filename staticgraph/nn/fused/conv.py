@@ -11,6 +11,7 @@ from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAG
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.fused.encoder import Folded, folded, written_out
 from staticgraph.nn.fused.layer import Fused, unhooked
 
@@ -125,7 +126,7 @@ class FusedGINEConv(Fused, GINEConv):
         if rows.size(-1) != x.size(-1):
             return None
         self.use(None)
-        if code is not None and each is None and more and x.device.type != "cpu":
+        if code is not None and each is None and more and device_type(x) != "cpu":
             each = each_edge(rows, code)  # a CPU adds up by entry in the same loop
         found = neighbour_sum_handed_on(
             x,

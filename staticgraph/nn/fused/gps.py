@@ -14,6 +14,7 @@ from torch_geometric.nn import BatchNorm
 
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.nn.attention.paths import attend, by_kernel, setting_of
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.fused.conv import handing_on
@@ -124,7 +125,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
         attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
         setting = setting_of(
-            attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling(), True
+            attn, device_type(x), x.dtype, attn.training, torch.compiler.is_compiling(), True
         )
         name = context.attention_path(setting).name
         if name == "kernel":

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.linear import available, linear, linear_handed_on
+from staticgraph.nn.context.choosing import any_size, device_type
 from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.fused.layer import Fused, unhooked
 
@@ -46,8 +47,8 @@ class FusedLinear(Fused, torch.nn.Linear):
 
 def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
     """Why a product runs as torch's own; None where ours gains."""
-    device = input.device.type
-    cast = torch.is_autocast_enabled(device)
+    device = device_type(input)
+    cast = torch.is_autocast_enabled(input.device.type)
     if input.dim() != 2 or (input.dtype != weight.dtype and not cast):
         return "only matrices of the weight's dtype have a fused form"
     if device != "cpu":
@@ -59,7 +60,7 @@ def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
         return "a compiled step on a CPU does as well by itself"
     if input.dtype != torch.float32:
         return "on a CPU only float32 has a fused form"
-    if input.numel() * weight.size(0) < SMALL:
+    if input.numel() * weight.size(0) < SMALL and not any_size():
         return "too small to gain"
     return None if available() else "this torch has no mkldnn._linear_pointwise"
 
