@@ -24,6 +24,9 @@ class Recording:
             ``forward_backward`` (up to the gradients), or ``forward`` (inference alone).
         on_miss: what is done with a batch whose key no warm-up recorded: ``error``, or ``eager``
             (counted in the report).
+        one_launch: with a data set on the device, also record each step together with the making
+            of its batch, so that a step is one launch; False replays two recordings, and holds a
+            set of gradients less for each bucket.
         recorder: makes what records, given the device; CUDA graphs where None.
         allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
 
@@ -35,6 +38,7 @@ class Recording:
     on_miss: OnMiss = "error"
     recorder: Callable[[torch.device], Recorder] | None = None
     allow_cpu: bool = False
+    one_launch: bool = True
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
