@@ -74,6 +74,7 @@ class RecordedSteps:
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
         recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
+        late: batches come already, so that a loader's threads may be at work while one records.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -87,6 +88,7 @@ class RecordedSteps:
         update: Update,
         recording: Recording,
         finite: FiniteLosses | None = None,
+        late: bool = False,
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen = False
@@ -95,7 +97,7 @@ class RecordedSteps:
         self._computation = computation
         self._compiled = compiled
         self._device = subject.device
-        self._recorder: Recorder | None = recording.recorder_on(self._device)
+        self._recorder: Recorder | None = recording.recorder_on(self._device, late)
         self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
