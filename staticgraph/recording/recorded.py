@@ -9,6 +9,9 @@ lent (:mod:`staticgraph.recording.lending`). What a scope records:
   outside, as do accumulation, schedulers and closures;
 * ``forward``: inference alone.
 
+Where the data set is on the device a key has a second recording, which makes the batch from its ids
+first: one launch for all of a step. The other one serves batches of any other origin.
+
 Invariants: recording changes no parameter, buffer, optimizer state or random state; nothing is
 recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs stand
 elsewhere than when it was recorded raises instead of computing with old ones.
@@ -16,7 +19,7 @@ elsewhere than when it was recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -47,16 +50,18 @@ REMEDY = (
 
 
 class RecordingKey(NamedTuple):
-    """What a recording belongs to."""
+    """What a recording belongs to; ``from_ids`` where it makes its batch, too."""
 
     bucket: int
     work: str
     autocast: str | None
     scope: Scope
+    from_ids: bool = False
 
     def __str__(self) -> str:
         precision = f" {self.autocast}" if self.autocast else ""
-        return f"bucket {self.bucket} {self.work}{precision} (scope {self.scope})"
+        origin = " from ids" if self.from_ids else ""
+        return f"bucket {self.bucket} {self.work}{precision}{origin} (scope {self.scope})"
 
 
 class RecordedSteps:
@@ -69,6 +74,7 @@ class RecordedSteps:
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
         recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
+        late: batches come already, so that a loader's threads may be at work while one records.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -82,6 +88,7 @@ class RecordedSteps:
         update: Update,
         recording: Recording,
         finite: FiniteLosses | None = None,
+        late: bool = False,
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen = False
@@ -90,7 +97,7 @@ class RecordedSteps:
         self._computation = computation
         self._compiled = compiled
         self._device = subject.device
-        self._recorder: Recorder | None = recording.recorder_on(self._device)
+        self._recorder: Recorder | None = recording.recorder_on(self._device, late)
         self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
@@ -103,8 +110,10 @@ class RecordedSteps:
         self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
-        self._recordings: dict[RecordingKey, Made] = {}
-        self._keys: dict[tuple[int, str], RecordingKey] = {}  # of what is recorded
+        self._one_launch = recording.one_launch
+        # By bucket and work; those that make their batch from ids apart.
+        self._recordings: dict[tuple[int, str], Made] = {}
+        self._from_ids: dict[tuple[int, str], Made] = {}
         self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
 
     # ------------------------------------------------------------------ recording
@@ -116,15 +125,16 @@ class RecordedSteps:
             # A batch of padding alone: finite values to warm up with.
             blank = StaticBatch.blank(layout, self._device)
             inputs = StaticBatch(layout, slot.tensors(layout.bucket))
-            self._copy(blank, inputs)
+            self._copy(blank, blank.tensors(), inputs)
             self._inputs[layout.bucket] = inputs
             self._whole[layout.bucket] = slot.whole(layout.bucket)
 
     def collate_from(self, store: DeviceStore) -> None:
-        """Records, for every bucket, how its input is filled from ids of a store."""
+        """What is recorded from now on takes ids of a store, too."""
         assert self._recorder is not None
-        replays = self._recorded_model.replays
-        self._collation = RecordedCollation(store, self._inputs, self._recorder, replays)
+        self._collation = RecordedCollation(store, self._inputs, self._recorded_model.replays)
+        if not self._one_launch:
+            self._collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """The key of a bucket's work."""
@@ -142,12 +152,13 @@ class RecordedSteps:
                 share a pool that a failed one leaves unusable; the runner works on in eager.
         """
         key = self.key(bucket, work)
-        if key in self._recordings:
+        if (bucket, work) in self._recordings:
             return
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs[bucket]
-        self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        blank = StaticBatch.blank(inputs.layout, self._device)
+        self._copy(blank, blank.tensors(), inputs)
         if self._finite is not None:
             self._finite.prepare(bucket)
 
@@ -161,11 +172,18 @@ class RecordedSteps:
             if warmed is not None:
                 warmed()
 
-        try:
-            self._recordings[key] = self._recorded_model.record(
-                self._recorder, self._body(key), str(key), REMEDY, before, between
+        def made(key: RecordingKey) -> Made:
+            assert self._recorder is not None
+            body = self._body(key)
+            return self._recorded_model.record(
+                self._recorder, body, str(key), REMEDY, before, between
             )
-            self._keys[bucket, work] = key
+
+        try:
+            self._recordings[bucket, work] = made(key)
+            if self._collation is not None and self._one_launch:
+                self._collation.clear()
+                self._from_ids[bucket, work] = made(key._replace(from_ids=True))
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -182,6 +200,16 @@ class RecordedSteps:
         """What is recorded: reads the input slot, returns tensors."""
         inputs = self._inputs[key.bucket]
         compute = self._computed(key)
+        if key.from_ids:
+            assert self._collation is not None
+            collate = self._collation.body(key.bucket)
+            whole = self._body(key._replace(from_ids=False))
+
+            def from_ids() -> Any:
+                collate()
+                return whole()
+
+            return from_ids
         if key.work == "forward":
 
             def forward() -> Any:
@@ -220,7 +248,7 @@ class RecordedSteps:
 
     def has(self, bucket: int, work: str) -> bool:
         """Whether a key is recorded."""
-        return self.key(bucket, work) in self._recordings
+        return (bucket, work) in self._recordings
 
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
@@ -233,25 +261,34 @@ class RecordedSteps:
                 or inputs are not those that were recorded.
         """
         bucket = batch.bucket
-        key = self._keys.get((bucket, work))
-        if key is None:
-            key = self.key(bucket, work)
+        place = bucket, work
+        if place not in self._recordings:
             if self.frozen:
-                return self._missed(key, batch)
+                return self._missed(self.key(bucket, work), batch)
             self.record(bucket, work)
-        made = self._recordings[key]
+        arrays, collation = batch.tensors(), self._collation
+        at_once = (
+            collation is not None
+            and type(arrays) is CollatedTensors
+            and arrays.store is collation.store
+            and place in self._from_ids
+        )
+        made = (self._from_ids if at_once else self._recordings)[place]
         lease = batch.lease
         looked = None if lease is None else lease.pool.looked
-        self._recorded_model.check(made, key, "call warmup() again", looked)
+        self._recorded_model.check(made, "call warmup() again", looked)
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
-        self._copy(batch, self._inputs[bucket])
+        if at_once:
+            collation.send(bucket, arrays)
+        else:
+            self._copy(batch, arrays, self._inputs[bucket])
         result = self._recorded_model.replay(made, work == "step")
         return handed_out(result, self._recorded_model.replays)
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
-            made = ", ".join(map(str, self._recordings)) or "none"
+            made = ", ".join(map(str, self.counts)) or "none"
             raise NotStatic(
                 f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
                 f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
@@ -269,10 +306,10 @@ class RecordedSteps:
             self._update()
         return loss.detach()
 
-    def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
+    def _copy(self, batch: StaticBatch, arrays: Mapping[str, Tensor], inputs: StaticBatch) -> None:
         """The batch to the recorded addresses: made there where only its ids are known, one copy
         where its arrays are one buffer."""
-        arrays, targets = batch.tensors(), inputs.tensors()
+        targets = inputs.tensors()
         if type(arrays) is CollatedTensors:
             if self._collation is None or not self._collation.fill(batch.bucket, arrays):
                 self._unrecorded_fills += 1
@@ -298,7 +335,12 @@ class RecordedSteps:
     @property
     def counts(self) -> dict[RecordingKey, int]:
         """Replays of each recording."""
-        return {key: made.recorded.replays for key, made in self._recordings.items()}
+        both = (self._recordings, False), (self._from_ids, True)
+        return {
+            self.key(*place)._replace(from_ids=from_ids): made.recorded.replays
+            for recordings, from_ids in both
+            for place, made in recordings.items()
+        }
 
     def missed(self) -> list[str]:
         """A sentence for whatever ran for want of a recording."""
@@ -314,9 +356,9 @@ class RecordedSteps:
 
     def close(self) -> None:
         """Tears all recordings down together. Gradients that a recording owned are dropped."""
-        self._recorded_model.drop(list(self._recordings.values()))
+        self._recorded_model.drop([*self._recordings.values(), *self._from_ids.values()])
         self._recordings.clear()
-        self._keys.clear()
+        self._from_ids.clear()
         self._collation = None
         self.frozen = True
         recorder, self._recorder = self._recorder, None

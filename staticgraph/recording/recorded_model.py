@@ -35,6 +35,7 @@ class Made:
 
     Attributes:
         recorded: it.
+        what: its name in messages.
         number: its own, which an epoch notes when the model was looked at.
         parameters, addresses: where each stood.
         grads: those that a replay writes.
@@ -43,6 +44,7 @@ class Made:
     """
 
     recorded: Recorded
+    what: str
     number: int
     parameters: list[Tensor]
     addresses: list[int]
@@ -131,14 +133,14 @@ class RecordedModel:
             flags = flags._replace(wanted=None)
         signature.settle()
         self._signature = signature
-        return Made(recorded, next(_NUMBERS), parameters, _addresses(parameters), grads, flags)
+        addresses = _addresses(parameters)
+        return Made(recorded, what, next(_NUMBERS), parameters, addresses, grads, flags)
 
-    def check(self, made: Made, what: object, remedy: str, looked: set[int] | None = None) -> None:
+    def check(self, made: Made, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.
 
         Args:
             made: what is to be replayed.
-            what: it is, for the message.
             remedy: what helps.
             looked: the recordings that looked at the model in this epoch; None outside of any.
 
@@ -148,8 +150,8 @@ class RecordedModel:
         """
         if _addresses(made.parameters) != made.addresses:
             raise NotStatic(
-                f"{what}: a parameter stands at another address than when it was recorded (moved "
-                f"with .to(), or exchanged); {remedy}"
+                f"{made.what}: a parameter stands at another address than when it was recorded "
+                f"(moved with .to(), or exchanged); {remedy}"
             )
         signature = self._signature
         assert signature is not None
@@ -159,7 +161,7 @@ class RecordedModel:
             or (looked is not None and made.number not in looked)
         ):
             if changes := signature.changes(made.flags):
-                raise NotStatic(f"{what}: {told(changes, remedy)}")
+                raise NotStatic(f"{made.what}: {told(changes, remedy)}")
             if looked is not None:
                 looked.add(made.number)
 

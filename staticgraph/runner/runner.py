@@ -377,6 +377,8 @@ class StaticGraphRunner:
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        if self._commitments is not None and "step" in phases and self._steps.joins_collation:
+            self._commitments.steps_from_ids(len(self.plan.capacities))
         with (
             untouched(self.model, self.optimizer),
             bar(keys, desc="warming up", unit=" key", show=progress) as shown,

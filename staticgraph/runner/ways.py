@@ -90,6 +90,12 @@ class Steps:
         self._recorded_whole: set[tuple[str, int, str]] = set()
 
     @property
+    def joins_collation(self) -> bool:
+        """Whether training steps are also recorded together with the making of their batches."""
+        recording = self.recording
+        return self.store is not None and recording.one_launch and recording.scope != "forward"
+
+    @property
     def scope(self) -> Scope:
         """What the recording of a training step holds."""
         return self.recording.scope
@@ -152,7 +158,7 @@ class Steps:
         if real is not None and (1 in real or real.extra):
             self.computation.check_not_single(batch)
         if self.recorded is None:
-            self._recordings(batch.layout.schema)
+            self._recordings(batch.layout.schema, late=True)
         assert self.recorded is not None
         return self.recorded.run(work, batch)
 
@@ -286,8 +292,8 @@ class Steps:
             if phase == "step":
                 result.backward()
 
-    def _recordings(self, schema: Schema) -> RecordedSteps:
-        """The recordings, made now where there are none."""
+    def _recordings(self, schema: Schema, late: bool = False) -> RecordedSteps:
+        """The recordings, made now where there are none; ``late`` where batches come already."""
         if self.recorded is None:
             self.recorded = RecordedSteps(
                 self._subject,
@@ -296,6 +302,7 @@ class Steps:
                 self._update,
                 self.recording,
                 self.finite if self.finite.watches else None,
+                late,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:
