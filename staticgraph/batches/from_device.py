@@ -133,7 +133,9 @@ class IdsFeed:
         slot = self._pool.lend()
         lease = Lease(self._pool, slot)
         ids = self._send(chosen.ids, slot)[: layout.capacity.graphs]
-        return StaticBatch(layout, CollatedTensors(self._store, ids, layout, lease), real, lease)
+        tensors = CollatedTensors(self._store, ids, layout, lease)
+        objects = self._store.host.objects_of(chosen.ids)
+        return StaticBatch(layout, tensors, real, lease, objects)
 
     def _send(self, ids: IntArray, slot: Slot) -> Tensor:
         """``[most]`` int32 on the device: these ids, then -1. The present stream waits for it."""
