@@ -81,7 +81,7 @@ def test_a_graph_without_has_none():
     store = sg.GraphStore.from_pyg(some)
     assert "smiles" not in store[1]
     assert store[2].smiles == WORDS[2]
-    assert sg.StaticBatch.of(store, [1, 2], (9, 9, 4)).smiles == [None, WORDS[2]]
+    assert sg.StaticBatch.of(store, [1, 2], (9, 12, 4)).smiles == [None, WORDS[2]]
 
 
 def test_typed_graphs_have_those_of_the_graph():
