@@ -386,17 +386,34 @@ class StaticBatch:
         }
         return moved
 
-    def unpad(self, value: Tensor) -> list[Tensor]:
+    def unpad(self, value: Any, name: str = "") -> Any:
         """Cuts a padded tensor into one piece a real graph, padding left out.
 
         Args:
-            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis.
+            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis; or a tuple,
+                list or dict of these, as a model returns them.
+            name: what an error calls the value.
 
         Returns:
             One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
-            rows as the store sorted them (by destination).
+            rows as the store sorted them (by destination). Of a tuple, list or dict the same of
+            each of its values; None, numbers and scalar tensors among them stay as they are.
+
+        Raises:
+            ValueError: a tensor without rows of this batch; the message names its key.
         """
-        level = self.level_of(value)
+        inside = f"{name}." if name else ""
+        if isinstance(value, dict):
+            return {key: self.unpad(item, f"{inside}{key}") for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            items = [self.unpad(item, f"{inside}{place}") for place, item in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        if not isinstance(value, Tensor) or (name and not value.dim()):
+            return value
+        try:
+            level = self.level_of(value)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}" if name else str(error)) from None
         graphs = self.real_counts.graphs
         if level == "graph":
             return list(value[:graphs].unbind())
