@@ -37,11 +37,12 @@ COUNTS = f"{PRIVATE}counts"
 _ARRAYS = """batch ptr edge_index row_ptr col_ptr transpose graph_ids
     node_mask edge_mask graph_mask"""
 _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs
-    num_features num_node_features num_edge_features real real_counts"""
+    num_features num_node_features num_edge_features real real_counts
+    real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone get keys level_of mask_of metadata of release replace tensors to
-    to_data_list unpad with_tensors without_pointers"""
+_DOES = """argument blank clone cpu cuda get keys level_of mask_of metadata of release replace
+    tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Of one type of nodes or edges, what ``batch["type"]`` gives itself.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
@@ -175,6 +176,11 @@ class Schema:
                     f"graphs, so a batch has {taken[0]!r} for them, a name that {clash}: {remedy}"
                 )
             names |= own
+
+    def lets(self, name: str) -> bool:
+        """Whether a batch can call something of its own so."""
+        own = [f"{axis.name}_{part}" for axis in self.axes for part in AXIS_ARRAYS]
+        return not self._is_taken(name) and name not in own
 
     def _is_taken(self, name: str) -> bool:
         """Whether a batch means something else by the name of a field or of an axis's array."""

@@ -187,7 +187,9 @@ class IdsFeed:
         slot = self._pool.lend()
         lease = Lease(self._pool, slot)
         ids = self._write(chosen.ids, slot)
-        return StaticBatch(layout, CollatedTensors(self._store, ids, layout, lease), real, lease)
+        tensors = CollatedTensors(self._store, ids, layout, lease)
+        objects = self._store.host.objects_of(chosen.ids)
+        return StaticBatch(layout, tensors, real, lease, objects)
 
     def _write(self, ids: IntArray, slot: Slot) -> SlotIds:
         if slot not in self._of_slot:

@@ -243,7 +243,8 @@ class SlotPool:
         except IndexError:
             raise SlotsExhausted(
                 f"all {self.count} slots are held: {holders(self._all)}. Use a batch and drop it, "
-                "keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
+                "keep a copy with batch.clone() (in place of list(loader): [batch.clone() for "
+                "batch in loader]), or raise StaticLoader(slots=...)"
             ) from None
 
     def take_back(self, slot: Slot) -> None:

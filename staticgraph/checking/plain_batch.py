@@ -73,7 +73,7 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
 
 def _followed(schema: Schema) -> list[str]:
     """The fields whose ``x_batch`` and ``x_ptr`` a static batch has beside those of nodes."""
-    return [] if schema.hetero else [f.name for f in schema if schema.axis(f.level) is not None]
+    return [] if schema.hetero else [field.name for field in schema]
 
 
 def measurable(batch: StaticBatch) -> bool:

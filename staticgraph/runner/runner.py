@@ -49,7 +49,7 @@ from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import OWN, resolve
-from staticgraph.steps.provenance import name_of
+from staticgraph.steps.provenance import leaves, name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
@@ -278,7 +278,9 @@ class StaticGraphRunner:
 
         Returns:
             For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
-            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
+            lists and dicts of these as the model returns them; in them a scalar tensor gives one
+            value a batch, and None stays None.
 
         Raises:
             GraphTooLarge: a graph fits no bucket.
@@ -470,8 +472,9 @@ class StaticGraphRunner:
     def _rows(self, batch: StaticBatch) -> Any:
         """The output, each tensor of which must be rows of the batch."""
         out = self._run("forward", batch)
+        tensors = dict(leaves(out))
         for path, level in self._computation.levels(out, batch).items():
-            if level is None:
+            if level is None and tensors[path].dim():
                 raise ValueError(
                     f"predict() gives each graph its rows, and the model's output"
                     f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "

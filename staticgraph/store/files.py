@@ -25,6 +25,7 @@ from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 
 FORMAT = "staticgraph.store"
@@ -141,7 +142,8 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
     checks = Checks(root, schema, arrays, blocks, None if whole else sums, names)
     if verify or whole:
         checks.everything()
-    picked: dict[str, dict[str, Any]] = {"column": {}, "split": {}, "offsets": {}, "origins": {}}
+    kinds = ("column", "split", "offsets", "origins", "objects", "object_ends")
+    picked: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     for name, array in arrays.items():
         what, _, key = name.partition(".")
         if key:
@@ -154,6 +156,10 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
         origins=picked["origins"],
         name=str(manifest["name"]),
         checks=None if checks.complete else checks,
+        objects={
+            name: ObjectColumn(text, picked["object_ends"][name])
+            for name, text in picked["objects"].items()
+        },
         **{name: arrays[name] for name in STRUCTURE},
     )
 
@@ -188,11 +194,18 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
 
 
 def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
-    """Refuses a store with an array more than its schema has; that none is missing,
-    :func:`check_manifest` has seen."""
+    """Refuses a store with an array more than its schema has, or objects without their ends; that
+    no other is missing, :func:`check_manifest` has seen."""
     allowed = {*STRUCTURE, *(f"column.{field.name}" for field in schema)}
     allowed |= {f"offsets.{axis.name}" for axis in schema.axes}
     allowed |= {f"origins.{axis.name}" for axis in schema.edge_axes}
+    for name in arrays:
+        kind, _, key = name.partition(".")
+        if kind != "objects":
+            continue
+        allowed |= {name, ends := f"object_ends.{key}"}
+        if ends not in arrays:
+            raise Damage(f"there is no array {ends}; build the store again")
     extra = sorted(name for name in arrays if name not in allowed and not name.startswith("split."))
     if extra:
         raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")

@@ -49,6 +49,7 @@ from staticgraph.store.indices import (
     sort_types,
     with_first_numbers,
 )
+from staticgraph.store.objects import ObjectColumn, ObjectsOf
 
 # Whichever class of store is asked for.
 Kept = TypeVar("Kept", bound="GraphColumns")
@@ -80,6 +81,7 @@ class GraphColumns:
         checks: which blocks of a large store on disk are still to be compared with their
             checksums; batches and single graphs do that, a column taken by hand does not (see
             :meth:`column`).
+        objects: strings and other small objects, one a graph, which stay on the host.
     """
 
     schema: Schema
@@ -96,6 +98,7 @@ class GraphColumns:
     offsets: Mapping[str, IntArray] = field(default_factory=dict)
     origins: Mapping[str, Array] = field(default_factory=dict)
     checks: Checks | None = field(default=None, repr=False)
+    objects: Mapping[str, ObjectColumn] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ building
 
@@ -292,7 +295,13 @@ class GraphColumns:
         splits = {f"split.{key}": value for key, value in self.splits.items()}
         offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
         origins = {f"origins.{key}": value for key, value in self.origins.items()}
-        return structure | columns | splits | offsets | origins
+        texts = {f"objects.{key}": value.text for key, value in self.objects.items()}
+        ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
+        return structure | columns | splits | offsets | origins | texts | ends
+
+    def objects_of(self, graphs: IntArray) -> ObjectsOf | None:
+        """The objects of some graphs, read when asked for; None where the data set has none."""
+        return ObjectsOf(self.objects, graphs) if self.objects else None
 
     def with_splits(self, **splits: Array) -> Self:
         """The same store with these named lists of graph numbers."""
@@ -331,7 +340,10 @@ class GraphColumns:
             if (place := places.get(item.level)) is not None:
                 value = value[np.argsort(place)]
             values[item.name] = torch.from_numpy(as_tensor_shape(value, item))
-        return self._assembled(graph, values, places["edge"])
+        data = self._assembled(graph, values, places["edge"])
+        for name, column in self.objects.items():
+            setattr(data, name, column.at(graph))
+        return data
 
     def _origin(self, graph: int, level: Level, origin: Array | None) -> Array | None:
         """Where each edge of one graph stood before it was sorted, or None."""
@@ -370,7 +382,8 @@ class GraphColumns:
         return slice(int(offsets[graph]), int(offsets[graph + 1]))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{item.name}: {item.describe()}" for item in self.schema)
+        described = [f"{item.name}: {item.describe()}" for item in self.schema]
+        fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         return (
             f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
             f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"

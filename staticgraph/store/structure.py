@@ -26,7 +26,7 @@ from staticgraph.store.indices import counted
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
 # Arrays that every store has, whatever its fields are; others are of a kind.
 STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
-KINDS = ("column", "split", "offsets", "origins", "checks")
+KINDS = ("column", "split", "offsets", "origins", "checks", "objects", "object_ends")
 REMEDY = "the store was changed; build it again"
 
 
@@ -116,6 +116,8 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
     for name, ids in arrays.items():
         if name.startswith("split."):
             _check_split(name, ids, graphs)
+        if name.startswith("object_ends."):
+            _check_objects(name, ids, arrays.get(f"objects.{name.partition('.')[2]}"), graphs)
 
 
 def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
@@ -281,6 +283,12 @@ def _check_offsets(name: str, values: Array, graphs: int) -> None:
             f"{name} goes from {values[graph]} to {values[graph + 1]} in graph {graph}; offsets "
             f"begin at 0 and do not fall: {REMEDY}"
         )
+
+
+def _check_objects(name: str, ends: Array, text: Array | None, graphs: int) -> None:
+    _check_offsets(name, ends, graphs)
+    if text is None or text.dtype != np.uint8 or text.shape != (int(ends[-1]),):
+        raise Damage(f"{name} ends at {ends[-1]}, where its text does not: {REMEDY}")
 
 
 def _check_split(name: str, ids: Array, graphs: int) -> None:

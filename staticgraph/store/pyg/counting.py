@@ -9,6 +9,7 @@ index itself. Invariant: with a schema nothing is guessed; a graph that counts o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from staticgraph.errors import BadGraph
 from staticgraph.schema import EDGE_INDEX, LEVELS, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.pyg.rules import Increments, counted_level
 
 
@@ -32,9 +34,37 @@ class CountedFields:
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
         self.axes: dict[str, IntArray] = {}
+        # What is no tensor, by name and graph, and what of it was left out, with why.
+        self.aside: dict[str, dict[int, Any]] = {}
+        self.dropped: dict[str, str] = {}
         # False where PyG can only guess a number of nodes from the values of edge_index, which
         # says nothing where its two rows count rows of two kinds.
         self.nodes_told = True
+
+    def set_aside(self, number: int, key: str, value: Any) -> None:
+        """Takes what is no tensor: a string, None, a list."""
+        if value is not None and self.schema is None:
+            self.aside.setdefault(key, {})[number] = value
+
+    def objects(self, schema: Schema) -> dict[str, ObjectColumn]:
+        """What was set aside as columns of objects, None where a graph has none; what cannot be
+        one is noted as dropped."""
+        columns = {}
+        for key, found in self.aside.items():
+            if "." in key:
+                self.dropped[key] = "an object of one type of nodes"
+            elif key in self.values:
+                self.dropped[key] = "in some graphs a tensor, in some none"
+            elif not schema.lets(key):
+                self.dropped[key] = "every batch has an attribute of this name"
+            else:
+                column = ObjectColumn.of(found.get(number) for number in range(len(self.nodes)))
+                if column is None:
+                    kind = type(next(iter(found.values()))).__name__
+                    self.dropped[key] = f"a {kind} that is neither text nor numbers"
+                else:
+                    columns[key] = column
+        return columns
 
     def _lengths(self, key: str) -> IntArray:
         tensors = self.values[key]

@@ -135,7 +135,9 @@ class HeteroReader(PygReader):
         if key in self.excluded or name in self.excluded:
             return
         tensor = as_tensor(value, name)
-        if tensor is not None:
+        if tensor is None:
+            self.set_aside(number, name, value)
+        else:
             found[name] = said_by(data, key, tensor, number, store)
 
     def _fill_absent(self, present: set[Any], found: dict[str, Said]) -> None:

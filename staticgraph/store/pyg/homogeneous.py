@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,12 @@ class PygReader(CountedFields):
             self.nodes_told &= not guessed
         found = {}
         for key, value in values.items():
-            if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
+            if key in self.excluded:
+                continue
+            tensor = as_tensor(value, key)
+            if tensor is None:
+                self.set_aside(number, key, value)
+            else:
                 plain = asks_nothing(data, key)
                 found[key] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
         self._collect(number, found)
@@ -190,6 +196,7 @@ class PygReader(CountedFields):
             fields[key] = (level, _numpy(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
         store = self._built(kind, fields, rows, counts, check_finite)
+        store = replace(store, objects=self.objects(store.schema))
         if self.schema is not None:
             self._check_schema(store)
         return store
