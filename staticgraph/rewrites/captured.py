@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch.fx import GraphModule, Node
 
 from staticgraph.nn.context.leaf import FACTS, batch_facts
@@ -59,6 +60,8 @@ class Captured:
         facts: the batch's own arrays by name; empty where the batch carries no row pointers.
         done: what was rewritten.
         missed: what nearly was, by the node.
+        relied: the sources, in Dynamo's words, of tensors that a rewrite asked whether they have
+            a gradient.
     """
 
     module: GraphModule
@@ -66,6 +69,7 @@ class Captured:
     facts: dict[str, Node] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Node, Rewritten] = field(default_factory=dict)
+    relied: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -87,10 +91,10 @@ class Captured:
             return None
         if node is self.facts["batch"]:
             return "batch"
-        if is_call(node, SELECT) and under_shape(node.args[0]) is self.facts["edge_index"]:
-            if node.args[1] == 0 and node.args[2] in (0, 1, -1, -2):
-                return ("src", "dst")[node.args[2] % 2]
-        return None
+        if not is_call(node, SELECT) or under_shape(node.args[0]) is not self.facts["edge_index"]:
+            return None
+        _, dim, place = node.args
+        return ("src", "dst")[place % 2] if dim == 0 and place in (0, 1, -1, -2) else None
 
     def end(self, place: int) -> Node:
         """The node of the sources (0) or destinations (1), at the head of the graph."""
@@ -123,6 +127,16 @@ class Captured:
         found = tensor(self.facts["graph_mask"])
         assert found is not None
         return found.size(0)
+
+    def has_gradient(self, node: Any) -> bool:
+        """Whether a gradient by a node is wanted; what it says is guarded."""
+        argument = node.meta.get("grapharg") if isinstance(node, Node) else None
+        source = getattr(argument, "source", None)
+        if source is not None:
+            name = source.name
+            self.relied.add(name() if callable(name) else name)
+        found = tensor(node)
+        return found is not None and found.requires_grad
 
     # ------------------------------------------------------------------ new calls
 
@@ -171,6 +185,9 @@ class Captured:
         if name not in made:
             attribute = f"_staticgraph_{name}"
             self.module.register_buffer(attribute, found, persistent=False)
+            sources = getattr(self.module, "_param_name_to_source", None)
+            if sources is not None:  # Inductor asks where each tensor of a graph is from
+                sources[attribute] = ConstantSource(attribute)
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
             with self.graph.inserting_after(last):
                 made[name] = self.graph.get_attr(attribute)

@@ -57,7 +57,7 @@ def _made_by(node: Any, place: int) -> Node | None:
 
 
 def _at(captured: Captured, node: Node, norm: Node) -> None:
-    edge_index, weight, _, nodes, fill, loops, flow, _, _ = norm.args
+    edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
     x = _weighed_rows(node.args[0], norm)
     reason = None
     if not captured.facts or under_shape(edge_index) is not captured.facts["edge_index"]:
@@ -66,7 +66,7 @@ def _at(captured: Captured, node: Node, norm: Node) -> None:
         reason = "the message is no neighbour's row times its weight"
     elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
         reason = "an aggregation other than a sum by destination"
-    elif weight is not None and (found := tensor(weight)) is not None and found.requires_grad:
+    elif weight is not None and captured.has_gradient(weight):
         reason = "the normalisation has no derivative by edge_weight"
     elif node in captured.differentiated:
         reason = "its derivative is taken in the forward, and has one of its own"

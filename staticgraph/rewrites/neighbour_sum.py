@@ -169,7 +169,8 @@ def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | Non
     for first, second in sides(own):
         if second is x and is_call(first, ADD) and first.args[1] == 1:
             eps = tensor(first.args[0])
-            if eps is not None and eps.numel() == 1 and not eps.requires_grad:
+            single = eps is not None and eps.numel() == 1
+            if single and not captured.has_gradient(first.args[0]):
                 return total, first.args[0]
     return node, None
 

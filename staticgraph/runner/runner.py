@@ -48,7 +48,7 @@ from staticgraph.steps.arguments import Forward
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import OWN, resolve
+from staticgraph.steps.modes import FUSED, OWN, resolve
 from staticgraph.steps.provenance import name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
@@ -130,7 +130,8 @@ class StaticGraphRunner:
         ):
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
-        self._steps = Steps(subject, self.plan.capacities, self.mode, recording)
+        tries_fused = self._auto is not None and FUSED in self._auto.ways
+        self._steps = Steps(subject, self.plan.capacities, self.mode, recording, tries_fused)
         self._computation = self._steps.computation
         compiled = self.mode.compiled and self._auto is None
         self._padding = (

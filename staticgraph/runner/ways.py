@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
@@ -28,7 +29,7 @@ from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.graph_trees import drop_recordings, whole_recording
-from staticgraph.steps.modes import OWN, Mode
+from staticgraph.steps.modes import FUSED, OWN, Mode
 from staticgraph.steps.recordable_optimizer import check_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
@@ -48,6 +49,7 @@ class Steps:
         capacities: of the buckets.
         mode: how a bucket runs unless ``ways`` says otherwise.
         recording: how steps are recorded, where they are.
+        tries_fused: ``fused`` may be among the ways, so batches carry row pointers.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
@@ -66,6 +68,7 @@ class Steps:
         capacities: Sequence[Capacity],
         mode: Mode,
         recording: Recording,
+        tries_fused: bool = False,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation = Computation(subject)
@@ -79,6 +82,7 @@ class Steps:
         self._model = subject.model
         self._device = subject.device
         self._pointers = subject.pointers
+        self._tries_fused = tries_fused
         self._update = Update(subject)
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
@@ -124,8 +128,20 @@ class Steps:
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
-        # A compiled step has the arrays it was made for.
-        return batch if self._pointers else batch.without_pointers()
+        return batch if self._pointers else self._as_way_takes(batch)
+
+    def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
+        """A batch of a model none of whose layers reads pointers: a rewritten step does."""
+        if not self.rewrites or batch.layout.schema.hetero:
+            # A compiled step has the arrays it was made for.
+            return batch.without_pointers()
+        return with_pointers(batch)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether any way that is run here is rewritten to this library's operators."""
+        fused = self.mode.fused or self._tries_fused
+        return fused or self.computation.context.kernels
 
     def way_of(self, bucket: int, phase: str) -> str:
         """``eager``, ``cuda-graph``, or the compiled mode."""
@@ -142,7 +158,7 @@ class Steps:
         if way == OWN and self.records(phase):
             return self._recordings(batch.layout.schema).run(work, batch)
         if way != "eager":
-            return self.compiled.run(work, batch)
+            return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
 
@@ -205,7 +221,8 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The arrays of a bucket's batches."""
-        return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
+        pointers = self._pointers or (self.rewrites and not schema.hetero)
+        return SlotLayout(bucket, self._capacities[bucket], schema, pointers)
 
     def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
         """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.
