@@ -140,7 +140,7 @@ class Steps:
     @property
     def rewrites(self) -> bool:
         """Whether any way that is run here is rewritten to this library's operators."""
-        fused = self.mode.fused or self._tries_fused
+        fused = self.mode.fused or FUSED in self.ways.values()
         return fused or self.computation.context.kernels
 
     def way_of(self, bucket: int, phase: str) -> str:
@@ -221,7 +221,8 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The arrays of a bucket's batches."""
-        pointers = self._pointers or (self.rewrites and not schema.hetero)
+        reads = self.rewrites or self._tries_fused
+        pointers = self._pointers or (reads and not schema.hetero)
         return SlotLayout(bucket, self._capacities[bucket], schema, pointers)
 
     def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
