@@ -121,10 +121,16 @@ def _weight(captured: Captured, node: Any, rows: Node) -> Node | None:
     found = shape(node)
     if found == shape(rows):
         return node
-    if found == (captured.edges, 1):
-        below = under_shape(node)
-        return below if shape(below) == (captured.edges,) and is_float(below) else None
-    return None
+    if found != (captured.edges, 1) or not is_float(node):
+        return None
+    below = under_shape(node)
+    if shape(below) == (captured.edges,):
+        return below
+    made = captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
+    value = tensor(node)
+    assert value is not None
+    made.meta["example_value"] = value.new_empty(captured.edges)
+    return made
 
 
 def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:

@@ -13,6 +13,7 @@ from staticgraph.rewrites import (
     gcn_sum,
     handing_on,
     linear,
+    neighbour_attention,
     neighbour_sum,
     segments,
     tables,
@@ -27,6 +28,7 @@ Rewrite = Callable[[Captured], None]
 ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     gcn_sum.rewrite,
+    neighbour_attention.rewrite,
     segments.rewrite,
     neighbour_sum.rewrite,
     tables.unfold,
