@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from staticgraph.nn.context.leaf import FACTS, batch_facts
@@ -62,14 +63,22 @@ class Captured:
         missed: what nearly was, by the node.
         relied: the sources, in Dynamo's words, of tensors that a rewrite asked whether they have
             a gradient.
+        folded: gathers of small tables, and what of them one lookup takes.
+        degrees: roots and loops of GCN's normalisation, by its options.
+        fake_mode: of the dry run that this is; None elsewhere.
     """
 
     module: GraphModule
     target: Target
+    fake_mode: FakeTensorMode | None = None
     facts: dict[str, Node] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Node, Rewritten] = field(default_factory=dict)
     relied: set[str] = field(default_factory=set)
+    folded: dict[Node, tuple[Node, Node, Node]] = field(default_factory=dict)
+    degrees: dict[Any, list[Node]] = field(default_factory=dict)
+    _heads: dict[Any, Node] = field(default_factory=dict)
+    _constants: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -142,13 +151,12 @@ class Captured:
 
     def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A call at the head of the graph, made at the first request and then the same."""
-        made = self.__dict__.setdefault("_made", {})
+        made = self._heads
         if key not in made:
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-            after = self.__dict__.get("_head", last)
+            after = next(reversed(made.values()), last)
             with self.graph.inserting_after(after):
                 made[key] = self._call(function, args, kwargs)
-            self.__dict__["_head"] = made[key]
         return made[key]
 
     def before(
@@ -180,10 +188,16 @@ class Captured:
         return self.before(anchor, operator.getitem, of, place, like=like)
 
     def constant(self, name: str, found: Tensor) -> Node:
-        """A tensor of this library's own in the graph, at its head."""
-        made = self.__dict__.setdefault("_constants", {})
+        """A tensor of this library's own in the graph, at its head: given on the CPU, put on the
+        graph's device."""
+        made = self._constants
         if name not in made:
             attribute = f"_staticgraph_{name}"
+            if self.fake_mode is not None:  # a dry run: there is no device to put it on
+                with self.fake_mode:
+                    found = self.fake_mode.from_tensor(found).to(self.target.device)
+            else:
+                found = found.to(self.target.device)
             self.module.register_buffer(attribute, found, persistent=False)
             sources = getattr(self.module, "_param_name_to_source", None)
             if sources is not None:  # Inductor asks where each tensor of a graph is from

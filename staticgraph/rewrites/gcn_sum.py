@@ -78,11 +78,9 @@ def _at(captured: Captured, node: Node, norm: Node) -> None:
     fill = fill if weight is not None else 1.0
     found = tensor(x)
     assert found is not None
-    like = captured.constant(
-        f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype, device=found.device)
-    )
+    like = captured.constant(f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype))
     key = ("gcn", weight, fill, loops, found.dtype)
-    made = captured.__dict__.setdefault("_degrees", {})
+    made = captured.degrees
     src, dst, row_ptr, col_ptr, transpose = captured.pointers
     if key not in made:
         degrees = captured.before(norm, gcn_degrees, src, row_ptr, weight, fill, loops, like)

@@ -144,7 +144,7 @@ def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
         captured.rewrote("neighbour_max", node)
         captured.replace(node, made)
         return
-    if is_call(edge, GATHER) and edge in captured.__dict__.get("_folded", {}):
+    if is_call(edge, GATHER) and edge in captured.folded:
         edge, code = edge.args[0], edge.args[2]
     options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
     if code is not None:
@@ -168,7 +168,7 @@ def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | Non
     if own is x:
         found = tensor(x)
         assert found is not None
-        zero = torch.zeros((), dtype=found.dtype, device=found.device)
+        zero = torch.zeros((), dtype=found.dtype)
         return total, captured.constant(f"zero_{str(found.dtype)[6:]}", zero)
     if not is_call(own, MUL) or not used_once(own):
         return node, None

@@ -94,7 +94,7 @@ class _StaticBackend:
                 + f"\n{found[0].reason}: {found[0].remedy}"
             )
         if self._target is not None:
-            self.captured = rewrite(graph, self._target)
+            self.captured = rewrite(graph, self._target, inputs)
         return graph.forward if self._inductor is None else self._inductor(graph, inputs)
 
     def needed(self, guards: Sequence[Any]) -> list[bool]:
