@@ -24,6 +24,7 @@ from staticgraph.rewrites import Target, rewrite
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
+from staticgraph.steps.compiled import with_own_code
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.subject import Subject
@@ -73,7 +74,6 @@ def explain(
         return graph.forward
 
     with tracing_options(), Restored(nothing=True):
-        torch.compile(function, fullgraph=True, dynamic=False, backend=look)(
-            *batch.tensors().values()
-        )
+        own = with_own_code(function, "explained")
+        torch.compile(own, fullgraph=True, dynamic=False, backend=look)(*batch.tensors().values())
     return Explanation.of(found)

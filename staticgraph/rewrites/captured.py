@@ -230,8 +230,8 @@ class Captured:
 
     def miss(self, name: str, node: Node, reason: str, why: Node | None = None) -> None:
         """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
-        that is that thing, if it is one."""
-        self.missed[node] = Rewritten(name, *line_of(why or node), reason)
+        that is that thing, if it is one. The first that says so of a node comes nearest."""
+        self.missed.setdefault(node, Rewritten(name, *line_of(why or node), reason))
 
 
 def _leads_from(node: Node, first: Node) -> bool:

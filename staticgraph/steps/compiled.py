@@ -106,6 +106,18 @@ class _StaticBackend:
         return [guard.guard_type != "TENSOR_MATCH" or guard.name in relied for guard in guards]
 
 
+def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
+    """The same function under a code object of its own, which is what torch counts by."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(
+        function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
 class CompiledFunction:
     """A function of tensors, compiled at its first call and never again.
 
@@ -127,14 +139,7 @@ class CompiledFunction:
         name: str,
         rewritten_on: str | None = None,
     ) -> None:
-        assert isinstance(function, FunctionType)
-        own = FunctionType(
-            function.__code__.replace(co_name=f"static_{name.replace(' ', '_')}"),
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
+        own = with_own_code(function, name)
         self._backend = _StaticBackend(mode, name, rewritten_on)
         options = {"guard_filter_fn": self._backend.needed} if mode.fused else None
         self._call = torch.compile(
