@@ -5,6 +5,7 @@ from staticgraph import models as models
 from staticgraph import outofcore as outofcore
 from staticgraph.batches.loader import StaticLoader as StaticLoader
 from staticgraph.batches.static_batch import StaticBatch as StaticBatch
+from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run

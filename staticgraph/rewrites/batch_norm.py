@@ -52,13 +52,14 @@ def _at(captured: Captured, node: Node) -> None:
         return
     x, weight, bias, count, *rest = node.args
     addend = None
-    if is_call(x, ADD) and used_once(x) and shape(x.args[0]) == shape(x.args[1]) == shape(x):
-        if same_dtype(*x.args, x):
-            x, addend = x.args
+    if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
+        first, second = x.args
+        if shape(first) == shape(second) == shape(x):
+            x, addend = first, second
     last, relu = node, False
-    if (after := _only_user(last)) is not None and is_call(after, RELU):
-        if not is_call(_only_user(after), DROPOUT):
-            last, relu = after, True
+    after = _only_user(last)
+    if after is not None and is_call(after, RELU) and not is_call(_only_user(after), DROPOUT):
+        last, relu = after, True
     residual = None
     total = _only_user(last)
     if is_call(total, ADD) and shape(total) == shape(last) and same_dtype(*total.args, total):

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
 from staticgraph.nn.context.leaf import FACTS, batch_facts
@@ -59,13 +61,24 @@ class Captured:
         facts: the batch's own arrays by name; empty where the batch carries no row pointers.
         done: what was rewritten.
         missed: what nearly was, by the node.
+        relied: the sources, in Dynamo's words, of tensors that a rewrite asked whether they have
+            a gradient.
+        folded: gathers of small tables, and what of them one lookup takes.
+        degrees: roots and loops of GCN's normalisation, by its options.
+        fake_mode: of the dry run that this is; None elsewhere.
     """
 
     module: GraphModule
     target: Target
+    fake_mode: FakeTensorMode | None = None
     facts: dict[str, Node] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Node, Rewritten] = field(default_factory=dict)
+    relied: set[str] = field(default_factory=set)
+    folded: dict[Node, tuple[Node, Node, Node]] = field(default_factory=dict)
+    degrees: dict[Any, list[Node]] = field(default_factory=dict)
+    _heads: dict[Any, Node] = field(default_factory=dict)
+    _constants: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -87,10 +100,10 @@ class Captured:
             return None
         if node is self.facts["batch"]:
             return "batch"
-        if is_call(node, SELECT) and under_shape(node.args[0]) is self.facts["edge_index"]:
-            if node.args[1] == 0 and node.args[2] in (0, 1, -1, -2):
-                return ("src", "dst")[node.args[2] % 2]
-        return None
+        if not is_call(node, SELECT) or under_shape(node.args[0]) is not self.facts["edge_index"]:
+            return None
+        _, dim, place = node.args
+        return ("src", "dst")[place % 2] if dim == 0 and place in (0, 1, -1, -2) else None
 
     def end(self, place: int) -> Node:
         """The node of the sources (0) or destinations (1), at the head of the graph."""
@@ -124,17 +137,26 @@ class Captured:
         assert found is not None
         return found.size(0)
 
+    def has_gradient(self, node: Any) -> bool:
+        """Whether a gradient by a node is wanted; what it says is guarded."""
+        argument = node.meta.get("grapharg") if isinstance(node, Node) else None
+        source = getattr(argument, "source", None)
+        if source is not None:
+            name = source.name
+            self.relied.add(name() if callable(name) else name)
+        found = tensor(node)
+        return found is not None and found.requires_grad
+
     # ------------------------------------------------------------------ new calls
 
     def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """A call at the head of the graph, made at the first request and then the same."""
-        made = self.__dict__.setdefault("_made", {})
+        made = self._heads
         if key not in made:
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-            after = self.__dict__.get("_head", last)
+            after = next(reversed(made.values()), last)
             with self.graph.inserting_after(after):
                 made[key] = self._call(function, args, kwargs)
-            self.__dict__["_head"] = made[key]
         return made[key]
 
     def before(
@@ -166,11 +188,20 @@ class Captured:
         return self.before(anchor, operator.getitem, of, place, like=like)
 
     def constant(self, name: str, found: Tensor) -> Node:
-        """A tensor of this library's own in the graph, at its head."""
-        made = self.__dict__.setdefault("_constants", {})
+        """A tensor of this library's own in the graph, at its head: given on the CPU, put on the
+        graph's device."""
+        made = self._constants
         if name not in made:
             attribute = f"_staticgraph_{name}"
+            if self.fake_mode is not None:  # a dry run: there is no device to put it on
+                with self.fake_mode:
+                    found = self.fake_mode.from_tensor(found).to(self.target.device)
+            else:
+                found = found.to(self.target.device)
             self.module.register_buffer(attribute, found, persistent=False)
+            sources = getattr(self.module, "_param_name_to_source", None)
+            if sources is not None:  # Inductor asks where each tensor of a graph is from
+                sources[attribute] = ConstantSource(attribute)
             last = [node for node in self.graph.nodes if node.op == "placeholder"][-1]
             with self.graph.inserting_after(last):
                 made[name] = self.graph.get_attr(attribute)
@@ -199,8 +230,8 @@ class Captured:
 
     def miss(self, name: str, node: Node, reason: str, why: Node | None = None) -> None:
         """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
-        that is that thing, if it is one."""
-        self.missed[node] = Rewritten(name, *line_of(why or node), reason)
+        that is that thing, if it is one. The first that says so of a node comes nearest."""
+        self.missed.setdefault(node, Rewritten(name, *line_of(why or node), reason))
 
 
 def _leads_from(node: Node, first: Node) -> bool:

@@ -57,7 +57,7 @@ def _made_by(node: Any, place: int) -> Node | None:
 
 
 def _at(captured: Captured, node: Node, norm: Node) -> None:
-    edge_index, weight, _, nodes, fill, loops, flow, _, _ = norm.args
+    edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
     x = _weighed_rows(node.args[0], norm)
     reason = None
     if not captured.facts or under_shape(edge_index) is not captured.facts["edge_index"]:
@@ -66,7 +66,7 @@ def _at(captured: Captured, node: Node, norm: Node) -> None:
         reason = "the message is no neighbour's row times its weight"
     elif node.args[2:] != (0, captured.nodes, "sum") or flow != "source_to_target":
         reason = "an aggregation other than a sum by destination"
-    elif weight is not None and (found := tensor(weight)) is not None and found.requires_grad:
+    elif weight is not None and captured.has_gradient(weight):
         reason = "the normalisation has no derivative by edge_weight"
     elif node in captured.differentiated:
         reason = "its derivative is taken in the forward, and has one of its own"
@@ -78,11 +78,9 @@ def _at(captured: Captured, node: Node, norm: Node) -> None:
     fill = fill if weight is not None else 1.0
     found = tensor(x)
     assert found is not None
-    like = captured.constant(
-        f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype, device=found.device)
-    )
+    like = captured.constant(f"like_{str(found.dtype)[6:]}", torch.empty(0, dtype=found.dtype))
     key = ("gcn", weight, fill, loops, found.dtype)
-    made = captured.__dict__.setdefault("_degrees", {})
+    made = captured.degrees
     src, dst, row_ptr, col_ptr, transpose = captured.pointers
     if key not in made:
         degrees = captured.before(norm, gcn_degrees, src, row_ptr, weight, fill, loops, like)

@@ -57,7 +57,7 @@ def _sum(captured: Captured, node: Node, order: dict[Node, int]) -> None:
     x, edge, *where = node.args
     later_x = _later(node, x, order)
     later_edge = [] if edge is None else _later(node, edge, order)
-    if not later_x and not later_edge or x is edge:
+    if (not later_x and not later_edge) or x is edge:
         return
     made = captured.before(
         node, neighbour_sum_handed_on, x, edge, *where, edge_too=bool(later_edge), **node.kwargs

@@ -29,7 +29,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
 def rewrite(captured: Captured) -> None:
     """Every product of a matrix that gains."""
     for node in list(captured.graph.nodes):
-        if is_call(node, LINEAR) and (reason := _obstacle(captured, node)) is None:
+        if is_call(node, LINEAR) and _obstacle(captured, node) is None:
             _at(captured, node)
 
 

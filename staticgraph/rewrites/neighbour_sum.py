@@ -121,10 +121,16 @@ def _weight(captured: Captured, node: Any, rows: Node) -> Node | None:
     found = shape(node)
     if found == shape(rows):
         return node
-    if found == (captured.edges, 1):
-        below = under_shape(node)
-        return below if shape(below) == (captured.edges,) and is_float(below) else None
-    return None
+    if found != (captured.edges, 1) or not is_float(node):
+        return None
+    below = under_shape(node)
+    if shape(below) == (captured.edges,):
+        return below
+    made = captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
+    value = tensor(node)
+    assert value is not None
+    made.meta["example_value"] = value.new_empty(captured.edges)
+    return made
 
 
 def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
@@ -138,7 +144,7 @@ def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
         captured.rewrote("neighbour_max", node)
         captured.replace(node, made)
         return
-    if is_call(edge, GATHER) and edge in captured.__dict__.get("_folded", {}):
+    if is_call(edge, GATHER) and edge in captured.folded:
         edge, code = edge.args[0], edge.args[2]
     options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
     if code is not None:
@@ -162,14 +168,15 @@ def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | Non
     if own is x:
         found = tensor(x)
         assert found is not None
-        zero = torch.zeros((), dtype=found.dtype, device=found.device)
+        zero = torch.zeros((), dtype=found.dtype)
         return total, captured.constant(f"zero_{str(found.dtype)[6:]}", zero)
     if not is_call(own, MUL) or not used_once(own):
         return node, None
     for first, second in sides(own):
         if second is x and is_call(first, ADD) and first.args[1] == 1:
             eps = tensor(first.args[0])
-            if eps is not None and eps.numel() == 1 and not eps.requires_grad:
+            single = eps is not None and eps.numel() == 1
+            if single and not captured.has_gradient(first.args[0]):
                 return total, first.args[0]
     return node, None
 

@@ -11,6 +11,8 @@ import torch_geometric
 from torch.fx import Graph, Node
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
+# What PyG writes for each class that passes messages.
+_WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")
 # Of the package that this file stands in, of torch and of PyG: no line of a user's.
 _LIBRARIES = tuple(
     str(Path(file).parent)
@@ -23,21 +25,25 @@ def line_of(node: Node) -> tuple[str, str]:
     """The innermost line of the user's own code that a node came from, as ``file.py:41``, or, where
     none is his, of the code that it came from; and the path of its layer."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if not frame[0].startswith(_LIBRARIES)]
+    own = [f for f in frames if not f[0].startswith(_LIBRARIES) and not _WRITTEN.search(f[0])]
     file, line, _, _ = (own or frames or [("", "", "", "")])[-1]
     where = f"{Path(file).name}:{line}" if file else "no line known"
     return where, layer_of(node)
 
 
 def layer_of(node: Node) -> str:
-    """The path of the innermost module, as in ``model.get_submodule``."""
+    """The path of the innermost module, as in ``model.get_submodule``; of a layer's own aggregation
+    that of the layer."""
     stack: Any = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     if not paths:
         return ""
     found = re.findall(r"_modules\['?([^'\]]+)'?\]|\.(\w+)", paths[-1])
     names = [a or b for a, b in found]
-    return ".".join(name for name in names if name not in ("__self__", "_model", "_modules"))
+    path = [name for name in names if name not in ("__self__", "_model", "_modules")]
+    if "aggr_module" in path:
+        path = path[: path.index("aggr_module")]
+    return ".".join(path)
 
 
 def differentiated(graph: Graph) -> set[Node]:

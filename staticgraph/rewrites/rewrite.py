@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from staticgraph.nn.context.leaf import batch_facts
@@ -13,6 +15,7 @@ from staticgraph.rewrites import (
     gcn_sum,
     handing_on,
     linear,
+    neighbour_attention,
     neighbour_sum,
     segments,
     tables,
@@ -27,6 +30,7 @@ Rewrite = Callable[[Captured], None]
 ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     gcn_sum.rewrite,
+    neighbour_attention.rewrite,
     segments.rewrite,
     neighbour_sum.rewrite,
     tables.unfold,
@@ -36,14 +40,16 @@ ORDER: Sequence[Rewrite] = (
 )
 
 
-def rewrite(module: GraphModule, target: Target) -> Captured:
+def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> Captured:
     """Rewrites a graph of Dynamo's in place, and says what it did.
 
     Args:
         module: as a backend of ``torch.compile`` gets it.
         target: what will run it.
+        inputs: as the backend gets them; in a dry run they say what tensors are made of.
     """
-    captured = Captured(module, target)
+    fakes = [one for one in inputs if isinstance(one, FakeTensor)]
+    captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
     spell(captured)
     drop_unread(captured.graph)
     drop_twins(captured.graph)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.rewrites import words
@@ -123,7 +122,7 @@ def _aliases(user: Node) -> bool:
     """Whether a reader may hold an alias of what it reads."""
     found = tensor(user)
     if found is None:
-        return not (user.op == "output")
+        return user.op != "output"
     return is_method(
         user, *SHAPES, "expand", "expand_as", "transpose", "t", "permute", "detach"
     ) or (is_call(user, operator.getitem, SELECT, torch.unbind, torch.split, torch.chunk))
@@ -149,15 +148,9 @@ def _binary(node: Node) -> None:
             first, second = second, first
         if tensor(first) is None:
             return
-        if (
-            word is ADD
-            and second == 0
-            and words.is_float(first)
-            and not isinstance(second, bool | Node)
-        ):
-            if shape(first) == shape(node):
-                node.replace_all_uses_with(first)
-                return
+        if word is ADD and _is_zero(second) and words.is_float(first) and is_call(first, *_FRESH):
+            node.replace_all_uses_with(first)
+            return
         node.args = (first, second)
     elif word is F.leaky_relu:
         node.args, node.kwargs = (node.args[0], _argument(node, 1, "negative_slope", 0.01)), {}
@@ -167,6 +160,10 @@ def _binary(node: Node) -> None:
     elif word in _UNARY:
         node.args, node.kwargs = node.args[:1], {}
     node.op, node.target = "call_function", word
+
+
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
 
 
 def _gather(captured: Captured, node: Node) -> None:

@@ -69,7 +69,7 @@ def rewrite(captured: Captured) -> None:
 
 def unfold(captured: Captured) -> None:
     """Gathers of small tables that no sum over neighbours took up are one lookup again."""
-    for node, folded in captured.__dict__.get("_folded", {}).items():
+    for node, folded in captured.folded.items():
         if node.users:
             made = captured.before(node, table_sum, *folded)
             node.replace_all_uses_with(made)
@@ -162,13 +162,10 @@ def _table_sum(
     before = captured.before
     index, integers = base, tensor(base)
     assert integers is not None
-    device = integers.device
     if columns == [None]:
         index = before(anchor, torch.unsqueeze, base, 1, like=base)
     elif columns != list(range(integers.size(1))):
-        chosen = captured.constant(
-            f"columns_{'_'.join(map(str, columns))}", torch.tensor(columns, device=device)
-        )
+        chosen = captured.constant(f"columns_{'_'.join(map(str, columns))}", torch.tensor(columns))
         index = before(anchor, torch.index_select, base, 1, chosen, like=base)
     if integers.dtype != torch.int64:
         index = before(anchor, torch.Tensor.long, index, like=base)
@@ -177,14 +174,12 @@ def _table_sum(
         weights[0] if len(weights) == 1 else before(anchor, torch.cat, weights, like=weights[0])
     )
     name = "_".join(map(str, sizes))
-    offsets = captured.constant(
-        f"offsets_{name}", torch.tensor([0, *accumulate(sizes)], device=device)
-    )
+    offsets = captured.constant(f"offsets_{name}", torch.tensor([0, *accumulate(sizes)]))
     few = fold and len(sizes) > 1 and prod(sizes) <= MAX_FOLDED
     if not few or integers.size(0) < 4 * prod(sizes):
         return before(anchor, table_sum, index, offsets, weight, like=like)
     combinations = captured.constant(
-        f"combinations_{name}", torch.cartesian_prod(*map(torch.arange, sizes)).to(device)
+        f"combinations_{name}", torch.cartesian_prod(*map(torch.arange, sizes))
     )
     rows = before(anchor, table_sum, combinations, offsets, weight, like=like)
     found = tensor(like)
@@ -193,5 +188,5 @@ def _table_sum(
     code = before(anchor, fold_codes, index, offsets, like=like)
     code.meta["example_value"] = integers.new_empty(integers.size(0), dtype=torch.int64)
     made = before(anchor, GATHER, rows, 0, code, like=like)
-    captured.__dict__.setdefault("_folded", {})[made] = Folded(index, offsets, weight)
+    captured.folded[made] = Folded(index, offsets, weight)
     return made

@@ -48,7 +48,7 @@ from staticgraph.steps.arguments import Forward
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import OWN, resolve
+from staticgraph.steps.modes import FUSED, OWN, resolve
 from staticgraph.steps.provenance import leaves, name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
@@ -75,10 +75,11 @@ class StaticGraphRunner:
             autocast, and what else there is to say of its step.
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
-            ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
+            ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
+            library's operators; ``cuda-graph``, compiled by Inductor and recorded by
             this library; or ``auto``, or an :class:`staticgraph.Auto`: on CUDA, for each bucket,
             the fastest of eager, compiled and recorded as :meth:`warmup` measures it; on the CPU
-            ``eager``, unless ``Auto(on_cpu=True)`` asks for measurements there, too.
+            of eager and ``fused``, and, with ``Auto(on_cpu=True)``, compiled; ``eager`` until then.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
             over the real rows.
         optimizer: over the model's parameters. Where its step will be recorded, one that has not
@@ -131,7 +132,8 @@ class StaticGraphRunner:
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
         self._trains = subject.trains
-        self._steps = Steps(subject, self.plan.capacities, self.mode, recording)
+        tries_fused = self._auto is not None and FUSED in self._auto.ways
+        self._steps = Steps(subject, self.plan.capacities, self.mode, recording, tries_fused)
         self._computation = self._steps.computation
         compiled = self.mode.compiled and self._auto is None
         self._padding = (
@@ -360,8 +362,8 @@ class StaticGraphRunner:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
         compiles = self.mode.compiled or self._auto is not None
-        self._check_example(example, made_up=compiles)
-        if not compiles:
+        self._check_example(example, made_up=compiles and not self._only_fused)
+        if not compiles or (self._schema is None and self._only_fused):
             return self
         if self._schema is None:
             raise ValueError(
@@ -402,6 +404,12 @@ class StaticGraphRunner:
         self._steps.finish()
         self._steps.clear()  # what was warmed up with is no data
         return self
+
+    @property
+    def _only_fused(self) -> bool:
+        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
+        for: where that cannot be captured, all runs in eager."""
+        return self._auto is not None and set(self._auto.ways) <= {"eager", FUSED}
 
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another

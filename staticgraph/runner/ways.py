@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
@@ -28,7 +29,7 @@ from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.graph_trees import drop_recordings, whole_recording
-from staticgraph.steps.modes import OWN, Mode
+from staticgraph.steps.modes import FUSED, OWN, Mode
 from staticgraph.steps.recordable_optimizer import check_recordable
 from staticgraph.steps.single_rows import SingleRows
 from staticgraph.steps.subject import Subject
@@ -49,6 +50,7 @@ class Steps:
         capacities: of the buckets.
         mode: how a bucket runs unless ``ways`` says otherwise.
         recording: how steps are recorded, where they are.
+        tries_fused: ``fused`` may be among the ways, so batches carry row pointers.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
@@ -68,6 +70,7 @@ class Steps:
         capacities: Sequence[Capacity],
         mode: Mode,
         recording: Recording,
+        tries_fused: bool = False,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation = Computation(subject)
@@ -82,6 +85,8 @@ class Steps:
         self._model = subject.model
         self._device = subject.device
         self._pointers = subject.pointers
+        self._tries_fused = tries_fused
+        self._may_rewrite = tries_fused or mode.fused or self.computation.context.kernels
         self._update = Update(subject)
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
@@ -128,7 +133,7 @@ class Steps:
                 f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
                 "moved before its runner is made"
             )
-        if self._pointers is layout.pointers:
+        if self._pointers is layout.pointers and (self._pointers or not self._may_rewrite):
             return batch
         if self._pointers:
             raise ValueError(
@@ -136,7 +141,20 @@ class Steps:
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
-        return batch.without_pointers()  # a compiled step has the arrays it was made for
+        return self._as_way_takes(batch)
+
+    def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
+        """A batch of a model none of whose layers reads pointers: a rewritten step does."""
+        if not self.rewrites or batch.layout.schema.hetero:
+            # A compiled step has the arrays it was made for.
+            return batch.without_pointers()
+        return with_pointers(batch)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether any way that is run here is rewritten to this library's operators."""
+        fused = self.mode.fused or FUSED in self.ways.values()
+        return fused or self.computation.context.kernels
 
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """The output for work ``forward``, the mean loss for ``step``."""
@@ -148,7 +166,7 @@ class Steps:
             return self._replayed(work, batch)
         if way != "eager":
             self.computation.check_not_single(batch)
-            return self.compiled.run(work, batch)
+            return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
 
@@ -248,7 +266,9 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The arrays of a bucket's batches."""
-        return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
+        reads = self.rewrites or self._tries_fused
+        pointers = self._pointers or (reads and not schema.hetero)
+        return SlotLayout(bucket, self._capacities[bucket], schema, pointers)
 
     def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
         """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.

@@ -37,7 +37,6 @@ from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
-
 # Of a batch, what tells a rewrite which index is the batch's own.
 ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
 
