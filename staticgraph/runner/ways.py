@@ -19,11 +19,14 @@ from torch import Tensor
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -48,6 +51,7 @@ class Steps:
         capacities: of the buckets.
         mode: how a bucket runs unless ``ways`` says otherwise.
         recording: how steps are recorded, where they are.
+        ranks: the processes that train the model together; None for this one alone.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
@@ -56,6 +60,8 @@ class Steps:
         ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
+        ranks: as given.
+        averaging: the gradients of all ranks to one; None where there are none.
         warmed: called between the runs that warm a key up and those whose memory is a step's; None
             where nobody measures.
     """
@@ -66,6 +72,7 @@ class Steps:
         capacities: Sequence[Capacity],
         mode: Mode,
         recording: Recording,
+        ranks: Ranks | None = None,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation = Computation(subject)
@@ -84,6 +91,11 @@ class Steps:
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
         self._recorded_whole: set[tuple[str, int, str]] = set()
+        self.ranks = ranks
+        self.averaging = None if ranks is None else Averaging(subject, ranks)
+        self.computation.shared = ranks is not None
+        if ranks is not None and not ranks.can_record(self._device) and self.scope == "step":
+            self.recording = replace(recording, scope="forward_backward")
 
     @property
     def scope(self) -> Scope:
@@ -157,20 +169,34 @@ class Steps:
         if way == OWN and self.records("step"):
             loss = self.run("step", batch, way)
             if self.scope != "step":
+                if self.averaging is not None:
+                    loss = self._averaged(loss, batch)
                 self._update()
             return loss
         self._update.zero_grad()
         if way == "eager":
             with self.computation.active():
-                loss = self.computation.run("step", batch, keep=True)
-                self.finite.before_update(loss, batch)
-                loss.backward()
+                loss = self._backward(self.computation.run("step", batch, keep=True), batch)
         else:
-            loss = self.run("step", batch, way)
-            self.finite.before_update(loss, batch)
-            loss.backward()
+            loss = self._backward(self.run("step", batch, way), batch)
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
+        """From what a step computed to gradients, over all ranks where they are several; returns
+        the mean loss."""
+        if self.averaging is None:
+            self.finite.before_update(result, batch)
+            result.backward()
+            return result
+        result.total.backward()
+        return self._averaged(result, batch)
+
+    def _averaged(self, share: Share, batch: StaticBatch) -> Tensor:
+        assert self.averaging is not None
+        loss = self.averaging(share, batch)
+        self.averaging.check(loss, batch, self.finite)
+        return loss
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""
@@ -220,6 +246,8 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
+            if self.averaging is not None and phase == "step":
+                self.averaging.check_recordable()
             self._recordings(schema).record(bucket, work, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
@@ -247,7 +275,7 @@ class Steps:
             train(self._model)
             result = self.run(work, batch, way)
             if phase == "step":
-                result.backward()
+                (result if self.averaging is None else result.total).backward()
 
     def _recordings(self, schema: Schema) -> RecordedSteps:
         """The recordings, made now where there are none."""
@@ -259,6 +287,7 @@ class Steps:
                 self._update,
                 self.recording,
                 self.finite if self.finite.watches else None,
+                self.averaging,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.share import Share
 from staticgraph.steps.missing import for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Tensor]
@@ -32,10 +33,31 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
         ValueError: see :func:`masked_mean`.
     """
     given = batch if given is None else given
+    values, read = _values(loss, out, batch, given)
+    return masked_mean(values, given, read)
+
+
+def share_of_loss(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None
+) -> Share:
+    """What a batch adds to the mean over the batches of all ranks; as :func:`mean_loss`, which is
+    its ``total / weight``."""
+    given = batch if given is None else given
+    values, read = _values(loss, out, batch, given)
+    total, count = _masked_sum(values, given, read)
+    physical = max(1, values.numel())
+    exact = torch.float64 if total.dtype == torch.float64 else torch.float32
+    return Share(total / physical, count.to(exact) / physical)
+
+
+def _values(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch
+) -> tuple[Tensor, Sequence[str]]:
+    """The loss, one value a row, and the float fields that it read."""
     seen, fields = for_loss(batch, given)
     values = loss(out, seen)
     check_not_broadcast(values, out)
-    return masked_mean(values, given, fields.read)
+    return values, fields.read
 
 
 def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) -> Tensor:
@@ -55,6 +77,13 @@ def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) ->
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
             of which some are missing.
     """
+    total, count = _masked_sum(values, batch, read)
+    return total / count.clamp(min=1)
+
+
+def _masked_sum(values: Tensor, batch: StaticBatch, read: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The sum of a loss over real rows and labelled targets, NaN where a missing label cannot be
+    left out; and how many values that were."""
     if not isinstance(values, Tensor):
         raise TypeError(
             f"the loss gives a {type(values).__name__}: return a tensor of one value a row, such "
@@ -67,9 +96,8 @@ def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) ->
         )
     mask = batch.mask_of(values).view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
-    count = mask.sum().clamp(min=1)
-    mean = torch.where(mask, values, 0).sum() / count
-    return mean if lost is None else torch.where(lost, torch.nan, mean)
+    total = torch.where(mask, values, 0).sum()
+    return total if lost is None else torch.where(lost, torch.nan, total), mask.sum()
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:
