@@ -74,7 +74,6 @@ INSIDE = {
     ("files.folder_lock", "fcntl"): NEWER,
     ("files.jit_cache", "numba.core.dispatcher"): "what it asks for must be set before",
     ("kernels.varlen_attention.op", "torch.nn.attention.varlen"): NEWER,
-    ("nn.norm.batch_norm", "torch.distributed.nn.functional"): NEWER,
     ("steps.graph_trees", "torch._inductor"): NEWER,
     ("steps.graph_trees", "torch._inductor.cudagraph_trees"): NEWER,
     ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",

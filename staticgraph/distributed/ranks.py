@@ -91,6 +91,13 @@ class Ranks:
         dist.all_gather_object(found, value, group=self.group)
         return found
 
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's object, on every rank."""
+        held = [value if self.first else None]
+        source = dist.get_global_rank(self.group, 0)
+        dist.broadcast_object_list(held, source, group=self.group, device=self.host)
+        return held[0]
+
     def largest(self, value: float) -> float:
         """The largest of the ranks' numbers."""
         number = torch.tensor(float(value), dtype=torch.float64, device=self.host)
