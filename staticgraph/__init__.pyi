@@ -26,6 +26,7 @@ from staticgraph.errors import NotStatic as NotStatic
 from staticgraph.errors import PaddingLeaks as PaddingLeaks
 from staticgraph.errors import PlanMismatch as PlanMismatch
 from staticgraph.errors import ProbeFailed as ProbeFailed
+from staticgraph.errors import RankLost as RankLost
 from staticgraph.errors import SlotsExhausted as SlotsExhausted
 from staticgraph.errors import StaleBatch as StaleBatch
 from staticgraph.errors import StaleOutput as StaleOutput

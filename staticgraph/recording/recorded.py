@@ -34,6 +34,7 @@ from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorded_model import Made, RecordedModel
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
+from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -75,6 +76,8 @@ class RecordedSteps:
         recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
         late: batches come already, so that a loader's threads may be at work while one records.
+        averaging: of several ranks: inside the recordings for ``scope="step"``; for the others
+            whoever runs them averages the gradients, and what a step gives is a ``Share``.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -89,6 +92,7 @@ class RecordedSteps:
         recording: Recording,
         finite: FiniteLosses | None = None,
         late: bool = False,
+        averaging: Averaging | None = None,
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen = False
@@ -103,6 +107,7 @@ class RecordedSteps:
         self._autocast = subject.precision
         self._on_miss = recording.on_miss
         self._finite = finite
+        self._averaging = averaging
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
@@ -218,17 +223,30 @@ class RecordedSteps:
 
             return forward
 
-        def step() -> Tensor:
+        def step() -> Any:
             self._update.zero_grad()
-            loss = compute(inputs)
-            if self._finite is not None:
-                self._finite.note(loss.detach(), inputs)
-            loss.backward()
-            if self.scope == "step":
-                self._update()
-            return loss.detach()
+            return self._trained(compute(inputs), inputs)
 
         return step
+
+    def _trained(self, result: Any, batch: StaticBatch) -> Any:
+        """From what a step computed to as far as its scope goes: the mean loss, or the share of it
+        that is yet to be averaged."""
+        if self._averaging is None:
+            if self._finite is not None:
+                self._finite.note(result.detach(), batch)
+            result.backward()
+            loss = result.detach()
+        else:
+            result.total.backward()
+            if self.scope != "step":
+                return result.detach()
+            loss = self._averaging(result, batch)
+            if self._finite is not None:
+                self._finite.note(loss, batch)
+        if self.scope == "step":
+            self._update()
+        return loss
 
     def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
         assert self._recorder is not None
@@ -299,6 +317,8 @@ class RecordedSteps:
                 return self._in_eager(key.work, batch)
         self._update.zero_grad()
         loss = self._in_eager(key.work, batch)
+        if self._averaging is not None:
+            return self._trained(loss, batch)
         if self._finite is not None:
             self._finite.before_update(loss, batch)
         loss.backward()

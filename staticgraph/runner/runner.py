@@ -27,6 +27,8 @@ from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
+from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.context.present import Restored
@@ -37,6 +39,7 @@ from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.report import Report, device_name
+from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.statistics import BucketStatistics
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.turns import Turns, check_not_traced
@@ -90,6 +93,11 @@ class StaticGraphRunner:
         budget: a cap on what this runner makes torch hold; see
             :mod:`staticgraph.runner.commitments`. Where it has no memory model the model is probed
             here, in seconds.
+        distributed: ``"auto"``: where ``torch.distributed`` is initialised, all its processes train
+            this model, and the loss is the mean over the real rows of all; ``"off"``: this process
+            alone; or a process group. Every rank makes the runner, with the same model and plan,
+            and takes as many steps; a runner that does not train is each rank's own. See
+            ``docs/distributed.md``.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not
@@ -115,6 +123,7 @@ class StaticGraphRunner:
         autocast: torch.dtype | None = None,
         recording: Recording | None = None,
         budget: MemoryBudget | None = None,
+        distributed: str | torch.distributed.ProcessGroup = "auto",
     ) -> None:
         self.subject = subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
@@ -123,7 +132,10 @@ class StaticGraphRunner:
         self.device = subject.device
         recording = recording or Recording()
         auto = Auto.of(mode)
-        self._auto = auto and auto.on(self.device, recording.records_on(self.device))
+        self.ranks = ranks_for(distributed) if subject.trains else None
+        self._auto = shared(
+            auto and auto.on(self.device, recording.records_on(self.device)), self.ranks
+        )
         name = mode if isinstance(mode, str) else "auto"
         self.mode = resolve(name, self.device.type, recording.anywhere)
         if recording.scope == "step" and (
@@ -132,8 +144,14 @@ class StaticGraphRunner:
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
         self._trains = subject.trains
+        if self.ranks is not None:
+            check_not_wrapped(subject.model)
+            alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
+            self.ranks.check_alike(**alike)
         tries_fused = self._auto is not None and FUSED in self._auto.ways
-        self._steps = Steps(subject, self.plan.capacities, self.mode, recording, tries_fused)
+        self._steps = Steps(
+            subject, self.plan.capacities, self.mode, recording, tries_fused, self.ranks
+        )
         self._computation = self._steps.computation
         compiled = self.mode.compiled and self._auto is None
         self._padding = (
@@ -145,7 +163,9 @@ class StaticGraphRunner:
         self._schema: Schema | None = self.plan.schema
         self._warmup_s: float | None = None
         self._cold_s: float | None = None
-        self._commitments = budget and Commitments.of(subject, self.plan, budget)
+        self._commitments = budget and Commitments.of(
+            subject, self.plan, smallest_budget(budget, self.ranks)
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -181,8 +201,12 @@ class StaticGraphRunner:
         Args:
             store, indices, exact, shuffle, seed, num_workers: as for
                 :class:`staticgraph.StaticLoader`, which also says what it raises.
-            **options: its others, such as ``rank`` and ``world_size``.
+            **options: its others; ``rank`` and ``world_size`` are the runner's own, where several
+                processes train.
         """
+        if self.ranks is not None:
+            own = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+            options = {**own, **options}
         return StaticLoader(
             store,
             self.plan,
@@ -233,6 +257,8 @@ class StaticGraphRunner:
             loss = self._steps.train(batch)
             statistics.ended(started)
             self._steps.count()
+        if self._steps.averaging is not None:
+            self._steps.averaging.compare_once()
         return loss
 
     def check_finite(self) -> None:

@@ -88,6 +88,9 @@ class Trials:
             self.notes += self._steps.fit_scope()
         made_for = self._steps.fingerprint()
         found = None if file is None else _fixed(file, keys, made_for)
+        ranks = self._steps.ranks
+        if ranks is not None and not ranks.all(found is not None):
+            found = None  # a rank without the file would measure alone
         if found is not None:
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
                 self._prepare(choice.way, choice.bucket, choice.phase)
@@ -97,7 +100,7 @@ class Trials:
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
-            if file is not None:
+            if file is not None and (ranks is None or ranks.first):
                 save(file, found, made_for)
         self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
         return tuple(found)

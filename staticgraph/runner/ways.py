@@ -20,11 +20,14 @@ from torch import Tensor
 from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -51,6 +54,7 @@ class Steps:
         mode: how a bucket runs unless ``ways`` says otherwise.
         recording: how steps are recorded, where they are.
         tries_fused: ``fused`` may be among the ways, so batches carry row pointers.
+        ranks: the processes that train the model together; None for this one alone.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
@@ -60,6 +64,8 @@ class Steps:
         ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
+        ranks: as given.
+        averaging: the gradients of all ranks to one; None where there are none.
         warmed: called between the runs that warm a key up and those whose memory is a step's; None
             where nobody measures.
     """
@@ -71,6 +77,7 @@ class Steps:
         mode: Mode,
         recording: Recording,
         tries_fused: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation = Computation(subject)
@@ -93,6 +100,11 @@ class Steps:
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
         self.single_rows = SingleRows(self._model)
         self._recorded_whole: set[tuple[str, int, str]] = set()
+        self.ranks = ranks
+        self.averaging = None if ranks is None else Averaging(subject, ranks)
+        self.computation.shared = ranks is not None
+        if ranks is not None and not ranks.can_record(self._device) and self.scope == "step":
+            self.recording = replace(recording, scope="forward_backward")
 
     @property
     def joins_collation(self) -> bool:
@@ -194,18 +206,16 @@ class Steps:
         if way == OWN and (scope := self.recording.scope) != "forward":
             loss = self._replayed("step", batch)
             if scope != "step":
+                if self.averaging is not None:
+                    loss = self._averaged(loss, batch)
                 self._update()
             return loss
         self._update.zero_grad()
         if way == "eager":
             with self.computation.active():
-                loss = self.computation.run("step", batch, keep=True)
-                self.finite.before_update(loss, batch)
-                loss.backward()
+                loss = self._backward(self.computation.run("step", batch, keep=True), batch)
         else:
-            loss = self.run("step", batch, way)
-            self.finite.before_update(loss, batch)
-            loss.backward()
+            loss = self._backward(self.run("step", batch, way), batch)
         self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
@@ -232,6 +242,22 @@ class Steps:
         """Takes back what was flagged."""
         self.single_rows.clear()
         self.finite.clear()
+
+    def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
+        """From what a step computed to gradients, over all ranks where they are several; returns
+        the mean loss."""
+        if self.averaging is None:
+            self.finite.before_update(result, batch)
+            result.backward()
+            return result
+        result.total.backward()
+        return self._averaged(result, batch)
+
+    def _averaged(self, share: Share, batch: StaticBatch) -> Tensor:
+        assert self.averaging is not None
+        loss = self.averaging(share, batch)
+        self.averaging.check(loss, batch, self.finite)
+        return loss
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""
@@ -283,6 +309,8 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
+            if self.averaging is not None and phase == "step":
+                self.averaging.check_recordable()
             self._recordings(schema).record(bucket, work, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
@@ -310,7 +338,7 @@ class Steps:
             train(self._model)
             result = self.run(work, batch, way)
             if phase == "step":
-                result.backward()
+                (result if self.averaging is None else result.total).backward()
 
     def _recordings(self, schema: Schema, late: bool = False) -> RecordedSteps:
         """The recordings, made now where there are none; ``late`` where batches come already."""
@@ -323,6 +351,7 @@ class Steps:
                 self.recording,
                 self.finite if self.finite.watches else None,
                 late,
+                self.averaging,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:

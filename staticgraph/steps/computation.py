@@ -25,7 +25,7 @@ from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
-from staticgraph.steps.losses import mean_loss
+from staticgraph.steps.losses import mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
@@ -47,12 +47,17 @@ class Computation:
     Args:
         subject: its model is converted in place; fields that it takes derivatives by are
             differentiable in evaluation too, though gradients are off around it.
+
+    Attributes:
+        shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
+            ranks, instead of the mean over its own rows.
     """
 
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
         self._known: dict[bool, Provenance] = {}  # by the training flag
+        self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
         self._model = model
         self._forward = subject.forward or forward_of(model)
@@ -134,7 +139,8 @@ class Computation:
         known: Provenance | None = None,
         leaves: bool = False,
     ) -> Any:
-        """The output for work ``forward``, the mean loss for ``step``, both for ``both``.
+        """The output for work ``forward``, the mean loss (or a share of one) for ``step``, output
+        and mean for ``both``.
 
         With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
         with ``leaves`` what is traced will be rewritten.
@@ -143,7 +149,8 @@ class Computation:
         with self._precision():
             batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
-            result = out if work == "forward" else self._mean_loss(out, seen, batch, known)
+            shared = self.shared and work == "step"
+            result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
                 result = out, result
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -213,8 +220,13 @@ class Computation:
         return self._mean_loss(out, batch, batch, self.known(batch))
 
     def _mean_loss(
-        self, out: Any, batch: StaticBatch, given: StaticBatch, known: Provenance
-    ) -> Tensor:
+        self,
+        out: Any,
+        batch: StaticBatch,
+        given: StaticBatch,
+        known: Provenance,
+        shared: bool = False,
+    ) -> Any:
         """``given`` is the batch as the model got it, where it may have set other tensors."""
         assert self._loss is not None
         if known.loss is None:
@@ -225,7 +237,7 @@ class Computation:
                 "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
                 "scalar)"
             )
-        return mean_loss(self._loss, out, batch, given)
+        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
 
 
 def _detached(out: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.share import Share
 from staticgraph.steps.missing import for_loss, labelled
 
 Loss = Callable[[Any, StaticBatch], Any]
@@ -99,12 +100,34 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
         ValueError: see :func:`masked_mean`.
     """
     given = batch if given is None else given
+    terms, read = _terms(loss, out, batch, given)
+    mean = masked_mean(terms.values, given, read, weights=terms.weights)
+    return mean if terms.added is None else mean + terms.added
+
+
+def share_of_loss(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None
+) -> Share:
+    """What a batch adds to the mean over the batches of all ranks; as :func:`mean_loss`, which is
+    its ``total / weight``. What is added once counts as much as the rows beside it."""
+    given = batch if given is None else given
+    terms, read = _terms(loss, out, batch, given)
+    total, count = _masked_sum(terms.values, given, read, terms.weights)
+    physical = max(1, terms.values.numel())
+    exact = torch.float64 if total.dtype == torch.float64 else torch.float32
+    total, weight = total / physical, count.to(exact) / physical
+    return Share(total if terms.added is None else total + terms.added * weight, weight)
+
+
+def _terms(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch
+) -> tuple[LossTerms, Sequence[str]]:
+    """The loss, and the float fields that it read."""
     seen, fields = for_loss(batch, given)
     terms = LossTerms.of(loss(out, seen))
     if terms.weights is None:
         check_not_broadcast(terms.values, out)
-    mean = masked_mean(terms.values, given, fields.read, weights=terms.weights)
-    return mean if terms.added is None else mean + terms.added
+    return terms, fields.read
 
 
 def masked_mean(
@@ -132,6 +155,17 @@ def masked_mean(
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
             of which some are missing.
     """
+    total, count = _masked_sum(values, batch, read, weights)
+    if weights is None:
+        return total / count.clamp(min=1)
+    return total / torch.where(count == 0, 1, count)
+
+
+def _masked_sum(
+    values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The sum of a loss over real rows and labelled targets, NaN where a missing label cannot be
+    left out; and how many values that were, or the sum of their weights."""
     if values.dim() == 0:
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value a row, "
@@ -149,13 +183,11 @@ def masked_mean(
     mask = rows.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
     if weights is None:
-        mean = torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+        total, count = torch.where(mask, values, 0).sum(), mask.sum()
     else:
         shares = torch.where(mask, weights.to(values.dtype), 0)
-        total = shares.sum()
-        weighted = torch.where(shares != 0, values, 0) * shares
-        mean = weighted.sum() / torch.where(total == 0, 1, total)
-    return mean if lost is None else torch.where(lost, torch.nan, mean)
+        total, count = (torch.where(shares != 0, values, 0) * shares).sum(), shares.sum()
+    return total if lost is None else torch.where(lost, torch.nan, total), count
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:

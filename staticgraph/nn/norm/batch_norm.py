@@ -11,6 +11,7 @@ the real rows of all ranks, so that a rank with a half-empty batch weighs half.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -253,12 +254,21 @@ class MaskedPygBatchNorm(BatchNorm):
         return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)
 
 
-def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """The sum over all ranks, with its derivative (which is the sum of theirs)."""
-    import torch.distributed.nn.functional as dist
+class _Summed(torch.autograd.Function):
+    """The sum over all ranks; its derivative is the sum of theirs."""
 
-    if not value.is_floating_point():
-        value = value.clone()
-        torch.distributed.all_reduce(value, group=group)
-        return value
-    return dist.all_reduce(value, group=group)
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = value.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Summed.apply(grads[0], ctx.group), None
+
+
+def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+    """The sum over all ranks, with its derivative."""
+    return _Summed.apply(value, group)  # pyright: ignore[reportReturnType]
