@@ -162,11 +162,6 @@ class StaticBatch:
         return lease.slot.whole(self.bucket)
 
     @property
-    def lease(self) -> Lease | None:
-        """What lends a loader's batch its memory."""
-        return self._lease
-
-    @property
     def num_node_features(self) -> int:
         """Columns of ``x``, 0 without one, as in PyG."""
         x = self._tensors.get("x")
@@ -473,3 +468,10 @@ class StaticBatch:
         real = "" if self.real is None else f", real={tuple(self.real)}"
         shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
         return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"
+
+
+def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
+    """Who has done in a batch's epoch what is done once in each, see
+    :attr:`staticgraph.batches.slots.SlotPool.looked`; None for a batch of no loader."""
+    lease = batch._lease
+    return None if lease is None else lease.pool.looked

@@ -227,8 +227,8 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
     recorded = runner._steps.recorded
-    if recorded is not None and recorded._slot is not None:
-        yield recorded._slot.buffer
+    if recorded is not None and recorded.buffer is not None:
+        yield recorded.buffer
 
 
 def _refusal(error: BaseException | None) -> Refused | None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.slots import Slot, SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
@@ -111,6 +111,7 @@ class RecordedSteps:
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
+        self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
         self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
         self._collation: RecordedCollation | None = None
@@ -125,7 +126,7 @@ class RecordedSteps:
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
         """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        slot = Slot(layouts, self._device, pinned=False)
+        self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             # A batch of padding alone: finite values to warm up with.
             blank = StaticBatch.blank(layout, self._device)
@@ -284,21 +285,20 @@ class RecordedSteps:
             if self.frozen:
                 return self._missed(self.key(bucket, work), batch)
             self.record(bucket, work)
-        arrays, collation = batch.tensors(), self._collation
-        at_once = (
+        arrays, made, ids = batch.tensors(), self._recordings[place], None
+        collation = self._collation
+        if (
             collation is not None
             and type(arrays) is CollatedTensors
             and arrays.store is collation.store
             and place in self._from_ids
-        )
-        made = (self._from_ids if at_once else self._recordings)[place]
-        lease = batch.lease
-        looked = None if lease is None else lease.pool.looked
-        self._recorded_model.check(made, "call warmup() again", looked)
+        ):
+            ids, made = arrays, self._from_ids[place]
+        self._recorded_model.check(made, "call warmup() again", looked_in_epoch(batch))
         if work == "step" and self._watched is not None:
             self._watched.before_replay()
-        if at_once:
-            collation.send(bucket, arrays)
+        if collation is not None and ids is not None:
+            collation.send(bucket, ids)
         else:
             self._copy(batch, arrays, self._inputs[bucket])
         result = self._recorded_model.replay(made, work == "step")
@@ -351,6 +351,11 @@ class RecordedSteps:
             )
 
     # ------------------------------------------------------------------ ending
+
+    @property
+    def buffer(self) -> Tensor | None:
+        """``[bytes]`` uint8: what the inputs of all buckets stand in; None before ``prepare``."""
+        return None if self._slot is None else self._slot.buffer
 
     @property
     def counts(self) -> dict[RecordingKey, int]:

