@@ -47,7 +47,7 @@ ROOMS = (
     "training",
     "cli",
 )
-MOST_ROOMS = 25
+MOST_ROOMS = 28
 # Rooms within a room, lowest first; files that stand beside them are above them all.
 FLOORS_OF = {
     "nn": ("context", "utils", "attention", "norm", "aggr", "pool", "conv", "fused"),

@@ -102,7 +102,9 @@ class PaddingCheck:
         Args:
             phase: as for :meth:`of`.
         """
-        return not self._done & {"step", self._kind(phase)}
+        if "step" in self._done:
+            return False
+        return self._kind(phase) not in self._done
 
     def _kind(self, phase: str) -> str:
         """What verdicts are kept by: ``forward`` is an evaluation where the model evaluates."""

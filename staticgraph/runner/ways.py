@@ -225,8 +225,7 @@ class Steps:
         Raises:
             NonFiniteLoss: as :meth:`check`.
         """
-        self.finite.count()
-        if self.finite.due:
+        if self.finite.count():
             self.single_rows.check()
 
     def check(self) -> None:

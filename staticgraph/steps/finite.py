@@ -105,20 +105,17 @@ class FiniteLosses:
 
     # ------------------------------------------------------------------ between steps
 
-    @property
-    def due(self) -> bool:
-        """Whether flags are read after the step that was counted last."""
-        return self._every > 0 and self._steps % self._every == 0
-
-    def count(self) -> None:
-        """One more step is done; checks where it is time.
+    def count(self) -> bool:
+        """One more step is done; checks where it is time, and says whether it was.
 
         Raises:
             NonFiniteLoss: see :meth:`check`.
         """
         self._steps += 1
-        if self.due:
-            self.check()
+        if not self._every or self._steps % self._every:
+            return False
+        self.check()
+        return True
 
     def check(self) -> None:
         """Reads the flags, and takes them back.
