@@ -22,6 +22,7 @@ from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import Level
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.losses import mean_loss
@@ -50,6 +51,7 @@ class Computation:
         self._rows = dict(subject.rows or {})
         self._known: dict[bool, Provenance] = {}  # by the training flag
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
@@ -95,8 +97,12 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with untouched(self._model, trained=False, attributes=True):
-            return self._forward_of(batch)[1]
+        with untouched(self._model, trained=False, attributes=True), asks() as asked:
+            self._own_sizes, before = True, self._own_sizes
+            try:
+                return self._forward_of(batch)[1]
+            finally:
+                self._own_sizes = before or bool(asked)
 
     def assume_rows(self) -> None:
         """No run of its own: outputs are what their leading sizes say."""
@@ -153,7 +159,8 @@ class Computation:
         if self._differentiable:
             batch = self._with_derivatives(batch)
         self._context.enter(batch)
-        seen = batch.replace()  # what the model sets on its batch ends with this forward
+        # What the model sets on its batch ends with this forward.
+        seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
         return batch, self._output(seen), seen
 
     def _output(self, batch: StaticBatch) -> Any:
