@@ -19,6 +19,7 @@ from staticgraph.checking.example_batch import poisoned
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.utils.own_sizes import with_own_sizes
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.tensors import tensors_in
 
@@ -45,7 +46,11 @@ class Comparison(NamedTuple):
 
 
 def compare_with_plain(
-    stock: torch.nn.Module, forward: Forward, batch: StaticBatch, plain_batch: Any
+    stock: torch.nn.Module,
+    forward: Forward,
+    batch: StaticBatch,
+    plain_batch: Any,
+    own_sizes: bool = False,
 ) -> Comparison:
     """Runs copies of a model on both sides; the model itself is left as it was.
 
@@ -54,6 +59,7 @@ def compare_with_plain(
         forward: how it is called.
         batch: with real graphs and padding of every kind.
         plain_batch: the same graphs as PyG batches them.
+        own_sizes: the model reads sizes off the batch's own indices.
     """
     before = torch.get_rng_state()
     model = copy.deepcopy(stock)
@@ -65,7 +71,8 @@ def compare_with_plain(
             expected = _Side(model, forward(model, plain_batch), None)
     except Exception as error:  # whatever the model raises
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
-    found = _static_side(stock, forward, batch, training=stock.training and not random)
+    training = stock.training and not random
+    found = _static_side(stock, forward, batch, training, own_sizes)
     note = "evaluation mode, since it draws random numbers" if random else "same mode"
     outputs = _worst(expected.outputs, found.outputs)
     worst_gradient, name = max(
@@ -114,14 +121,15 @@ class _Side:
 
 
 def _static_side(
-    stock: torch.nn.Module, forward: Forward, batch: StaticBatch, training: bool
+    stock: torch.nn.Module, forward: Forward, batch: StaticBatch, training: bool, own_sizes: bool
 ) -> _Side:
     model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
     context = context_of(model)
     unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
     with Restored():
         context.enter(unknown)
-        return _Side(model, forward(model, unknown.replace()), context)
+        seen = with_own_sizes(unknown) if own_sizes else unknown.replace()
+        return _Side(model, forward(model, seen), context)
 
 
 def _real_rows(tensor: Tensor, context: BatchContext | None) -> Tensor:

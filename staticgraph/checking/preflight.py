@@ -32,6 +32,7 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.subclasses import form_of
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
@@ -83,6 +84,7 @@ class _Preflight:
         self._forward = subject.forward or forward_of(subject.model)
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
     def report(self) -> PreflightReport:
         """All runs, and what they found."""
@@ -138,8 +140,9 @@ class _Preflight:
         with Restored(), torch.enable_grad():
             context.enter(unknown)
             try:
-                with watch.running():
-                    self._forward(model, unknown.replace())
+                with watch.running(), asks() as asked:
+                    self._forward(model, with_own_sizes(unknown))
+                self._own_sizes = bool(asked)
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
                 self._obstacles.append(raised(error, stack[-1] if stack else ""))
@@ -180,7 +183,8 @@ class _Preflight:
 
         def compute(batch: StaticBatch) -> Any:
             context.enter(batch)
-            out = self._forward(model, batch.replace())
+            own = with_own_sizes(batch) if self._own_sizes else batch.replace()
+            out = self._forward(model, own)
             context.leave()
             return out
 
@@ -239,13 +243,15 @@ class _Preflight:
         torch.manual_seed(0)
         with Restored(), torch.enable_grad():  # a model of forces differentiates
             context.enter(batch)
-            self._forward(model, batch.replace())
+            self._forward(model, with_own_sizes(batch) if self._own_sizes else batch.replace())
         return seen
 
     def _compared(self) -> tuple[float | None, str]:
         """Outputs and gradients beside plain PyG's on the same graphs without padding."""
         unpadded = plain_batch(self._batch)
-        found = compare_with_plain(self._stock, self._forward, self._batch, unpadded)
+        found = compare_with_plain(
+            self._stock, self._forward, self._batch, unpadded, own_sizes=self._own_sizes
+        )
         if found.what is not None and not self._obstacles:
             kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
             where = defined_at(type(self._stock))

@@ -23,6 +23,7 @@ from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.losses import mean_loss, share_of_loss
@@ -59,6 +60,7 @@ class Computation:
         self._known: dict[bool, Provenance] = {}  # by the training flag
         self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
@@ -106,8 +108,12 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with untouched(self._model, trained=False, attributes=True):
-            return self._forward_of(batch)[1]
+        with untouched(self._model, trained=False, attributes=True), asks() as asked:
+            self._own_sizes, before = True, self._own_sizes
+            try:
+                return self._forward_of(batch)[1]
+            finally:
+                self._own_sizes = before or bool(asked)
 
     def assume_rows(self) -> None:
         """No run of its own: outputs are what their leading sizes say."""
@@ -176,7 +182,8 @@ class Computation:
         self._context.enter(batch, leaves)
         if leaves and batch.layout.pointers:
             batch_facts(*(batch.tensors()[array] for array in ARRAYS))
-        seen = batch.replace()  # what the model sets on its batch ends with this forward
+        # What the model sets on its batch ends with this forward.
+        seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
         return batch, self._output(seen), seen
 
     def _output(self, batch: StaticBatch) -> Any:
