@@ -262,7 +262,7 @@ class _Preflight:
         """The mean of the loss over rows beside that of torch's functions in it, on plain PyG."""
         if self._loss is None:
             return
-        data = plain_batch(self._batch)
+        data: Any = plain_batch(self._batch)
         model = _copied(self._stock).eval()
         try:
             with torch.no_grad():
