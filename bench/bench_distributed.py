@@ -2,9 +2,9 @@
 
     python -m bench.bench_distributed [--ranks 1 2 4] [--steps N] [--json FILE]
 
-The balance is from sizes and plan alone, for 8, 64 and 512 ranks, over the training molecules of HIV
-and over sixteen times as many. The times are of processes over gloo on one CPU, a thread each, GINE
-at 128 graphs a rank: processes beyond the cores share them, so a ratio there says nothing of a
+The balance is from sizes and plan alone, for 8, 64 and 512 ranks, over the training molecules of
+HIV and over sixteen times as many. The times are of processes over gloo on one CPU, a thread each,
+GINE at 128 graphs a rank: processes beyond the cores share them, so a ratio there says nothing of a
 machine with enough. Waiting is what a rank spends in the sum of gradients.
 """
 

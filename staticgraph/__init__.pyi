@@ -49,5 +49,6 @@ from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
+from staticgraph.store.writer import StoreWriter as StoreWriter
 
 __version__: str
