@@ -52,5 +52,6 @@ from staticgraph.steps.losses import LossTerms as LossTerms
 from staticgraph.steps.losses import masked_mean as masked_mean
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
+from staticgraph.store.writer import StoreWriter as StoreWriter
 
 __version__: str
