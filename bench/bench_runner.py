@@ -5,10 +5,11 @@
     python -m pytest bench/bench_runner.py --benchmark-enable       two small models, each by itself
 
 The contenders of a row step in turn over the same eight batches (A B A B), so that a machine whose
-speed drifts slows all alike; on a GPU each step is timed between two device events. All then step
-on to ``--loss-steps``, and the mean loss of their last eight steps must agree. Name the contenders
-in the order of their importance: none is begun after the deadline, and one that fails leaves a row
-with its error and the others as they are.
+speed drifts slows all alike. A step is timed back to back, twenty between two device events, which
+is what a training loop sees; and alone, from an idle device to an idle device: its latency. All
+then step on to ``--loss-steps``, and the mean loss of their last eight steps must agree. Name the
+contenders in the order of their importance: none is begun after the deadline, and one that fails
+leaves a row with its error and the others as they are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import pytest
 import torch
 
 from bench.floor import SOURCE, floor_ms
+from bench.rehearsal import LABEL, REHEARSAL
 from bench.steps import Contender, Shape, Workload, compiled_graphs, kernels_per_step
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.runner.report import device_name
@@ -55,25 +58,33 @@ def cut_off(options: argparse.Namespace, *_: Any) -> None:
         raise CutOff("the time was up while it was made ready")
 
 
-def measure(contenders: list[Contender], rounds: int, device: str) -> dict[str, np.ndarray]:
-    """Milliseconds of every step, contender by contender."""
+def milliseconds(step: Callable[[int], object], first: int, count: int, device: str) -> float:
+    """A step's share of ``count`` in a row, from an idle device until the last is done."""
+    if device != "cuda":
+        started = time.perf_counter()
+        for turn in range(first, first + count):
+            step(turn)
+        return 1e3 * (time.perf_counter() - started) / count
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for turn in range(first, first + count):
+        step(turn)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def measure(
+    contenders: list[Contender], rounds: int, device: str, in_a_row: int
+) -> dict[str, np.ndarray]:
+    """Milliseconds of a step in each round, contender by contender; every round takes as many steps
+    of each."""
     times: dict[str, list[float]] = {c.name: [] for c in contenders}
-    pairs: dict[str, list[Any]] = {c.name: [] for c in contenders}
     for turn in range(rounds):
         for contender in contenders:
-            if device == "cuda":
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                contender.step(turn)
-                end.record()
-                end.synchronize()
-                pairs[contender.name].append((start, end))
-            else:
-                started = time.perf_counter()
-                contender.step(turn)
-                times[contender.name].append(1e3 * (time.perf_counter() - started))
-    for name, events in pairs.items():
-        times[name] += [start.elapsed_time(end) for start, end in events]
+            took = milliseconds(contender.step, turn * in_a_row, in_a_row, device)
+            times[contender.name].append(took)
     return {name: np.array(values) for name, values in times.items()}
 
 
@@ -96,16 +107,18 @@ def rows_of(
             failed.append({**head, "mode": mode, "error": text})
         options.preparing = False
     graphs = compiled_graphs()
-    times = measure(contenders, options.rounds, options.device)
+    latencies = measure(contenders, options.rounds, options.device, 1)
+    times = measure(contenders, options.rows_of_steps, options.device, options.in_a_row)
     recompiles = compiled_graphs() - graphs
     losses = {c.name: last_loss(c, len(workload.ids), options) for c in contenders}
     first = contenders[0].name if contenders else None
     floor = floor_ms(shape.name, shape.layers, shape.hidden, batch_size, precision)
     rows = []
     for contender in contenders:
-        milliseconds = times[contender.name]
-        low, middle, high = np.percentile(milliseconds, [10, 50, 90])
-        ratio = np.percentile(times[first] / milliseconds, [10, 50, 90])
+        taken = times[contender.name]
+        low, middle, high = np.percentile(taken, [10, 50, 90])
+        latency = np.percentile(latencies[contender.name], [10, 50, 90])
+        ratio = np.percentile(times[first] / taken, [10, 50, 90])
         kernels = kernels_per_step(lambda c=contender: c.step(0))
         loss = losses[contender.name]
         rows.append(
@@ -116,6 +129,8 @@ def rows_of(
                 "step_ms": middle,
                 "p10_ms": low,
                 "p90_ms": high,
+                "latency_ms": dict(zip(("p10", "median", "p90"), latency, strict=True)),
+                "rehearsal": REHEARSAL,
                 "graphs_per_second": 1e3 * batch_size / middle,
                 "ratio_to_first": dict(zip(("p10", "median", "p90"), ratio, strict=True)),
                 "floor_ms": floor,
@@ -141,7 +156,7 @@ def rows_of(
 
 def last_loss(contender: Contender, batches: int, options: argparse.Namespace) -> float:
     """The mean loss over the batches, once so many steps were made in all."""
-    done = 2 * batches + options.rounds
+    done = 2 * batches + options.rounds + options.rows_of_steps * options.in_a_row
     for i in range(done, options.loss_steps):
         contender.step(i)
     return float(torch.stack([contender.step(i) for i in range(batches)]).mean())
@@ -155,6 +170,7 @@ HEADERS = (
     "step ms",
     "p10",
     "p90",
+    "latency",
     "graphs/s",
     "times first",
     "times floor",
@@ -184,6 +200,7 @@ def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['step_ms']:.2f}",
         f"{row['p10_ms']:.2f}",
         f"{row['p90_ms']:.2f}",
+        f"{row['latency_ms']['median']:.2f}",
         f"{row['graphs_per_second']:,.0f}",
         f"{row['ratio_to_first']['median']:.2f}",
         "-" if row["times_floor"] is None else f"{row['times_floor']:.1f}",
@@ -204,8 +221,10 @@ def main() -> None:
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32, 128, 256])
     parser.add_argument("--modes", nargs="+", default=["pyg", "eager"])
     parser.add_argument("--precision", nargs="+", default=["fp32"])
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--loss-steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=50, help="steps timed alone")
+    parser.add_argument("--rows-of-steps", type=int, default=9, help="timed back to back")
+    parser.add_argument("--in-a-row", type=int, default=20, help="steps of each of these")
+    parser.add_argument("--loss-steps", type=int, default=300)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no row begins later")
     parser.add_argument("--json", type=Path)
@@ -230,7 +249,7 @@ def main() -> None:
                 }
                 if options.json:  # after every row: a run that is cut off leaves what it has
                     options.json.write_text(json.dumps(result, indent=1))
-    print(f"{device_name(torch.device(options.device))}, {versions(STEPS)}")
+    print(f"{LABEL}{device_name(torch.device(options.device))}, {versions(STEPS)}")
     print(table(HEADERS, [as_cells(row) for row in rows]))
     if skipped:
         print(f"not run before the deadline: {'; '.join(skipped)}")

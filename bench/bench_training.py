@@ -16,6 +16,7 @@ import argparse
 import copy
 import json
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
 from bench.interleave import interleave
+from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
 from staticgraph.runner.report import device_name
@@ -69,7 +71,10 @@ class Training:
         """This library; with ``kernels`` as ``staticgraph train`` runs it on a CPU."""
         model = sg.convert(copy.deepcopy(self.model).to(self.device), kernels=kernels)
         optimizer = self._adam(model)
-        runner = sg.StaticGraphRunner(model, self.plan, loss=bce, optimizer=optimizer, **options)
+        recording = sg.Recording(recorder=recorder(options["mode"]))
+        runner = sg.StaticGraphRunner(
+            model, self.plan, loss=bce, optimizer=optimizer, recording=recording, **options
+        )
         loader = self._loader(kernels)
         runner.warmup(self.store, progress=False)
 
@@ -84,9 +89,11 @@ class Training:
         on_cuda = self.device == "cuda"
         return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=on_cuda)
 
-    def pyg(self, label: str, workers: int) -> Callable[[], None]:
-        """PyG at its fairest: sizes passed, fused Adam, workers kept alive."""
+    def pyg(self, label: str, workers: int, dynamic: bool = False) -> Callable[[], None]:
+        """PyG at its fairest: sizes passed, fused Adam, workers kept alive; with ``dynamic`` also
+        compiled for variable shapes."""
         model = copy.deepcopy(self.model).to(self.device)
+        call = torch.compile(model, dynamic=True) if dynamic else model
         optimizer = self._adam(model)
         graphs = [self.data.get(i) for i in range(len(self.store))]
         loader = DataLoader(
@@ -103,7 +110,7 @@ class Training:
                 batch = batch.to(self.device, non_blocking=True)
                 optimizer.zero_grad(set_to_none=True)
                 args = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
-                loss = bce(model(*args, batch.num_graphs), batch).mean()
+                loss = bce(call(*args, batch.num_graphs), batch).mean()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.detach())
@@ -123,8 +130,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--modes", nargs="+", default=["auto"], help="of the runner")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="of PyG")
+    parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
     parser.add_argument("--json")
     options = parser.parse_args()
+    until = time.perf_counter() + options.deadline
     training = Training(
         options.model,
         options.graphs,
@@ -141,7 +151,11 @@ def main() -> None:
         suffix = "" if mode == "auto" else f", {mode}"
         for label, kernels in (("static batches", False), ("static, kernels", True)):
             contenders[label + suffix] = training.static(label + suffix, kernels, mode=mode)
-    timings = interleave(contenders, options.rounds)
+    if options.dynamic and time.perf_counter() < until:
+        workers = max(options.workers)
+        label = f"PyG, {workers} workers, compile(dynamic=True)"
+        contenders[label] = training.pyg(label, workers, dynamic=True)
+    timings = interleave(contenders, options.rounds, until=until)
     best = min(
         (name for name in timings if name.startswith("PyG")), key=lambda n: timings[n].median
     )
@@ -164,7 +178,7 @@ def main() -> None:
             )
         )
     print(
-        f"{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
+        f"{LABEL}{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
         f"{options.batch_size}, {len(training.ids)} molecules an epoch, "
         f"{device_name(torch.device(options.device))}, {versions(STEPS)}"
     )

@@ -25,15 +25,16 @@ def machine(results: Results) -> str:
     found = results.get("machine", {})
     if not found or found.get("gpu", "none") == "none":
         return f"{NOT_MEASURED}: no GPU"
-    return f"{found['gpu']}; {found['versions']}; {found['date']}; `bash bench/gpu.sh OUTDIR`"
+    return f"{found['gpu']}; {found['versions']}; {found['date']}; `bash bench/gpu.sh`"
 
 
 def step_rows(results: Results) -> list[dict[str, Any]]:
     return [
         {**row, "part": part}
-        for part in ("steps", "peers", "steps-more")
-        for row in results.get(part, {}).get("rows", ())
-        if "step_ms" in row
+        for part, found in results.items()
+        if isinstance(found, Mapping)
+        for row in found.get("rows", ())
+        if isinstance(row, Mapping) and "step_ms" in row
     ]
 
 
@@ -45,6 +46,7 @@ def steps(results: Results) -> str:
         "precision",
         "mode",
         "step ms (p10 to p90)",
+        "latency ms",
         "graphs/s",
         "times PyG",
         "times the floor (modelled)",
@@ -67,6 +69,7 @@ def steps(results: Results) -> str:
                 row["precision"],
                 row["mode"] + chosen,
                 f"{row['step_ms']:.2f} ({row['p10_ms']:.2f} to {row['p90_ms']:.2f})",
+                number(row.get("latency_ms", {}).get("median")),
                 f"{row['graphs_per_second']:,.0f}",
                 number(row["ratio_to_first"]["median"]),
                 number(row["times_floor"], ".1f"),
@@ -171,8 +174,10 @@ def memory(results: Results) -> str:
             f"{row['measured_bytes'] / 2**20:,.1f}",
             f"{row['error']:+.1%}",
         )
-        for row in results.get("memory", {}).get("rows", ())
-        if row.get("device") == "cuda"
+        for part, found in results.items()
+        if part.startswith("memory") and isinstance(found, Mapping)
+        for row in found.get("rows", ())
+        if isinstance(row, Mapping) and row.get("device") == "cuda"
     ]
     return markdown(("a step of", "predicted MiB", "measured MiB", "error"), cells)
 
@@ -185,6 +190,35 @@ def settled(results: Results) -> str:
         told = "; ".join(f"{key}: {value}" for key, value in found.items() if key != "seconds")
         cells.append((name, told.replace("|", "/").replace("\n", " ")[:600]))
     return markdown(("question", "answer"), cells)
+
+
+def look(results: Results) -> str:
+    """One recorded step taken apart, and its ten longest kernels."""
+    blocks = []
+    for part, found in results.items():
+        if not part.startswith("look") or "rows" not in found.get("kernels", {}):
+            continue
+        made, ran = found["made"], found["kernels"]
+        times, host_us = found.get("times", {}), found.get("host", {}).get("host_us")
+        blocks.append(
+            f"{made['model']}: {ran['kernels']} kernels in {ran['span_us']:,.0f} us, "
+            f"{ran['share_of_gaps']:.0%} of it gaps; host {number(host_us, ',.0f')} us, "
+            f"latency {number(times.get('latency_ms'))} ms, back to back "
+            f"{number(times.get('back_to_back_ms'))} ms; verified: "
+            f"{found.get('verify', {}).get('passed', 'no')}"
+        )
+        cells = [
+            (
+                row["kernel"].replace("|", "/")[:60],
+                str(row["launches"]),
+                f"{row['us']:.1f}",
+                "-" if row["bytes"] is None else f"{row['bytes'] / 2**20:.2f}",
+                number(row["share_of_roofline"], ".0%"),
+            )
+            for row in ran["rows"][:10]
+        ]
+        blocks.append(markdown(("kernel", "launches", "us", "MiB", "of a copy's speed"), cells))
+    return "\n\n".join(blocks) or NOT_MEASURED
 
 
 def layers(results: Results) -> str:
@@ -202,6 +236,7 @@ RENDERED: dict[str, Callable[[Results], str]] = {
     "curves": curves,
     "pool": pool,
     "memory": memory,
+    "look": look,
     "settled": settled,
     "layers": layers,
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import NOT_MEASURED, RENDERED
+from bench.join_results import rehearsed
 
 MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 
@@ -63,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     results = json.loads(options.results.read_text())
     gpu = results.get("machine", {}).get("gpu", "none")
-    if gpu == "none":
+    if gpu == "none" or rehearsed(results):
         parser.error(f"{options.results} is of a machine without a GPU: nothing to fill in")
     for document in options.documents:
         before = document.read_text()

@@ -1,88 +1,160 @@
 #!/usr/bin/env bash
-# The whole GPU suite in one command of under nine minutes: bash bench/gpu.sh OUTDIR
-# Runs from the source tree, installs nothing. Parts run in the order of their importance, each with
-# a limit of its own; one that fails, or is cut off, leaves the others and what it had itself.
-#   PARTS="steps curves" bash bench/gpu.sh OUTDIR    some parts alone, which share all the time
-#   TINY=1 bash bench/gpu.sh OUTDIR                  rehearses every part on a CPU with small sizes
-# OUTDIR gets results.json, tables.txt and log.txt; bench/fill_figures.py puts them into documents.
+# The GPU suite in three calls of under nine minutes, each worth having alone:
+#   bash bench/gpu.sh first     is it right, and how fast: kernels, one step taken apart, tests
+#   bash bench/gpu.sh second    against whom: peers, end to end, curves, pool, memory
+#   bash bench/gpu.sh third     how far: other sizes and precisions, layers, loading
+# bench/gpu_parts.sh lists the parts. It runs from the source tree and installs nothing. Each part is
+# a process with a limit of its own, so one that fails or is cut off leaves the others; none begins
+# that the call's time does not hold, and what did not run is said.
+#
+# Where a device is lent by the call, these three lines are the commands, each with a limit of 590 s:
+#   first:   bash bench/gpu.sh first
+#   second:  CARRIED=.gpu bash bench/gpu.sh second
+#   third:   CARRIED=.gpu bash bench/gpu.sh third
+# Between them, here, what came back goes into a folder that git ignores, and travels with the next:
+#   echo /.gpu/ >>.git/info/exclude; rm -rf .gpu; mkdir .gpu; cp FILES_AT/* .gpu/      (carry: .gpu)
+#
+#   OUT=DIR           gets results.json, tables.txt, log.txt, and what was compiled as cache.tgz.*
+#   CARRIED=DIR       results and compiled kernels of the call before; both are kept
+#   PARTS="a b"       some parts alone
+#   BUDGET_S=490      seconds after which no part runs
+#   TINY=1            rehearses every part on a CPU with small sizes; its figures are no figures
+#   LIST=1            prints the parts' names, limits and commands, and runs nothing
 set -uo pipefail
-out=${1:?usage: bash bench/gpu.sh OUTDIR}
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
+call=${1:-}
+case $call in first | second | third) ;; *)
+    echo "usage: [OUT=DIR] bash bench/gpu.sh first|second|third" >&2
+    exit 2
+    ;;
+esac
 cd "$(dirname "$0")/.."
-export PYTHONPATH=. PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
 python=${PYTHON:-python3}
 tiny=${TINY:-0}
-budget=${BUDGET_S:-$((tiny ? 1500 : 520))}
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-# Parts in their order, and the seconds each wants: each gets its share of what is then left.
-order=(settle tests steps peers curves training pool memory steps-more layers loading)
-declare -A wants=([settle]=40 [tests]=110 [steps]=150 [peers]=90 [curves]=65 [training]=40 [pool]=20
-    [memory]=30 [steps-more]=50 [layers]=35 [loading]=15)
-total=0
-for name in "${order[@]}"; do
-    case " ${PARTS:-${order[*]}} " in *" $name "*) total=$((total + wants[$name])) ;; esac
-done
+budget=${BUDGET_S:-$((tiny ? 1500 : 490))}
+least=${LEAST_S:-15} # a part with less than this is not begun
+patience=${PATIENCE:-$((tiny ? 4 : 1))}
 status=0
-: >"$out/log.txt"
+names=() ended=() skipped=()
+machine=("$python" -m bench.machine)
+[ "$tiny" = 1 ] || machine+=(--gpu)
+source "${PARTS_FROM:-bench/gpu_parts.sh}"
 
-# part NAME COMMAND...: within its share and what is left of the budget.
+export PYTHONPATH=. PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+device=cuda
+if [ "$tiny" = 1 ]; then
+    device=cpu
+    export STATICGRAPH_REHEARSAL=1
+fi
+
+# part NAME SECONDS COMMAND...: within its limit, what the parts before it did not need, and what is
+# left of the call. due is when it must be over for the parts after it to have theirs.
 part() {
-    local name=$1 seconds left
-    shift
-    case " ${PARTS:-${order[*]}} " in *" $name "*) ;; *) return ;; esac
-    left=$((budget - SECONDS))
-    seconds=$((wants[$name] * left / total))
-    total=$((total - wants[$name]))
-    if [ "$left" -lt 10 ]; then
-        echo "== $name: not begun, the budget of $budget s is spent" | tee -a "$out/log.txt"
+    local name=$1 seconds=$2 left grace began code size command ending=TERM
+    shift 2
+    case " ${PARTS:-$name} " in *" $name "*) ;; *) return ;; esac
+    seconds=$((seconds * patience))
+    if [ "${LIST:-0}" = 1 ]; then
+        printf '%s\t%s\t%s\n' "$name" "$seconds" "$*"
         return
     fi
-    echo "== $name (at $SECONDS s, up to $seconds s)" | tee -a "$out/log.txt"
-    # What compiles may outlast the deadline after which nothing is begun; the timeout ends it.
-    DEADLINE=$((seconds * 6 / 10)) \
-        timeout -k 20 "$seconds" bash -c "$*" 2>&1 | tee -a "$out/log.txt"
-    local ended=${PIPESTATUS[0]}
-    [ "$ended" -eq 0 ] || { echo "== $name ended with $ended" | tee -a "$out/log.txt"; status=1; }
-    "$python" -m bench.join_results "$scratch" "$out" 2>&1 | tee -a "$out/log.txt" >/dev/null
+    left=$((budget - SECONDS))
+    if [ "$left" -lt "$least" ]; then
+        say "== $name: not run, $left s of $budget s are left"
+        skipped+=("$name")
+        return
+    fi
+    due=$((due + seconds))
+    [ "$seconds" -ge $((due - SECONDS)) ] || seconds=$((due - SECONDS))
+    [ "$seconds" -le "$left" ] || seconds=$left
+    # A part is asked to end, with what it has, before it is made to.
+    grace=$((seconds / 5 < 15 ? seconds / 5 : 15))
+    [ "$grace" -gt 0 ] || grace=1
+    command=("${@//\{json\}/$scratch/$name.json}")
+    command=("${command[@]//\{deadline\}/$((seconds * 6 / 10))}")
+    command=("${command[@]//\{device\}/$device}")
+    case ${command[0]} in
+    bench.*) command=("$python" -m "${command[@]}") ;;
+    # Tests are interrupted, so that those that ended are told; of eight processes each compiles by
+    # itself, since sixteen helpers each would be more than there are cores.
+    tests)
+        command=(env TORCHINDUCTOR_COMPILE_THREADS=1 "$python" -m pytest "${command[@]:1}" "${pytest[@]}")
+        ending=INT
+        ;;
+    esac
+    say "== $name, at $SECONDS s, up to $seconds s: ${command[*]}"
+    began=$SECONDS
+    code=0
+    # Into a file, since a pipe would wait for whatever a part leaves behind.
+    size=$(stat -c %s "$out/log.txt")
+    timeout -s "$ending" -k "$grace" $((seconds - grace)) "${command[@]}" >>"$out/log.txt" 2>&1 || code=$?
+    tail -c +$((size + 1)) "$out/log.txt"
+    say "== $name ended with $code after $((SECONDS - began)) s"
+    names+=("$name") ended+=("$code after $((SECONDS - began)) s")
+    [ "$code" -eq 0 ] || status=1
 }
 
-{
-    echo "date: $(date -u +%Y-%m-%dT%H:%MZ)"
-    echo "gpu: $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo none)"
-    "$python" -c "import torch, torch_geometric, numba, numpy; print(f'versions: torch {torch.__version__}, pyg {torch_geometric.__version__}, numba {numba.__version__}, numpy {numpy.__version__}, cuda {torch.cuda.is_available()}')"
-} >"$scratch/machine.txt" || status=1
+say() { echo "$*" | tee -a "$out/log.txt"; }
 
-if [ "$tiny" = 1 ]; then
-    py="$python -m"
-    rows="--models gine:1x8 --batch-sizes 8 --rounds 3 --loss-steps 20"
-    part settle "$py bench.settle --json $scratch/settle.json --deadline 40"
-    part tests "$python -m pytest tests/test_gpu.py -m gpu -o addopts= -q -rs -p no:cacheprovider"
-    part steps "$py bench.bench_runner $rows --modes pyg eager eager+kernels auto --json $scratch/steps.json"
-    part peers "$py bench.bench_runner $rows --modes pyg pad-to-max --json $scratch/peers.json --deadline 1"
-    part curves "$py bench.bench_curves --models gine:1x8 --modes eager eager+kernels --epochs 2 --batch-size 32 --graphs 320 --json $scratch/curves.json"
-    part training "$py bench.bench_training --hidden 8 --layers 1 --graphs 256 --rounds 2 --workers 0 --modes eager --json $scratch/training.json"
-    part pool "$py bench.bench_pool --hidden 8 --layers 1 --graphs 8 16 --json $scratch/pool.json"
-    part memory "$py bench.bench_memory --model gine --hidden 8 --layers 1 --json $scratch/memory.json"
-    part steps-more "$py bench.bench_runner $rows --modes pyg eager --json $scratch/steps-more.json"
-    part layers "$py bench.bench_layers --count 8 --json $scratch/layers.json"
-    part loading "$py bench.bench_loader --rounds 1 --json $scratch/loading.json"
-else
-    py="$python -m"
-    ours="cuda-graph cuda-graph+kernels"
-    peers="pyg-dynamic pyg-reduce-overhead pad-to-max"
-    part settle "$py bench.settle --json $scratch/settle.json --deadline \$DEADLINE"
-    part tests "$python -m pytest tests -m gpu -o addopts= -v -rs -p no:cacheprovider"
-    part steps "$py bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 256 --precision fp32 bf16 --modes pyg $ours --json $scratch/steps.json --deadline \$DEADLINE"
-    part peers "$py bench.bench_runner --models gine:5x300 gps:10x64 --batch-sizes 32 --modes pyg cuda-graph+kernels $peers reduce-overhead eager eager+kernels auto --json $scratch/peers.json --deadline \$DEADLINE"
-    part curves "$py bench.bench_curves --modes eager cuda-graph reduce-overhead --seeds 0 1 2 --json $scratch/curves.json --deadline \$DEADLINE"
-    part training "$py bench.bench_training --device cuda --hidden 300 --layers 5 --modes cuda-graph --workers 0 8 --graphs 16384 --rounds 3 --json $scratch/training.json"
-    part pool "$py bench.bench_pool --json $scratch/pool.json"
-    part memory "$py bench.bench_memory --device cuda --model gine gps --json $scratch/memory.json"
-    part steps-more "$py bench.bench_runner --models gps:10x384 gine:5x300 --batch-sizes 32 256 128 1024 --precision fp32 tf32 bf16 --modes pyg $ours --json $scratch/steps-more.json --deadline \$DEADLINE"
-    part layers "$py bench.bench_layers --json $scratch/layers.json --deadline \$DEADLINE"
-    part loading "$py bench.bench_loader --rounds 3 --json $scratch/loading.json"
+if [ "${LIST:-0}" = 1 ]; then
+    "parts_$call"
+    exit
 fi
-"$python" -m bench.join_results "$scratch" "$out" | tee -a "$out/log.txt"
+
+# On a GPU its tests; in a rehearsal their bodies on the CPU.
+pytest=(-m gpu -n 8 -o addopts= -v -rs -p no:cacheprovider --timeout 80)
+[ "$tiny" = 1 ] && pytest=(-k cpu -m "not slow" -o addopts= -q -p no:cacheprovider)
+out=${OUT:-runs/gpu}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+: >"$out/log.txt"
+
+# What was compiled stays for the next call: on this machine, or in what came back from it.
+caches=${CACHES:-${TMPDIR:-/tmp}/staticgraph-gpu}
+mkdir -p "$caches"
+export TORCHINDUCTOR_CACHE_DIR=$caches/inductor TRITON_CACHE_DIR=$caches/triton
+export NUMBA_CACHE_DIR=$caches/numba
+carried=${CARRIED:-}
+if [ -n "$carried" ]; then
+    [ ! -f "$carried/results.json" ] || [ "$carried" -ef "$out" ] || cp "$carried/results.json" "$out/"
+    if ls "$carried"/cache.tgz.* >/dev/null 2>&1 && [ ! -d "$caches/triton" ]; then
+        cat "$carried"/cache.tgz.* | timeout 30 tar xzf - -C "$caches" 2>&1 | tee -a "$out/log.txt"
+    fi
+    chmod -R u+w "$caches" "$out" 2>/dev/null
+fi
+
+# Without these nothing else is worth its time.
+say "== versions"
+if ! timeout -k 5 60 "${machine[@]}" >"$scratch/machine.txt" 2>"$scratch/said.txt"; then
+    cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
+    say "== stopped: this machine cannot run the suite"
+    exit 1
+fi
+cat "$scratch/machine.txt" "$scratch/said.txt" | tee -a "$out/log.txt"
+
+due=$SECONDS
+"parts_$call"
+for name in ${PARTS:-}; do
+    case " ${names[*]-} ${skipped[*]-} " in *" $name "*) ;; *)
+        say "== $name is no part of the $call call"
+        status=1
+        ;;
+    esac
+done
+
+# Pieces of what may come back: at most four files of 15 MiB.
+if [ "${KEEP_CACHES:-1}" = 1 ]; then
+    rm -f "$out"/cache.tgz.*
+    timeout 15 tar czf "$scratch/cache.tgz" -C "$caches" . 2>/dev/null
+    if [ "$(stat -c %s "$scratch/cache.tgz" 2>/dev/null || echo 99999999)" -gt 47000000 ]; then
+        say "== what was compiled is more than may come back: Triton's kernels alone are kept"
+        timeout 8 tar czf "$scratch/cache.tgz" -C "$caches" triton 2>/dev/null
+    fi
+    split -b 15M "$scratch/cache.tgz" "$out/cache.tgz."
+fi
+printf '%s\n' ${skipped[@]+"${skipped[@]}"} >"$scratch/not_run.txt"
+timeout 15 "$python" -m bench.join_results "$scratch" "$out" | tee -a "$out/log.txt"
+for i in "${!names[@]}"; do say "   ${names[$i]}: ${ended[$i]}"; done
+say "== $call: ${#names[@]} parts ran, not run: ${skipped[*]:-none}; $SECONDS s"
 exit $status

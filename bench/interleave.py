@@ -21,11 +21,17 @@ class Timing(NamedTuple):
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 1,
+    until: float = float("inf"),
 ) -> dict[str, Timing]:
-    """Runs every contender once a round. ``ratio`` is how many times as fast as the first."""
+    """Runs every contender once a round. ``ratio`` is how many times as fast as the first. After
+    ``until``, by ``time.perf_counter``, no round begins but the first that counts."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + rounds):
+        if turn > warmup and time.perf_counter() > until:
+            break
         for name, run in contenders.items():
             started = time.perf_counter()
             run()

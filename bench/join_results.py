@@ -3,7 +3,7 @@
     python -m bench.join_results PARTS_DIR OUTDIR
 
 Results of an earlier call of the suite in the same folder are kept where this one has none, so that
-parts may be run one after another.
+parts may be run one after another; but none of a rehearsal beside those of a device.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ def join(parts: Path, out: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     machine = parts / "machine.txt"
     if machine.exists():
+        if ("rehearsal: " in machine.read_text()) != rehearsed(found):
+            found = {}
         lines = (line.partition(": ") for line in machine.read_text().splitlines())
         found["machine"] = {key: value for key, _, value in lines if value}
+    not_run = parts / "not_run.txt"
+    if not_run.exists():
+        found["not_run"] = not_run.read_text().split()
     for file in sorted(parts.glob("*.json")):
         try:
             found[file.stem] = json.loads(file.read_text())
@@ -33,10 +38,16 @@ def join(parts: Path, out: Path) -> dict[str, Any]:
     return found
 
 
+def rehearsed(found: dict[str, Any]) -> bool:
+    """Whether these results are of a rehearsal."""
+    return "rehearsal" in found.get("machine", {})
+
+
 def main() -> None:
     parts, out = map(Path, sys.argv[1:3])
     found = join(parts, out)
-    blocks = [f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()]
+    blocks = ["REHEARSAL, NO FIGURES\n"] if rehearsed(found) else []
+    blocks += [f"## {name}\n\n{render(found)}\n" for name, render in RENDERED.items()]
     (out / "tables.txt").write_text("\n".join(blocks))
     print("\n".join(blocks))
 

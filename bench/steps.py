@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -19,8 +20,10 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 from bench.pad_to_max import largest_batch, padded
+from bench.rehearsal import recorder
 from staticgraph.dryrun.operations import kernels_on_cuda
 from staticgraph.models import build
+from staticgraph.runner.verification import Verification, verify
 
 HIV = "examples/data/hiv.npz"
 # Batches kept on the device and stepped over in turn, so that no cache holds one by heart.
@@ -47,10 +50,12 @@ class Shape:
 
 @dataclass(slots=True)
 class Contender:
-    """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss."""
+    """A step to be timed: ``step(i)`` trains on batch ``i`` and returns the loss. A runner's has
+    ``verify(tolerance)``, which compares it with eager."""
 
     name: str
     step: Callable[[int], torch.Tensor]
+    verify: Callable[[float], Verification] | None = None
     warmup_s: float = 0.0
     peak_bytes: int = 0
     held_bytes: int = 0
@@ -72,13 +77,22 @@ class Workload:
         self.store = sg.datasets.open(HIV)
         ids = self.store.splits["train"]
         self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
+        # Slots for all batches at once: a step then reads a loader's own, whose arrays are one
+        # buffer and cross in one copy, where a clone's cross one by one.
         self.loaders = {
             pointers: sg.StaticLoader(
-                self.store, self.plan, indices=ids, shuffle=True, device=device, pointers=pointers
+                self.store,
+                self.plan,
+                indices=ids,
+                shuffle=True,
+                device=device,
+                pointers=pointers,
+                slots=BATCHES + 2,
             )
             for pointers in (False, True)
         }
         self.ids = [b.ids.tolist() for b in self.loaders[False].batcher.epoch(0)[:BATCHES]]
+        self._held: dict[bool, list[sg.StaticBatch]] = {}
         self.device = device
         self.precision = precision
         torch.manual_seed(0)
@@ -86,12 +100,12 @@ class Workload:
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
-    def contender(self, name: str) -> Contender:
+    def contender(self, name: str, phases: tuple[str, ...] = ("step",)) -> Contender:
         """A way to step, by name:
 
         ``pyg``, ``pyg-dynamic`` (``torch.compile(dynamic=True)``), ``pyg-reduce-overhead`` (over
         variable shapes), ``pad-to-max`` (:mod:`bench.pad_to_max`, reduce-overhead), or a mode of
-        the runner, with ``+kernels`` for a model converted so.
+        the runner, with ``+kernels`` for a model converted so, warmed up for these phases.
         """
         on_cuda = self.device == "cuda"
         if on_cuda:
@@ -105,7 +119,7 @@ class Workload:
         elif name.startswith("pyg"):
             made = self._pyg(name)
         else:
-            made = self._static(name)
+            made = self._static(name, phases)
         for i in range(2 * len(self.ids)):
             made.step(i)
         if on_cuda:
@@ -121,7 +135,7 @@ class Workload:
         model = copy.deepcopy(self.model).to(self.device)
         return model, torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
 
-    def _static(self, name: str) -> Contender:
+    def _static(self, name: str, phases: tuple[str, ...]) -> Contender:
         mode, kernels = name.removesuffix("+kernels"), name.endswith("+kernels")
         model, optimizer = self._twin()
         sg.convert(model, kernels=kernels)
@@ -132,27 +146,28 @@ class Workload:
             loss=bce,
             optimizer=optimizer,
             autocast=torch.bfloat16 if self.precision == "bf16" else None,
-            recording=sg.Recording(allow_cpu=True),
+            recording=sg.Recording(allow_cpu=True, recorder=recorder(mode)),
         )
-        runner.warmup(self.store, phases=("step",), progress=False)
-        batches = []
-        loader = self.loaders[kernels]
-        loader.set_epoch(0)
-        for batch in loader:
-            copied = batch.clone()
-            copied.real = batch.real
-            batches.append(copied)
-            if len(batches) == len(self.ids):
-                break
+        runner.warmup(self.store, phases=phases, progress=False)
+        batches = self._batches(kernels)
         report = runner.report()
         real = sum(batch.real.nodes for batch in batches)
         return Contender(
             name,
             lambda i: runner.step(batches[i % len(batches)]),
+            verify=lambda tolerance: verify(runner, batches[0], tolerance),
             recordings=sum(b.recordings for b in report.buckets),
             efficiency=real / sum(batch.num_nodes for batch in batches),
             chosen=", ".join(choice.way for choice in report.choices) or None,
         )
+
+    def _batches(self, pointers: bool) -> list[sg.StaticBatch]:
+        """The first batches of an epoch, which several contenders share."""
+        if pointers not in self._held:
+            loader = self.loaders[pointers]
+            loader.set_epoch(0)
+            self._held[pointers] = list(islice(loader, len(self.ids)))
+        return self._held[pointers]
 
     def _pyg(self, name: str) -> Contender:
         model, optimizer = self._twin()

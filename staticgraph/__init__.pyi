@@ -5,6 +5,7 @@ from staticgraph import models as models
 from staticgraph import outofcore as outofcore
 from staticgraph.batches.loader import StaticLoader as StaticLoader
 from staticgraph.batches.static_batch import StaticBatch as StaticBatch
+from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
 from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run
@@ -25,6 +26,7 @@ from staticgraph.errors import NotStatic as NotStatic
 from staticgraph.errors import PaddingLeaks as PaddingLeaks
 from staticgraph.errors import PlanMismatch as PlanMismatch
 from staticgraph.errors import ProbeFailed as ProbeFailed
+from staticgraph.errors import RankLost as RankLost
 from staticgraph.errors import SlotsExhausted as SlotsExhausted
 from staticgraph.errors import StaleBatch as StaleBatch
 from staticgraph.errors import StaleOutput as StaleOutput
@@ -47,8 +49,10 @@ from staticgraph.schema import Schema as Schema
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
+from staticgraph.steps.losses import LossTerms as LossTerms
 from staticgraph.steps.losses import masked_mean as masked_mean
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
+from staticgraph.store.writer import StoreWriter as StoreWriter
 
 __version__: str

@@ -110,6 +110,10 @@ class Diverged(RuntimeError):
         self.epoch = epoch
 
 
+class RankLost(RuntimeError):
+    """Another process of a job on several is gone, or ended with an error of its own."""
+
+
 class FolderInUse(RuntimeError):
     """Another process writes into the folder of a run; the message names it."""
 

@@ -23,6 +23,7 @@ AxisKind = Literal["rows", "node", "edge"]
 # What a batch has for every axis: "triplets_mask" and so on.
 AXIS_ARRAYS = ("mask", "batch", "ptr")
 POSITIONS = "pos"
+EDGE_INDEX = "edge_index"
 
 # Arrays that a batch keeps for itself have names that begin so, which no field's name does: they
 # stand beside the fields and can never be taken for one.
@@ -36,11 +37,12 @@ COUNTS = f"{PRIVATE}counts"
 _ARRAYS = """batch ptr edge_index row_ptr col_ptr transpose graph_ids
     node_mask edge_mask graph_mask"""
 _SIZES = """num_nodes num_edges num_graphs batch_size num_real_nodes num_real_edges num_real_graphs
-    num_features num_node_features num_edge_features real real_counts"""
+    num_features num_node_features num_edge_features real real_counts
+    real_nodes real_edges real_graphs"""
 _IS = """bucket capacity layout device buffer levels node_types edge_types
     node_masks edge_masks"""
-_DOES = """argument blank clone get keys level_of mask_of metadata of release replace tensors to
-    to_data_list unpad with_tensors without_pointers"""
+_DOES = """argument blank clone cpu cuda get keys level_of mask_of metadata of release
+    replace tensors to to_data_list unpad with_tensors without_pointers"""
 RESERVED = frozenset(f"{_ARRAYS} {_SIZES} {_IS} {_DOES}".split())
 # Of one type of nodes or edges, what ``batch["type"]`` gives itself.
 RESERVED_OF_TYPE = frozenset({*AXIS_ARRAYS, "num_nodes", "num_edges", "keys"})
@@ -143,17 +145,42 @@ class Schema:
 
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
-        for axis in self.axes:
-            names += [f"{axis.name}_{part}" for part in AXIS_ARRAYS]
         if len(set(names)) < len(names):
             raise ValueError(f"a field appears twice in {names}")
+        self._check_axes(set(names))
         taken = sorted(name for name in names if self._is_taken(name))
+        if taken == [EDGE_INDEX] and self._joins_two():
+            return
         if taken:
             raise ValueError(
                 f"{', '.join(map(repr, taken))}: every batch has an attribute of this name, or "
                 "keeps such names for itself; rename the field, or leave it out with "
                 "exclude=[...]"
             )
+
+    def _check_axes(self, names: set[str]) -> None:
+        """Refuses an axis whose arrays would take the name of another's, or of a field."""
+        for axis in self.axes:
+            own = {f"{axis.name}_{part}" for part in AXIS_ARRAYS}
+            taken = sorted(name for name in own if name in names or self._is_taken(name))
+            if taken:
+                remedy = (
+                    f"rename the type {axis.key!r}"
+                    if axis.type
+                    else "name these rows otherwise with levels={field: 'rows'} for the field that "
+                    "has them, or rename that field"
+                )
+                clash = "appears twice, being a field" if taken[0] in names else "every batch has"
+                raise ValueError(
+                    f"{axis.name!r} is the name of rows that belong to neither nodes, edges nor "
+                    f"graphs, so a batch has {taken[0]!r} for them, a name that {clash}: {remedy}"
+                )
+            names |= own
+
+    def lets(self, name: str) -> bool:
+        """Whether a batch can call something of its own so."""
+        own = [f"{axis.name}_{part}" for axis in self.axes for part in AXIS_ARRAYS]
+        return not self._is_taken(name) and name not in own
 
     def _is_taken(self, name: str) -> bool:
         """Whether a batch means something else by the name of a field or of an axis's array."""
@@ -164,6 +191,12 @@ class Schema:
                 own = name.removeprefix(f"{axis.name}.")
                 return own in RESERVED_OF_TYPE or own.startswith(PRIVATE)
         return self.hetero and name.endswith(DICT_SUFFIX)
+
+    def _joins_two(self) -> bool:
+        """Whether ``edge_index`` is a field as that of two kinds of rows must be."""
+        field = self[EDGE_INDEX]
+        ends = len(field.counts) == 2 and all(field.counts)
+        return not self.hetero and (field.level, field.shape, ends) == ("edge", (2,), True)
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.fields)
@@ -176,6 +209,20 @@ class Schema:
             if field.name == name:
                 return field
         raise KeyError(f"no field {name!r}; there are {', '.join(f.name for f in self.fields)}")
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether ``edge_index`` leads from rows of one level to rows of another, as its class says
+        of a bipartite graph; it is a field then, with what its two rows count."""
+        return EDGE_INDEX in self
+
+    @property
+    def edge_fields(self) -> tuple[tuple[Level, str], ...]:
+        """Levels of edges whose ends stand in a field, and the field: of each edge type, or of the
+        edges of a bipartite graph. Empty where ``edge_index`` joins nodes of one kind."""
+        if self.two_sided:
+            return (("edge", EDGE_INDEX),)
+        return tuple((axis.name, f"{axis.name}.{EDGE_INDEX}") for axis in self.edge_axes)
 
     @property
     def node_axes(self) -> tuple[Axis, ...]:

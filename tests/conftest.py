@@ -8,7 +8,7 @@ from support.examples import EXAMPLES
 
 import staticgraph as sg
 
-pytest_plugins = ["support.processor_time"]
+pytest_plugins = ["support.processor_time", "support.places"]
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)

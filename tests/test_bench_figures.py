@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench import fill_figures
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.floor import FLOORS, floor_ms
+from bench.interleave import interleave
 from bench.join_results import join
 
 
@@ -103,9 +105,10 @@ def test_an_unknown_marker_is_an_error():
         fill_figures.filled("<!-- gpu:speed -->\n<!-- /gpu -->", RESULTS)
 
 
-def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("machine", [{"gpu": "none"}, {"gpu": "NVIDIA H200", "rehearsal": "yes"}])
+def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch, machine):
     results, document = tmp_path / "results.json", tmp_path / "page.md"
-    results.write_text(json.dumps({**RESULTS, "machine": {"gpu": "none"}}))
+    results.write_text(json.dumps({**RESULTS, "machine": machine}))
     document.write_text(DOCUMENT)
     monkeypatch.setattr(sys, "argv", ["fill_figures", str(results), str(document)])
     with pytest.raises(SystemExit):
@@ -127,6 +130,33 @@ def test_parts_are_joined_and_earlier_ones_kept(tmp_path):
     assert found["memory"]["error"].startswith("cut off")
     assert found["machine"] == {"date": "2026-11-20T21:00Z", "gpu": "none"}
     assert json.loads((out / "results.json").read_text()) == found
+
+
+def test_a_rehearsal_never_stands_beside_what_a_device_gave(tmp_path):
+    """Neither on the way in nor on the way out; and its tables say what they are."""
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    parts.mkdir()
+    out.mkdir()
+    (parts / "steps.json").write_text("3")
+    for machine, kept in (("gpu: NVIDIA H200\n", {}), ("gpu: none\nrehearsal: yes\n", {"pool": 1})):
+        (parts / "machine.txt").write_text(machine)
+        before = {"pool": 1, "machine": {"gpu": "none", "rehearsal": "yes"}}
+        (out / "results.json").write_text(json.dumps(before))
+        found = join(parts, out)
+        assert {key: found[key] for key in ("pool",) if key in found} == kept
+        assert found["steps"] == 3
+
+
+def test_rounds_end_at_the_deadline_but_one_always_counts():
+    made = {"a": 0, "b": 0}
+
+    def run(name):
+        made[name] += 1
+
+    contenders = {name: partial(run, name) for name in made}
+    assert len(interleave(contenders, 5, until=0.0)["b"].seconds) == 1
+    assert made == {"a": 2, "b": 2}, "a warm-up and a round"
+    assert len(interleave(contenders, 5)["b"].seconds) == 5
 
 
 def test_a_floor_is_below_what_it_bounds():

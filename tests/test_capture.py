@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.arena import ArenaRecorder
 from support.fake_cuda import FakeCuda
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of
+from support.runners import made_runner
 
 import staticgraph as sg
 from staticgraph.outofcore.training import hop_runner
@@ -191,3 +193,28 @@ class TestTheRecordingStream:
         runner.recorded._recorder.record(lambda: None)
         CudaGraphRecorder(CUDA).record(lambda: None)
         assert cuda.modes == ["thread_local", "global"]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_recording_at_the_first_batch_lets_other_threads_be(hiv, monkeypatch, warm):
+    """A loader's threads are at work then; a warm-up comes before them."""
+    modes = []
+
+    def recorder(device, error_mode):
+        modes.append(error_mode)
+        return ArenaRecorder(device)
+
+    monkeypatch.setattr("staticgraph.recording.recording.CudaGraphRecorder", recorder)
+    model = Net()
+    runner = made_runner(
+        model,
+        CAPACITIES,
+        "cuda-graph",
+        loss=bce,
+        optimizer=adam(model),
+        allow_cpu=True,
+    )
+    if warm:
+        runner.warmup(hiv, progress=False)
+    runner.step(batches_of(hiv, 1)[0])
+    assert modes == ["global" if warm else "thread_local"]

@@ -314,9 +314,15 @@ def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
         auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
 
 
-def test_without_being_told_a_cpu_measures_nothing(hiv):
+def test_without_being_told_a_cpu_compiles_nothing(hiv):
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(hiv, progress=False)
     assert runner.mode.name == "eager"
+    for choice in runner.report().choices:
+        assert {contender.way for contender in choice.contenders} == {"eager", "fused"}
+
+
+def test_without_being_told_of_the_data_a_cpu_measures_nothing():
+    runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(progress=False)
     assert runner.report().choices == ()
 
 

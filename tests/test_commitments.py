@@ -242,3 +242,42 @@ def test_any_other_failure_of_a_recording_passes_unchanged(esol, memory):
     runner = made(esol, sg.MemoryBudget("1GiB"), memory, forward=forward, **RECORDED)
     with pytest.raises(sg.NotStatic):
         runner.warmup(esol, progress=False)
+
+
+class TestStepsFromIds:
+    """Each bucket's second recording holds gradients of its own, which count."""
+
+    def gradients(self, memory):
+        return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).gradients
+
+    def test_they_are_committed_before_anything_is_recorded(self, esol, memory, floor):
+        wanted = floor + 2 * self.gradients(memory)
+        runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
+        runner.warmup(esol.to("cpu"), progress=False)
+        assert runner.stats().bytes_committed == wanted
+        assert dict(runner.stats().entries)["gradients of steps from ids"] > 0
+        tight = made(esol, sg.MemoryBudget(wanted - 1), memory, **RECORDED)
+        with pytest.raises(sg.BudgetExceeded, match=r"Recording\(one_launch=False\)") as caught:
+            tight.warmup(esol.to("cpu"), progress=False)
+        assert caught.value.floor_bytes == wanted
+        assert tight._steps.recorded is None
+
+    def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, floor):
+        for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
+            runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED, **options)
+            runner.warmup(store, progress=False)
+            assert runner.stats().bytes_committed == floor
+
+    def test_what_was_taken_holds_a_buckets_own(self, esol, memory, floor):
+        """They are not counted a second time beside it."""
+        own = self.gradients(memory)
+        for spare, fits in ((0, True), (-1, False)):
+            runner = made(esol, sg.MemoryBudget(2 * floor), memory, **RECORDED)
+            entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
+            taken = 2 * floor - sum(entries.values()) - own - spare
+            runner._commitments.allocator = GivenAllocator(peak=taken)
+            if fits:
+                runner.warmup(esol.to("cpu"), progress=False)
+            else:
+                with pytest.raises(sg.BudgetExceeded, match="measured"):
+                    runner.warmup(esol.to("cpu"), progress=False)

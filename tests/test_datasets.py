@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.datasets
+from support.command import status_of
 from torch_geometric.data import Data
 
-from staticgraph import datasets
+from staticgraph import GraphStore, datasets
 from staticgraph.datasets import pyg as from_pyg
 from staticgraph.datasets.npz import categories
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
@@ -195,6 +196,22 @@ def test_an_unknown_spec_lists_what_is_understood(spec, monkeypatch):
     for form, _ in datasets.SPECS:
         assert form in str(caught.value)
     assert spec in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec", ["hiv.npz", "a-store", "list.pt", "tu:PROTEINS", "ogb:ogbg-molhiv"]
+)
+def test_a_target_of_what_is_no_csv_is_refused(spec, tmp_path, capsys, monkeypatch):
+    """It would be left alone, and all labels trained on."""
+    graphs = [Data(x=torch.rand(2, 1), edge_index=torch.zeros(2, 0).long(), y=torch.rand(1, 2))]
+    GraphStore.from_pyg(graphs * 3, progress=False).save(tmp_path / "a-store")
+    torch.save(graphs * 3, tmp_path / "list.pt")
+    (tmp_path / "hiv.npz").symlink_to(DATA / "hiv.npz")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"target='y' chooses columns of a CSV, and {spec} is"):
+        datasets.open(spec, target="y")
+    assert status_of(["train", "--data", spec, "--target", "y"]) == 2
+    assert "leave target (--target) out" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named():

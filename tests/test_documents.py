@@ -56,7 +56,7 @@ def report(folder: Path) -> tuple[Path, Callable[[], Any]]:
 
 
 def choices(folder: Path) -> tuple[Path, Callable[[], Any]]:
-    made = choice.Choice(0, "step", "eager", "faster", (choice.Contender("eager", 3, 1.0),))
+    made = choice.WayChoice(0, "step", "eager", "faster", (choice.Contender("eager", 3, 1.0),))
     choice.save(folder / "choices.json", [made], MADE_FOR)
     return folder / "choices.json", lambda: choice.load(folder / "choices.json", MADE_FOR)
 

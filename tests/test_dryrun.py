@@ -93,7 +93,7 @@ def request(plans: dict[str, str], model: str, **options) -> dict:
     for name in ("loss", "optimizer"):
         if name in options:
             options[name] = f"support.dryrun_models:{options[name]}"
-    return {"model": f"support.dryrun_models:{model}", "roles": ["step"], **given, **options}
+    return {"model": f"support.dryrun_models:{model}", "phases": ["step"], **given, **options}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -148,7 +148,7 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     assert cli.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
-    assert [(r["mode"], r["role"]) for r in found["runs"]] == [
+    assert [(r["mode"], r["phase"]) for r in found["runs"]] == [
         ("cuda-graph", "step"),
         ("cuda-graph", "eval"),
     ]
@@ -174,7 +174,7 @@ def test_what_was_added_is_named():
 def test_a_full_warm_up_records_step_and_evaluation(child, plans, kernels):
     """``mode="cuda-graph"``: forward, backward, clipping and optimizer, all in one recording."""
     asked = request(plans, "gine", modes=["cuda-graph"], kernels=kernels, clip_norm=1.0)
-    report = child.dry_run(asked | {"roles": ["step", "eval"], "compile_kernels": False})
+    report = child.dry_run(asked | {"phases": ["step", "eval"], "compile_kernels": False})
     step, evaluation = report.run("cuda-graph"), report.run("cuda-graph", "eval")
     assert report.ok, report
     assert step.records() == evaluation.records() == "in one piece"

@@ -50,7 +50,7 @@ def test_a_report_says_what_it_is_and_what_stands_in_the_way():
     assert not report(runs=(cut,)).ok
 
 
-def test_launches_are_counted_by_phase_and_kind():
+def test_launches_are_counted_by_part_and_kind():
     run = report().runs[0]
     assert run.count() == 7
     assert run.count("forward") == 3
@@ -153,7 +153,7 @@ def test_a_module_is_dry_run_from_python(esol, tmp_path):
     was = torch.cuda.is_available
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
-        found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], roles=["eval"])
+        found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
     except DryRunUnavailable as error:
         pytest.skip(str(error))
     assert found.ok, found

@@ -148,7 +148,7 @@ def test_scalars_and_numbers_become_rows():
     assert [data.t.tolist() for data in store] == [[3], [4]]
 
 
-def test_strings_and_excluded_attributes_are_left_out():
+def test_excluded_attributes_are_left_out_and_strings_no_field():
     graphs = [Data(x=torch.ones(2, 1), smiles="CC", junk=torch.ones(i + 4)) for i in range(2)]
     store = GraphStore.from_pyg(graphs, exclude=["junk"])
     assert [field.name for field in store.schema] == ["x"]

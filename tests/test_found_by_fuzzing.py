@@ -6,11 +6,15 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
+from staticgraph.schema import Axis
+from staticgraph.sizes.reserves import with_reserves
 
 
 class Clusters(Data):
@@ -41,6 +45,23 @@ def test_an_index_that_counts_nothing_comes_back():
     (found,) = batch_of([empty]).to_data_list()
     assert found.cluster_index.shape == (2, 0)
     assert found.__inc__("cluster_index", found.cluster_index) == 0
+
+
+@pytest.mark.parametrize("told", [{"notes": "graph"}, {}])
+def test_as_many_rows_of_graphs_as_clusters_are_no_clusters(told):
+    """One graph with two clusters and two rows of another level: what names the clusters is the
+    number that says how many, not a field that the user said is of graphs."""
+    data = Clusters(
+        **graph(3, num_clusters=2, notes=torch.rand(2)).to_dict(),
+        cluster_index=torch.tensor([[0, 1, 2], [1, 0, 1]]),
+    )
+    store = sg.GraphStore.from_pyg([data], levels=told, progress=False)
+    assert [axis.name for axis in store.schema.axes] == (["clusters"] if told else ["notes"])
+    batch = sg.StaticBatch.of(store, [0], sg.plan_buckets(store, 1).capacities[0])
+    (found,) = batch.to_data_list()
+    assert torch.equal(found.notes, data.notes)
+    assert torch.equal(found.cluster_index, data.cluster_index)
+    assert found.__inc__("cluster_index", found.cluster_index).flatten().tolist() == [3, 2]
 
 
 def test_a_field_of_graphs_may_have_no_columns():
@@ -102,3 +123,66 @@ def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
     for nodes in range(20, 50):
         runner = sg.StaticGraphRunner(copy.deepcopy(model), [(nodes, 12, 9)], "eager")
         runner.eval_step(sg.StaticBatch.of(store, range(5), (nodes, 12, 9)))
+
+
+def typed(a: int, b: int) -> HeteroData:
+    data = HeteroData()
+    data["a"].x, data["b"].x = torch.rand(a, 3), torch.rand(b, 2)
+    for source, name, target in (("a", "to", "b"), ("b", "back", "a"), ("a", "near", "a")):
+        data[source, name, target].edge_index = torch.zeros(2, 0).long()
+    data.y = torch.rand(1, 1)
+    return data
+
+
+@pytest.mark.parametrize("sizes", [[(0, 0)], [(0, 1), (5, 0), (1, 0)]])
+def test_a_plan_ends_where_types_have_few_rows(sizes):
+    """What told one total from a type made it the same as another type, and back, without end."""
+    store = sg.GraphStore.from_pyg([typed(*size) for size in sizes], progress=False)
+    for capacity in sg.plan_buckets(store, num_buckets=1, graphs=4).capacities:
+        rows = dict(capacity.extra)
+        totals = [rows["a"] + rows["b"], sum(rows.values()) - rows["a"] - rows["b"]]
+        numbers = [capacity.graphs, *rows.values(), *totals]
+        assert len(set(numbers)) == len(numbers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.lists(st.integers(1, 9), max_size=4),
+    st.integers(2, 9),
+)
+def test_rows_of_types_and_their_totals_are_told_apart_by_their_number(nodes, edges, graphs):
+    axes = [Axis(f"n{i}", "node", (f"n{i}",)) for i in range(len(nodes))]
+    axes += [Axis(f"e{i}", "edge", ("n0", f"e{i}", "n0")) for i in range(len(edges))]
+    given_rows = dict(zip((axis.name for axis in axes), (*nodes, *edges), strict=True))
+    capacity = sg.Capacity(100, 101, graphs, 1, tuple(distinct(given_rows, graphs).items()))
+    made = with_reserves(capacity, sg.Schema((), tuple(axes)))
+    rows = dict(made.extra)
+    assert all(rows[name] >= count for name, count in capacity.extra)
+    totals = [sum(list(rows.values())[: len(nodes)]), sum(list(rows.values())[len(nodes) :])]
+    told = [t for t, part in zip(totals, (nodes, edges), strict=True) if len(part) > 1]
+    numbers = [graphs, *rows.values(), *told]
+    assert len(set(numbers)) == len(numbers)
+
+
+def distinct(rows: dict[str, int], graphs: int) -> dict[str, int]:
+    """What a capacity takes: each its own number."""
+    made, seen = {}, {graphs, 100, 101}
+    for name, count in rows.items():
+        while count in seen:
+            count += 1
+        seen.add(count)
+        made[name] = count
+    return made
+
+
+def test_a_preflight_of_single_graphs_has_one_to_look_at():
+    """A bucket of one graph left none beside the padding graph that the check likes to have."""
+    graphs = [graph(n) for n in (2, 3, 5, 8)]
+    for each in graphs:
+        each.edge_index = torch.zeros(2, 2 * each.num_nodes).long()
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    model = sg.models.build("gin", store, hidden=4, layers=1)
+    report = sg.preflight(model, sg.plan_buckets(store, batch_size=1), store)
+    assert report.ok
+    assert report.parity is not None

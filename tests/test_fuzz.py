@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
+from fuzz import rounds
 from fuzz.rounds import run_for, run_round, seeds_of
 from fuzz.subject import Subject
 from fuzz.subjects import SUBJECTS
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "compiled")) for name in SUBJECTS],
+)
 def test_a_few_cases(name):
-    SUBJECTS[name].round(seed=1, examples=4)
+    SUBJECTS[name].round(seed=1, examples=min(4, SUBJECTS[name].examples))
 
 
 def failing(case: int) -> None:
@@ -42,12 +47,26 @@ def test_a_crash_is_a_finding():
     assert found.what.startswith("signal 11 in ")
 
 
+@pytest.mark.parametrize("computing", [True, False])
+def test_a_case_without_an_end_is_a_finding(computing, monkeypatch):
+    """Told by the processor's time where it computes, by the clock where it waits."""
+    monkeypatch.setattr(rounds, "PATIENCE_S", 0.3 if computing else 1e9)
+    monkeypatch.setattr(rounds, "WAITING_S", 1e9 if computing else 0.3)
+
+    def endless(case: int) -> None:
+        while True:
+            time.sleep(0 if computing else 1)
+
+    found = run_round(Subject("endless", lambda: st.just(41), endless, 1), 7)
+    assert found.what == "no end in 41"
+
+
 def test_the_seed_decides_which_rounds_there_are():
-    rounds = []
+    told = []
     always = Subject("numbers", lambda: st.just(41), failing, 1)
-    found = run_for([always], 1.0, 3, lambda result, first: rounds.append((result.seed, first)))
+    found = run_for([always], 1.0, 3, lambda result, first: told.append((result.seed, first)))
     wanted = seeds_of("numbers", 3)
-    assert [seed for seed, _ in rounds] == [next(wanted) for _ in rounds]
-    assert rounds[0][1]
-    assert not any(first for _, first in rounds[1:]), "a finding is told once"
+    assert [seed for seed, _ in told] == [next(wanted) for _ in told]
+    assert told[0][1]
+    assert not any(first for _, first in told[1:]), "a finding is told once"
     assert [result.what for result in found] == ["ValueError: 41 is too many"]

@@ -1,4 +1,4 @@
-"""What only a GPU can show: that recordings happened, and that replay equals eager."""
+"""Recordings happen, and replay equals eager: on a GPU, and the same bodies on the CPU."""
 
 from __future__ import annotations
 
@@ -14,64 +14,77 @@ from torch import nn
 import staticgraph as sg
 from staticgraph.steps.graph_trees import recorded_graphs, skipped_recordings
 
-pytestmark = pytest.mark.gpu
+TWO = [(900, 1900, 33), (1400, 3000, 34)]
 
 
-def runner_of(model, plan, mode, **options):
+def model_of(place, hiv, gps):
+    """On the CPU what records and how is rehearsed, not the arithmetic: small."""
+    torch.manual_seed(0)
+    size = {} if place.cuda else {"hidden": 8, "layers": 1}
+    return Molecules(hiv, gps, **size).to(place.device)
+
+
+def runner_of(place, model, plan, mode, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    options = {"recorder": place.recorder, **options}
     return made_runner(model, plan, mode=mode, loss=bce, optimizer=optimizer, **options)
 
 
-def batches_of(hiv, plan, count):
+def batches_of(place, hiv, plan, count):
     """Buckets in turn: A, B, A, ..."""
     buckets = len(plan.capacities)
     return [
         sg.StaticBatch.of(
             hiv, range(32 * i, 32 * i + 32), plan.capacities[i % buckets], i % buckets
-        ).to("cuda")
+        ).to(place.device)
         for i in range(count)
     ]
 
 
+def steps_of(place):
+    """On the CPU a few of each bucket show what twenty do."""
+    return 20 if place.cuda else 4
+
+
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
-def test_reduce_overhead_records_and_replays_like_eager(hiv, gps):
+def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; the graphs are counted, none skipped or made later."""
-    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
-    torch.manual_seed(0)
-    model = Molecules(hiv, gps).cuda()
+    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
-    skipped, before = skipped_recordings(), recorded_graphs(torch.device("cuda"))
-    recorded = runner_of(model, plan, "reduce-overhead").warmup(hiv, progress=False)
-    eager = runner_of(twin, plan, "eager")
-    after_warmup = recorded_graphs(torch.device("cuda"))
-    assert after_warmup >= 4, "a forward and a backward for each of two buckets"
+    skipped, before = skipped_recordings(), recorded_graphs(torch.device(place.device))
+    recorded = runner_of(place, model, plan, "reduce-overhead").warmup(hiv, progress=False)
+    eager = runner_of(place, twin, plan, "eager")
+    after_warmup = recorded_graphs(torch.device(place.device))
+    if place.cuda:
+        assert after_warmup >= 4, "a forward and a backward for each of two buckets"
     assert skipped_recordings() == skipped
     counted = sum(bucket.recordings for bucket in recorded.report().buckets)
     assert counted == after_warmup - before
-    for batch in batches_of(hiv, plan, 20):
+    assert all(bucket.late_compiles == 0 for bucket in recorded.report().buckets)
+    for batch in batches_of(place, hiv, plan, steps_of(place)):
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
     for (name, one), other in zip(
         model.state_dict().items(), twin.state_dict().values(), strict=True
     ):
         assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-3), name
-    assert recorded_graphs(torch.device("cuda")) == after_warmup, "a step recorded again"
+    assert recorded_graphs(torch.device(place.device)) == after_warmup, "a step recorded again"
 
 
 @pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 @pytest.mark.parametrize("scope", ["step", "forward_backward"])
-def test_cuda_graph_replays_like_eager(hiv, gps, scope):
+def test_cuda_graph_replays_like_eager(place, hiv, gps, scope):
     """Our own recorder: twenty steps over two buckets in turn, then evaluation; one launch each."""
-    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
-    torch.manual_seed(0)
-    model = Molecules(hiv, gps).cuda()
+    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    model = model_of(place, hiv, gps)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    recorded = runner_of(model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
+    recorded = runner_of(place, model, plan, "cuda-graph", scope=scope).warmup(hiv, progress=False)
     for name, value in before.items():
         assert torch.equal(value, model.state_dict()[name]), f"recording changed {name}"
-    eager = runner_of(twin, plan, "eager")
-    batches = batches_of(hiv, plan, 20)
+    eager = runner_of(place, twin, plan, "eager")
+    batches = batches_of(place, hiv, plan, steps_of(place))
     for batch in batches:
         ours, theirs = float(recorded.step(batch)), float(eager.step(batch))
         assert ours == pytest.approx(theirs, rel=1e-3)
@@ -82,7 +95,7 @@ def test_cuda_graph_replays_like_eager(hiv, gps, scope):
     one, other = recorded.eval_step(batches[0]), eager.eval_step(batches[0])
     assert torch.allclose(one.out, other.out, rtol=1e-2, atol=1e-3)
     assert [bucket.recordings for bucket in recorded.report().buckets] == [2, 2]
-    if scope == "step":
+    if scope == "step" and place.cuda:
         launches, graphs = launches_of(lambda: recorded.step(batches[0]))
         assert graphs == 1
         assert launches <= 3, "more than the copy of a batch and of the loss beside the graph"
@@ -101,27 +114,27 @@ def launches_of(call):
     return kernels, counts.get("cudaGraphLaunch", 0)
 
 
-def test_closing_gives_the_memory_back(hiv):
-    """Bytes reserved after teardown are those before, and another warm-up works."""
-    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
-    model = Molecules(hiv, gps=False).cuda()
-    runner = runner_of(model, plan, "cuda-graph").warmup(hiv, progress=False)
-    runner.close()
-    torch.cuda.empty_cache()
-    base = torch.cuda.memory_reserved()
-    runner.warmup(hiv, progress=False)
-    assert torch.cuda.memory_reserved() > base
-    runner.close()
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= base
+def test_closing_gives_the_memory_back(place, hiv):
+    """What is held after a teardown is what was held after the one before; the first leaves what a
+    process keeps for good, such as compiled code and libraries' workspaces."""
+    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    runner = runner_of(place, model_of(place, hiv, gps=False), plan, "cuda-graph")
+    open_, closed = [], []
+    for _ in range(3):
+        runner.warmup(hiv, progress=False)
+        open_.append(place.held())
+        runner.close()
+        closed.append(place.held())
+    assert min(open_[1:]) > max(closed)
+    assert closed[2] <= closed[1]
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "cuda-graph"])
-def test_held_outputs_keep_their_values(hiv, mode):
-    plan = sg.BucketPlan.of([(900, 1900, 33)], batch_size=32)
-    model = Molecules(hiv, gps=False).cuda()
-    runner = runner_of(model, plan, mode).warmup(hiv, progress=False)
-    batches = batches_of(hiv, plan, 3)
+def test_held_outputs_keep_their_values(place, hiv, mode):
+    plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
+    model = model_of(place, hiv, gps=False)
+    runner = runner_of(place, model, plan, mode).warmup(hiv, progress=False)
+    batches = batches_of(place, hiv, plan, 3)
     losses = [runner.step(batch) for batch in batches]
     values = [float(loss) for loss in losses]
     assert len(set(values)) == 3
@@ -129,14 +142,14 @@ def test_held_outputs_keep_their_values(hiv, mode):
     assert [float(loss) for loss in losses] == values
 
 
-def test_auto_measures_and_stays_equal_to_eager(hiv):
+def test_auto_measures_and_stays_equal_to_eager(place, hiv):
     """Every contender is timed or refused with a reason, and twenty steps follow eager."""
-    plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
-    torch.manual_seed(0)
-    model = Molecules(hiv, gps=False).cuda()
+    plan = sg.BucketPlan.of(TWO, batch_size=32)
+    model = model_of(place, hiv, gps=False)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    measured = runner_of(model, plan, "auto").warmup(hiv, progress=False)
+    auto = sg.Auto(on_cpu=True)
+    measured = runner_of(place, model, plan, auto).warmup(hiv, progress=False)
     for name, value in before.items():
         assert torch.equal(value, model.state_dict()[name]), f"measuring changed {name}"
     choices = measured.report().choices
@@ -144,12 +157,12 @@ def test_auto_measures_and_stays_equal_to_eager(hiv):
     for choice in choices:
         assert {c.way for c in choice.contenders} == {"eager", "default", "cuda-graph"}
         assert all(c.refused is None for c in choice.contenders), str(choice)
-    eager = runner_of(twin, plan, "eager")
-    for batch in batches_of(hiv, plan, 20):
+    eager = runner_of(place, twin, plan, "eager")
+    for batch in batches_of(place, hiv, plan, steps_of(place)):
         assert float(measured.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-3)
 
 
-def test_large_outputs_are_lent(hiv):
+def test_large_outputs_are_lent(place, hiv):
     from staticgraph.errors import StaleOutput
 
     class Nodes(nn.Module):
@@ -160,10 +173,12 @@ def test_large_outputs_are_lent(hiv):
         def forward(self, x):
             return self.linear(x.float())
 
-    plan = sg.BucketPlan.of([(900, 1900, 33)], batch_size=32)
-    model = Nodes().cuda()
-    runner = sg.StaticGraphRunner(model, plan, "cuda-graph").warmup(hiv, progress=False)
-    first, second = batches_of(hiv, plan, 2)
+    plan = sg.BucketPlan.of(TWO[:1], batch_size=32)
+    model = Nodes().to(place.device)
+    recording = sg.Recording(recorder=place.recorder)
+    runner = sg.StaticGraphRunner(model, plan, "cuda-graph", recording=recording)
+    runner.warmup(hiv, progress=False)
+    first, second = batches_of(place, hiv, plan, 2)
     out = runner.eval_step(first).out
     assert torch.allclose(out[first.node_mask], model(first.x)[first.node_mask], atol=1e-4)
     runner.eval_step(second)
@@ -171,26 +186,30 @@ def test_large_outputs_are_lent(hiv):
         out.sum()
 
 
-def test_loader_copies_once_and_in_order(hiv):
+def test_loader_copies_once_and_in_order(place, hiv):
     """Batches on the device equal those on the host, while steps run on the compute stream."""
     plan = sg.plan_buckets(hiv, batch_size=64)
     chosen = hiv.splits["train"][:2048]
     for workers in (0, 2):
         device = sg.StaticLoader(
-            hiv, plan, indices=chosen, shuffle=True, device="cuda", num_workers=workers
+            hiv, plan, indices=chosen, shuffle=True, device=place.device, num_workers=workers
         )
         host = sg.StaticLoader(hiv, plan, indices=chosen, shuffle=True)
-        busy = torch.randn(2048, 2048, device="cuda")
+        busy = torch.randn((2048, 2048) if place.cuda else (8, 8), device=place.device)
         for one, other in zip(device, host, strict=True):
             busy = busy @ busy
             for name, value in one.tensors().items():
                 assert torch.equal(value.cpu(), other.tensors()[name]), name
 
 
-def test_predict_on_the_device(hiv):
+def test_predict_on_the_device(place, hiv):
     plan = sg.plan_buckets(hiv, batch_size=64)
-    model = Molecules(hiv, gps=True)
+    torch.manual_seed(0)
+    model = Molecules(hiv, gps=True, **({} if place.cuda else {"hidden": 8, "layers": 1}))
     graphs = [hiv[i] for i in range(200)]
     expected = sg.StaticGraphRunner(copy.deepcopy(model), plan).predict(graphs)
-    found = sg.StaticGraphRunner(model.cuda(), plan, mode="reduce-overhead").predict(graphs)
+    recording = sg.Recording(allow_cpu=not place.cuda)
+    model.to(place.device)
+    runner = sg.StaticGraphRunner(model, plan, mode="reduce-overhead", recording=recording)
+    found = runner.predict(graphs)
     assert torch.allclose(found, expected, rtol=1e-2, atol=1e-3)

@@ -1,4 +1,5 @@
-"""The paths of attention on a GPU: each compiled, recorded, and equal to dense in float32."""
+"""The paths of attention on a GPU: each compiled, recorded, and equal to dense in float32; the same
+bodies on the CPU, as far as it has the paths."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.attending import batch_of
+from support.places import DEVICES
 from torch import nn
 from torch_geometric.nn import GPSConv, global_add_pool
 
@@ -17,8 +19,6 @@ import staticgraph as sg
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.varlen_attention import varlen_attention
 from staticgraph.nn.context.document_mask import DocumentLayout
-
-pytestmark = pytest.mark.gpu
 
 CAPACITY = sg.Capacity(700, 20, 14, 160)
 SIZES = ([160, 3, 8, 1, 17, 50, 9, 2, 90], [30, 31, 7], [128, 128, 60, 1])
@@ -46,16 +46,20 @@ def loss(out, batch):
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "cuda-graph"])
 @pytest.mark.parametrize("path", ["size-classed", "flex", "varlen", "kernel", "auto"])
-def test_training_by_each_path_equals_dense(path, mode):
-    """Losses and weights after six steps over batches of other shapes inside one bucket."""
+def test_training_by_each_path_equals_dense(place, path, mode):
+    """Losses and weights after six steps over batches of other shapes inside one bucket; of a plain
+    SGD, which the runner makes one that can be recorded."""
     torch.manual_seed(0)
-    model = Attending().cuda()
-    batches = [batch_of(sizes, CAPACITY, np.float32).to("cuda") for sizes in SIZES]
+    model = Attending().to(place.device)
+    batches = [batch_of(sizes, CAPACITY, np.float32).to(place.device) for sizes in SIZES]
+    recording = sg.Recording(recorder=place.recorder)
 
     def train(model, mode, path):
         sg.convert(model, attention=path)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        runner = sg.StaticGraphRunner(model, [CAPACITY], mode, loss=loss, optimizer=optimizer)
+        runner = sg.StaticGraphRunner(
+            model, [CAPACITY], mode, loss=loss, optimizer=optimizer, recording=recording
+        )
         runner.warmup(batches[0], progress=False)
         losses = torch.stack([runner.step(batches[i % 3]) for i in range(6)])
         assert runner.report().buckets[0].late_compiles == 0
@@ -68,15 +72,16 @@ def test_training_by_each_path_equals_dense(path, mode):
         assert float((a - b).abs().max()) <= TOLERANCE * float(a.abs().max())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
+def test_kernels_equal_a_loop_over_graphs(sizes, dtype, device):
     """Both ways, at most twice as far from float64 as torch's own attention of that dtype is."""
     torch.manual_seed(0)
-    batch = batch_of(sizes, CAPACITY).to("cuda")
+    batch = batch_of(sizes, CAPACITY).to(device)
     starts = torch.minimum(batch.ptr, batch.num_real_nodes).int()
     real = sum(sizes)
-    q, k, v, seed = torch.randn(4, 700, 4, 16, device="cuda", dtype=torch.float64)
+    q, k, v, seed = torch.randn(4, 700, 4, 16, device=device, dtype=torch.float64)
     seed[real:] = 0
 
     def by_loop(dtype):
@@ -91,7 +96,9 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
     def by_flex(dtype):
         rows = [t.to(dtype).requires_grad_() for t in (q, k, v)]
         layout = DocumentLayout.of(batch)
-        attend = torch.compile(layout.attend, fullgraph=True)
+        attend = layout.attend
+        if device == "cuda":
+            attend = torch.compile(attend, fullgraph=True)
         return rows, attend(*(t.transpose(0, 1)[None] for t in rows))[0].transpose(0, 1)[:real]
 
     def by_varlen(dtype):
@@ -107,7 +114,7 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
     def results(attend, dtype):
         rows, out = attend(dtype)
         grads = torch.autograd.grad(out, rows, seed[:real].to(dtype))
-        return [t[:real].double() for t in (out, *grads)]
+        return [t[:real].detach().double() for t in (out, *grads)]
 
     exact = results(by_loop, torch.float64)
     usual = results(by_loop, dtype)
@@ -117,17 +124,19 @@ def test_kernels_equal_a_loop_over_graphs(sizes, dtype):
             assert float((c - a).abs().max()) <= 2 * max(least, float((b - a).abs().max()))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("path", ["dense", "size-classed", "flex", "varlen", "kernel"])
-def test_memory_is_fitted_for_each_path(path, esol):
+def test_memory_is_fitted_for_each_path(path, device, esol):
     """The probe finds out the form; flex and varlen are not taken to be quadratic in ``M``."""
 
     class Model(Attending):
         def forward(self, x, batch):
             return super().forward(x[:, :8].float(), batch)[:, :1]
 
-    model = sg.convert(Model().cuda(), attention=path)
+    model = sg.convert(Model().to(device), attention=path)
     memory = sg.probe(
         model, esol, loss=loss, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3)
     )
-    if path in ("flex", "varlen", "kernel"):
+    # On a CPU these go graph by graph, or by all pairs.
+    if device == "cuda" and path in ("flex", "varlen", "kernel"):
         assert memory.fit.form == "linear"

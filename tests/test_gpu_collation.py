@@ -1,8 +1,9 @@
-"""Batches made from ids on a GPU: what only a GPU can show."""
+"""Batches made from ids on a GPU, bit for bit the host's; and the same bodies on the CPU."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,42 +19,45 @@ from support.collated import (
 )
 from support.gine_net import bce
 from support.molecule_net import Molecules
+from support.places import DEVICES
 
 import staticgraph as sg
 from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.kernels.collate import Arguments, collate, collate_reference
-
-pytestmark = pytest.mark.gpu
 
 
 def by_operator(ids, *arguments):
     collate(ids, Arguments(*arguments))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("collating", [by_operator, collate_reference], ids=["triton", "reference"])
 @pytest.mark.parametrize("pointers", [True, False])
-def test_molecules_equal_the_host(hiv, collating, pointers):
-    moved = hiv.to("cuda")
-    for count in (0, 1, 32, 1024, 3000):
+def test_molecules_equal_the_host(hiv, collating, pointers, device):
+    moved = hiv.to(device)
+    for count in (0, 1, 32, 1024, 3000) if device == "cuda" else (0, 1, 32):
         ids = np.random.default_rng(count).integers(0, len(hiv), count)
         layout = layout_for(hiv, ids, pointers)
         assert_same_bits(collated(collating, moved, ids, layout), filled(hiv, ids, layout))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("store", [odd_graphs(), with_positions(1000), with_positions(9)])
-def test_every_dtype_equals_the_host(store):
-    moved = store.to("cuda")
+def test_every_dtype_equals_the_host(store, device):
+    moved = store.to(device)
     for ids in ([], [3], [2, 1, 4, 0, 1, 5]):
         layout = layout_for(store, ids, True)
         assert_same_bits(collated(by_operator, moved, ids, layout), filled(store, ids, layout))
 
 
+@pytest.mark.parametrize("place", DEVICES, indirect=True)
 @pytest.mark.parametrize("exact", [True, False])
-def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact):
+def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact, place):
     plan = sg.plan_buckets(hiv, batch_size=64)
-    options = {"indices": hiv.splits["train"][:4000], "exact": exact, "shuffle": True}
-    busy = torch.randn(2048, 2048, device="cuda")
-    device = sg.StaticLoader(hiv.to("cuda"), plan, pointers=True, **options)
+    chosen = hiv.splits["train"][: 4000 if place.cuda else 400]
+    options = {"indices": chosen, "exact": exact, "shuffle": True}
+    busy = torch.randn((2048, 2048) if place.cuda else (8, 8), device=place.device)
+    device = sg.StaticLoader(hiv.to(place.device), plan, pointers=True, **options)
     host = sg.StaticLoader(hiv, plan, pointers=True, **options)
     for one, other in zip(device, host, strict=True):
         busy = busy @ busy
@@ -61,25 +65,37 @@ def test_loader_equals_the_host_while_the_device_is_busy(hiv, exact):
         assert_same_bits(found, dict(other.tensors()))
 
 
-def test_training_from_ids_equals_training_from_the_host(hiv):
+def test_training_from_ids_equals_training_from_the_host(place, hiv):
     """Losses of an epoch; and of a step, the ids are all that crosses the bus."""
     plan = sg.BucketPlan.of([(900, 1900, 33), (1400, 3000, 34)], batch_size=32)
     torch.manual_seed(0)
-    models = [Molecules(hiv, gps=False).cuda()]
+    size = {} if place.cuda else {"hidden": 8, "layers": 1}
+    models = [Molecules(hiv, gps=False, **size).to(place.device)]
     models.append(copy.deepcopy(models[0]))
-    sources = [hiv.to("cuda"), hiv]
+    sources = [hiv.to(place.device), hiv]
+    recording = sg.Recording(recorder=place.recorder)
     runners, loaders = [], []
     for model, source in zip(models, sources, strict=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-        runner = sg.StaticGraphRunner(model, plan, "cuda-graph", loss=bce, optimizer=optimizer)
+        runner = sg.StaticGraphRunner(
+            model, plan, "cuda-graph", loss=bce, optimizer=optimizer, recording=recording
+        )
         runners.append(runner.warmup(source, progress=False))
         loaders.append(
-            sg.StaticLoader(source, plan, indices=range(2000), shuffle=True, device="cuda")
+            sg.StaticLoader(
+                source,
+                plan,
+                indices=range(2000 if place.cuda else 200),
+                shuffle=True,
+                device=place.device,
+            )
         )
     for one, other in zip(*loaders, strict=True):
         ours, theirs = (float(r.step(b)) for r, b in zip(runners, (one, other), strict=True))
         assert ours == pytest.approx(theirs, rel=1e-3)
     assert runners[0].report().fallbacks == ()
+    if not place.cuda:
+        return
     stream = iter(loaders[0])
     graphs, kernels, crossed = profile_of(lambda: runners[0].step(next(stream)))
     assert graphs == 2, "the batch and the step"
@@ -101,22 +117,20 @@ def profile_of(call) -> tuple[int, int, int]:
     return counts.get("cudaGraphLaunch", 0), kernels, crossed
 
 
-def test_a_recording_of_collation_follows_its_ids(hiv):
+def test_a_recording_of_collation_follows_its_ids(place, hiv):
     """One graph, two kernels, other ids each time."""
-    moved = hiv.to("cuda")
+    device = place.device
+    moved = hiv.to(device)
     layout = layout_for(hiv, range(500))
-    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device="cuda"))
-    ids = padded_ids([], layout, "cuda")
+    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=device))
+    ids = padded_ids([], layout, device)
     arguments = collate_arguments(moved, layout, tensors)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        collate(ids, arguments)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        collate(ids, arguments)
+    recorder = sg.Recording(recorder=place.recorder).recorder_on(torch.device(device))
+    body = partial(collate, ids, arguments)
+    recorder.warm(body, 1)
+    recorded = recorder.record(body)
     for chosen in (range(500), range(1000, 1300), [3], []):
         ids.copy_(padded_ids(chosen, layout))
-        graph.replay()
+        recorded.replay()
         found = {name: value.cpu() for name, value in tensors.items()}
         assert_same_bits(found, filled(hiv, chosen, layout))

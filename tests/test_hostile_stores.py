@@ -3,6 +3,7 @@ the array and the graph named, before a loop without bounds checks runs over the
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,22 @@ def test_types_and_their_indices_are_checked(tmp_path):
             GraphStore.load(tmp_path / "s")
     forge(tmp_path / "s", name, column)
     assert len(GraphStore.load(tmp_path / "s")) == 2
+    sealed = document.load(tmp_path / "s" / "manifest.json")
+    for axis, changes in (
+        (0, {"type": ""}),
+        (0, {"type": ["a", "b"]}),
+        (0, {"type": ["b"]}),
+        (0, {"kind": "nodes"}),
+        (2, {"type": []}),
+        (2, {"type": ["a", "to", "c"]}),
+        (2, {"type": ["a", 3, "b"]}),
+        (2, {"kind": "rows"}),
+    ):
+        manifest = copy.deepcopy(sealed)
+        manifest["schema"]["axes"][axis] |= changes
+        document.save(tmp_path / "s" / "manifest.json", manifest)
+        with pytest.raises(StoreCorrupt, match=r"cannot be of type|is there twice|lacks or has"):
+            GraphStore.load(tmp_path / "s")
 
 
 def sg_rows(n: int):
@@ -359,4 +376,16 @@ def test_manifests_of_graphs_that_contradict_themselves_are_refused(graph, chang
     change(manifest)
     document.save(graph / "manifest.json", manifest)
     with pytest.raises(StoreCorrupt, match=message):
+        PartitionedGraph(graph)
+
+
+@pytest.mark.parametrize("key", ["bytes", "blocks", "crc32"])
+@pytest.mark.parametrize("value", [None, "1", 1.0])
+def test_records_of_files_are_whole_numbers(graph, key, value):
+    """A checksum of None was compared with the file's, and formatted for a message."""
+    manifest = document.load(graph / "manifest.json")
+    record = manifest["files"]["node_ids.npy"]
+    record[key] = value if key == "bytes" else [value]
+    document.save(graph / "manifest.json", manifest)
+    with pytest.raises(StoreCorrupt, match="no whole numbers"):
         PartitionedGraph(graph)

@@ -15,7 +15,7 @@ from staticgraph.kernels import (
     segment_sum,
     table_sum,
 )
-from staticgraph.kernels.batch_norm import Running, batch_norm_reference
+from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on, batch_norm_reference
 from staticgraph.kernels.head_blocks import (
     nodes_of_blocks,
     nodes_of_blocks_reference,
@@ -24,6 +24,7 @@ from staticgraph.kernels.head_blocks import (
 )
 from staticgraph.kernels.linear import available, linear_handed_on, linear_reference
 from staticgraph.kernels.neighbour_sum import (
+    each_edge,
     neighbour_sum_handed_on,
     neighbour_sum_reference,
 )
@@ -276,7 +277,7 @@ def random_graph(nodes: int, edges: int):
     return src, dst, *starts, order.int()
 
 
-@pytest.mark.parametrize("operand", ["none", "edge", "table"])
+@pytest.mark.parametrize("operand", ["none", "edge", "table", "each"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_operands_handed_on_take_all_their_gradients(operand, dtype):
     """A chain of two layers with residuals: as autograd adds them up in float64."""
@@ -285,15 +286,22 @@ def test_operands_handed_on_take_all_their_gradients(operand, dtype):
     x, edge = torch.randn(40, 5).to(dtype), None
     if operand != "none":
         edge = torch.randn(90 if operand == "edge" else 7, 5).to(dtype)
-    if operand == "table":
+    if operand in ("table", "each"):
         code = torch.randint(7, (90,))
     transform = "copy" if edge is None else "relu_add"
     options = {"code": code, "self_eps": torch.tensor([0.2]), "transform": transform}
 
     def kernel(x, edge=None):
-        out, x, edge = neighbour_sum_handed_on(x, edge, *pointers, edge_too=True, **options)
+        rows, each = edge, each_edge(edge, code) if operand == "each" else None
+        out, x, after = neighbour_sum_handed_on(
+            x, rows, *pointers, edge_too=True, each=each, **options
+        )
         h = out.tanh() + x
-        again = neighbour_sum_handed_on(h, edge, *pointers, **options)
+        if each is None:
+            rows = after
+        else:
+            each = after
+        again = neighbour_sum_handed_on(h, rows, *pointers, each=each, **options)
         return again.out + again.x
 
     def reference(x, edge=None):
@@ -307,6 +315,31 @@ def test_operands_handed_on_take_all_their_gradients(operand, dtype):
 
     tensors = [x] if edge is None else [x, edge]
     agree(kernel, reference, tensors, terms=200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_norms_addend_handed_on(dtype):
+    """What reads the addend later sends its gradient through the norm; also where nothing does, and
+    where nothing reads the norm."""
+    count = torch.tensor(35)
+
+    def kernel(x, addend, weight, bias):
+        out, again = batch_norm_handed_on(x, addend, weight, bias, count, eps=1e-5)
+        return out + again.square() + batch_norm_handed_on(again, x, weight, bias, count, eps=1)[0]
+
+    def reference(x, addend, weight, bias):
+        first, second = (
+            batch_norm_reference(x + addend, None, weight, bias, count, eps, False)[0]
+            for eps in (1e-5, 1)
+        )
+        return first + addend.square() + second
+
+    shapes = (40, 5), (40, 5), (5,), (5,)
+    agree(kernel, reference, [torch.randn(shape).to(dtype) for shape in shapes], terms=200)
+    x, addend = torch.randn(2, 40, 5, requires_grad=True)
+    _, again = batch_norm_handed_on(x, addend, torch.ones(5), torch.zeros(5), count, eps=1e-5)
+    (found,) = torch.autograd.grad(again.sum(), addend)
+    assert torch.equal(found, torch.ones(40, 5))
 
 
 @pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")

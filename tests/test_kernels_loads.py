@@ -46,13 +46,18 @@ PLACES = torch.zeros(NODES, dtype=torch.int64)
 BOTH_WAYS = {
     "neighbour_sum": lambda x, e: (
         neighbour.forward(x, e, None, ENDS, PTR, None, "relu_add", False),
-        neighbour.backward(x, x, e, None, ENDS, PTR, PTR, ORDER, None, x, e, "relu_add", False),
+        neighbour.backward(
+            x, x, e, None, ENDS, PTR, PTR, ORDER, None, x, e, "relu_add", False, False
+        ),
     ),
     "neighbour_sum of a table": lambda x, e: (
         neighbour.forward(x, x, ENDS, ENDS, PTR, ONES, "multiply", True),
         neighbour.backward(
-            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, "multiply", True
+            x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, None, None, "multiply", True, False
         ),
+    ),
+    "neighbour_sum of a table, edge by edge": lambda x, e: neighbour.backward(
+        x, x, x, ENDS, ENDS, PTR, PTR, ORDER, ONES, x, e.float(), "relu_add", False, True
     ),
     "table_sum": lambda x, e: (
         table.forward(INDEX, OFFSETS, x),
@@ -60,7 +65,7 @@ BOTH_WAYS = {
     ),
     "batch_norm": lambda x, e: (
         norm.forward(x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True),
-        norm.backward(x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True),
+        norm.backward(x, x, ONES, ONES, ONES, ONES, COUNT, x, 1e-5, True),
     ),
     "linear": lambda x, e: dense.masked_sums(x, x),
     "dropout_sum": lambda x, e: dropout.fill(x, x, x, SEED, 3, 0.5),
@@ -127,7 +132,7 @@ def test_a_norm_joins_its_chunks_at_once():
     x = torch.zeros(64 * 64, WIDTH)
     rest = (ONES, ONES, COUNT, None, None, None, None, 1e-5, True)
     forward = launches(norm.forward, x, None, None, *rest)
-    backward = launches(norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+    backward = launches(norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, None, 1e-5, True)
     assert [each.loops for each in forward + backward] == [1, 1, 1, 1]
     assert all(each.spilled == 0 for each in forward + backward)
 
@@ -139,7 +144,7 @@ def test_a_norm_of_few_rows_is_one_launch_without_a_loop(dtype):
         *launches(
             small_norm.forward, x, x, x, ONES, ONES, COUNT, ONES, ONES, SEED, 0.1, 1e-5, True
         ),
-        *launches(small_norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True),
+        *launches(small_norm.backward, x, x, ONES, ONES, ONES, ONES, COUNT, x, 1e-5, True),
     ]
     assert len(both) == 2
     for each in both:
@@ -162,7 +167,7 @@ def test_few_rows_go_by_one_launch_many_by_two(monkeypatch):
         (many, 0.1, "gpu", "gpu"),
     ):
         op._on_cuda(x, None, None, ONES, ONES, COUNT, ONES, ONES, SEED, momentum, 1e-5, True)
-        op._backward_on_cuda(x, x, ONES, ONES, ONES, ONES, COUNT, 1e-5, True)
+        op._backward_on_cuda(x, x, ONES, ONES, ONES, ONES, COUNT, None, 1e-5, True)
         assert [name.rsplit(".")[-1] for name in called] == [forward, backward]
         expected = [1 + (way == "gpu") for way in (forward, backward)]
         assert [op.launches(x, momentum is None), op.launches(x, False)] == expected

@@ -259,3 +259,14 @@ ARGUMENTS = {
 def test_registration_is_sound(name):
     """torch's own checks: schema, fake shapes, autograd, and tracing through AOTAutograd."""
     torch.library.opcheck(getattr(torch.ops.staticgraph, name).default, ARGUMENTS[name]())
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS.keys() - {"gcn_degrees"}))
+def test_a_second_derivative_is_refused_by_the_operator_s_own_name(name):
+    arguments = ARGUMENTS[name]()
+    out = getattr(torch.ops.staticgraph, name).default(*arguments)
+    first = next(a for a in arguments if isinstance(a, torch.Tensor) and a.requires_grad)
+    out = out[0] if isinstance(out, tuple) else out
+    (once,) = torch.autograd.grad(out.square().sum(), first, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"^staticgraph::{name} has no second derivative"):
+        once.sum().backward()

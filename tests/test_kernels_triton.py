@@ -35,6 +35,12 @@ def test_interpreted_in_a_process_of_its_own():
     run_interpreted("interpreted_kernels.py")
 
 
+@pytest.mark.slow
+@needs_interpreter
+def test_the_cases_of_the_gpu_interpreted():
+    run_interpreted("interpreted_cases.py")
+
+
 def signature(kernel, data: str) -> dict[str, str]:
     """The types of a kernel's arguments; ``data`` is that of features."""
     types = {}

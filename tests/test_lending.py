@@ -110,7 +110,7 @@ def test_a_batch_that_is_made_by_a_recording_ends_a_loan(esol, limit):
     """Collation has recordings of its own, in the same pool."""
     model = Nodes()
     plan = sg.BucketPlan.of([(410, 850, 31)])
-    runner = made_runner(model, plan, "cuda-graph", recorder=ArenaRecorder)
+    runner = made_runner(model, plan, "cuda-graph", recorder=ArenaRecorder, one_launch=False)
     moved = esol.to("cpu")
     runner.warmup(moved, progress=False)
     batches = iter(sg.StaticLoader(moved, plan, exact=False))

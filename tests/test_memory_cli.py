@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+import torch
 from support.command import status_of
 
 import staticgraph as sg
 from staticgraph import cli
 from staticgraph.cli.reports.memory_plots import save_memory_picture
+from staticgraph.dryrun import compiled_probe
+from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
+from staticgraph.nn.fused import fused_layers
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
@@ -65,6 +70,70 @@ def test_a_plan_for_a_cap(data, memory, capsys, tmp_path):
     found = sg.BucketPlan.load(plan)
     assert sg.MemoryBudget("300KiB").fits(MemoryModel.load(memory), found.capacities)
     assert "predicted" in found.note
+
+
+def given_to_probe(monkeypatch) -> list[dict]:
+    """What the command asks a probe for, instead of a probe."""
+    asked = []
+
+    def note(model, store, **options):
+        asked.append({"fused": list(fused_layers(model)) != [], **options})
+        raise FitRefused("noted")
+
+    monkeypatch.setattr(compiled_probe, "probe", note)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("words", "fused", "how"),
+    [
+        (["--model", "gcn"], True, {"like": "cpu", "compiled": False}),
+        (["--model", "gcn", "--kernels", "off"], False, {"like": "cpu"}),
+        (["--model", "gat"], False, {"like": "cpu"}),
+        (["--model", "gat", "--kernels", "on"], True, {"autocast": None}),
+        (["--like", "cuda"], False, {"like": "cuda", "compiled": False}),
+        (["--like", "cuda", "--kernels", "on", "--autocast", "bfloat16"], True,
+         {"autocast": torch.bfloat16}),
+        (["--like", "cuda", "--compiled", "--for", "l4"], False,
+         {"compiled": True, "target": "l4"}),
+    ],
+)  # fmt: skip
+def test_a_probe_is_of_the_model_that_train_trains(data, words, fused, how, monkeypatch):
+    """Kernels as ``staticgraph train`` takes them where the step is meant to run."""
+    asked = given_to_probe(monkeypatch)
+    assert status_of(["probe", "--data", data, "--hidden", "8", "--layers", "1", *words]) == 2
+    (found,) = asked
+    assert found["fused"] == fused
+    assert {name: found[name] for name in how} == how
+    with io.BytesIO() as file:
+        torch.save(found["loss"], file)  # as another process is handed it
+
+
+def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
+    asked = given_to_probe(monkeypatch)
+    words = ["--kernels", "on", "--autocast", "bfloat16", "--max-memory", "1GiB"]
+    assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
+    (found,) = asked
+    assert (found["fused"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("words", [[], ["--like", "cuda", "--device", "cuda"]])
+def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
+    assert status_of(["probe", "--data", data, *SMALL, "--compiled", *words]) == 2
+    assert "--compiled counts a step for a GPU that is not here" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_probed(data, capsys):
+    """Whole, by the dry run's process, with kernels under the model."""
+    words = ["--like", "cuda", "--compiled", "--kernels", "on", "--json"]
+    status = status_of(["probe", "--data", data, *SMALL, *words])
+    said = capsys.readouterr()
+    if status == 3 or "dry run" in said.err:
+        pytest.skip(said.err)
+    found = json.loads(said.out)
+    assert "a dry run of the step compiled for" in found["reader"]
+    assert found["checked"] is not None
 
 
 def test_a_plan_probes_the_model_that_is_named(data, capsys):

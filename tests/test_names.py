@@ -74,6 +74,21 @@ def test_every_array_of_a_slot_is_refused_or_a_name_that_no_field_has(kind):
     assert not set(unseen) & set(batch.keys())
 
 
+def test_an_axis_whose_arrays_are_taken_is_refused_by_its_own_name():
+    """No field has the name of the array: the error speaks of the rows and of what named them."""
+    for axis, said in (
+        (
+            Axis("graph"),
+            r"'graph' is the name of rows .* 'graph_\w+' .*every batch has: name",
+        ),
+        (Axis("edge", "node", ("edge",)), r"every batch has: rename the type 'edge'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sg.Schema((sg.Field("x", "node", (), "float32"),), (axis,))
+    with pytest.raises(ValueError, match=r"'t_batch'.* appears twice, being a field: name these"):
+        sg.Schema((sg.Field("t_batch", "graph", (), "float32"),), (Axis("t"),))
+
+
 def test_every_array_that_collation_on_the_device_writes_is_refused():
     assert refused(list(OUTPUTS)) == list(OUTPUTS)
 

@@ -128,6 +128,22 @@ def test_nodes_train_and_report(graph, tmp_path, capsys, policy):
     assert (tmp_path / "schedule.png").exists()
 
 
+def test_a_run_on_nodes_begins_anew_and_says_so(graph, tmp_path, capsys):
+    arguments = ["train-large", "--task", "node", "--data", graph, "--policy", "in-memory",
+                 "--fanouts", "2", "--hidden", "4", "--epochs", "2", "--json"]  # fmt: skip
+    sittings = []
+    for _ in range(2):
+        assert cli.main([*arguments, "--out", str(tmp_path)]) == 0
+        out, err = capsys.readouterr()
+        losses = [epoch["loss"] for epoch in json.loads(out)["epochs"]]
+        sittings.append((losses, "training begins at the first epoch" in err))
+    assert sittings == [(sittings[0][0], False), (sittings[0][0], True)]
+    assert len(sittings[0][0]) == 2
+    with pytest.raises(SystemExit):
+        cli.main(["train-large", "--help"])
+    assert "A run on nodes is not resumed" in " ".join(capsys.readouterr().out.split())
+
+
 def test_policies_of_the_other_task_are_refused(graph, tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["train-large", "--task", "node", "--data", graph, "--out", str(tmp_path / "r")])

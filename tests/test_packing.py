@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.packing_problems import SETS, fewest_packs, load, problems
+from support.packing_problems import SETS, alike, fewest_packs, load, problems
 
 from bench.paper.heuristics import (
     HEURISTICS,
@@ -20,7 +20,8 @@ from bench.paper.heuristics import (
 from staticgraph.errors import GraphTooLarge
 from staticgraph.packing import pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.draw import draw_packs, types_of
-from staticgraph.packing.fill import QUICK
+from staticgraph.packing.fill import QUICK, fill_histogram
+from staticgraph.packing.listing import listings
 from staticgraph.packing.swap import pack_by_swaps, split_counts
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -84,6 +85,47 @@ def test_best_fit_and_worst_fit_by_hand():
     assert loads("longest") == [5, 9]
     assert loads("shortest") == [6, 8]
     assert loads("first") == [5, 9]
+
+
+def fewest_of_the_listing(histogram, limits, max_graphs):
+    """Packs of the published listing in plain Python, by the best of its heuristics."""
+    names = [*HEURISTICS] if histogram.sizes.shape[1] > 1 else ["node"]
+    return min(
+        pack_paper(histogram, limits, heuristic=name, max_graphs=max_graphs).num_packs
+        for name in names
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(max_types=25, max_count=40))
+def test_never_more_packs_than_the_listing(problem):
+    histogram, limits, max_graphs = problem
+    ours = pack_histogram(histogram, limits, max_graphs=max_graphs)
+    assert ours.num_packs <= fewest_of_the_listing(histogram, limits, max_graphs)
+
+
+@pytest.mark.parametrize("name", ["qm9", "zinc"])
+@pytest.mark.parametrize("graphs", [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6])
+def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
+    histogram = alike(name, 40_000)
+    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
+    limits = np.maximum(limits, histogram.maxima)
+    ours = pack_histogram(histogram, limits)
+    ours.check()
+    assert ours.num_packs <= fewest_of_the_listing(histogram, limits, None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(max_types=25, max_count=40))
+def test_the_compiled_listing_is_the_listing(problem):
+    histogram, limits, max_graphs = problem
+    names = ["prod", "sum", "max", "min", "node", "edge"]
+    if histogram.sizes.shape[1] == 1:
+        names = ["node"]
+    for name, ours in zip(names, listings(histogram, limits, max_graphs), strict=False):
+        ours.check()
+        paper = pack_paper(histogram, limits, heuristic=name, max_graphs=max_graphs)
+        assert (ours.num_packs, len(ours.counts)) == (paper.num_packs, len(paper.counts)), name
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -166,7 +208,7 @@ class TestHostile:
         rng = np.random.default_rng(0)
         rows = np.unique(rng.integers(1, 20_000, (10_000, 2)), axis=0)
         histogram = SizeHistogram(rows, np.ones(len(rows), dtype=np.int64))
-        packing = pack_histogram(histogram, (40_000, 40_000), efforts=QUICK)
+        packing = fill_histogram(histogram, (40_000, 40_000), efforts=QUICK)
         packing.check()
         assert packing.num_packs < 1.1 * packing.volume_bound
 

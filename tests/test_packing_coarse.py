@@ -15,7 +15,7 @@ from staticgraph.packing import coarse as coarse_module
 from staticgraph.packing import fill
 from staticgraph.packing.coarse import MOST_SIZES, coarsened
 from staticgraph.packing.draw import draw_packs, types_of
-from staticgraph.packing.fill import QUICK, pack_histogram
+from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.plans import several
 from staticgraph.plans.cost import StepCost
 from staticgraph.plans.limits import efficiency_map, limits_for_efficiency, limits_for_graphs
@@ -43,7 +43,7 @@ def test_few_sizes_are_left_as_they_are():
     found = coarsened(histogram)
     assert found.histogram is histogram
     assert (found.step, found.loss) == (0.0, 0.0)
-    packing = pack_histogram(histogram, (9000, 9000), efforts=QUICK)
+    packing = fill_histogram(histogram, (9000, 9000), efforts=QUICK)
     assert packing.histogram is histogram
     assert "rounded" not in packing.method
 
@@ -86,7 +86,7 @@ def test_a_packing_of_boxes_is_one_of_the_graphs(sizes, counts, graphs):
     many = np.array([counts.randint(1, 30) for _ in rows], np.int64)
     histogram = SizeHistogram(rows, many)
     found = coarsened(histogram, 3)
-    packing = pack_histogram(found.histogram, (80, 120), max_graphs=graphs, efforts=QUICK)
+    packing = fill_histogram(found.histogram, (80, 120), max_graphs=graphs, efforts=QUICK)
     expanded = found.expanded(packing)
     expanded.check()
     assert expanded.histogram is histogram
@@ -95,7 +95,7 @@ def test_a_packing_of_boxes_is_one_of_the_graphs(sizes, counts, graphs):
 
 
 def test_many_sizes_pack_within_the_stated_loss(many):
-    packing = pack_histogram(many, (40_000, 40_000), max_graphs=64, efforts=QUICK)
+    packing = fill_histogram(many, (40_000, 40_000), max_graphs=64, efforts=QUICK)
     packing.check()
     loss = coarsened(many).loss
     assert 0 < loss < 0.06
@@ -126,7 +126,7 @@ def test_the_packer_never_sees_more_sizes_than_that(many, monkeypatch):
     monkeypatch.setattr(
         fill, "_fill", lambda sizes, *rest: seen.append(len(sizes)) or inner(sizes, *rest)
     )
-    pack_histogram(many, (40_000, 40_000), efforts=QUICK)
+    fill_histogram(many, (40_000, 40_000), efforts=QUICK)
     efficiency_map(many, [20_000], [20_000])
     limits_for_graphs(many, 3, efforts=QUICK)
     limits_for_efficiency(many, 0.9, steps=2)

@@ -478,6 +478,27 @@ def test_it_runs_once_and_not_over_padding_alone(known):
     assert len(calls) == checked + 2
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_what_the_warm_up_checked_is_not_checked_again(mode):
+    """An evaluation is one, whether the warm-up or a batch asks for it, and whatever mode the model
+    was left in; calling the model while it trains is something else."""
+    model = getattr(made(Counts), mode)()
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE, progress=False)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(model.training))
+    runner.eval_step(BATCH)
+    runner.predict(STORE)
+    assert len(calls) == 2
+    model.train()
+    runner(BATCH)
+    assert len(calls) > 3
+    assert calls[2]
+    checked = len(calls)
+    runner(BATCH)
+    runner.eval_step(BATCH)
+    assert len(calls) == checked + 2
+
+
 def test_an_error_comes_again_and_leaves_the_model_usable():
     model = made(Mean)
     runner = runner_of(model)

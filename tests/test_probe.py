@@ -15,6 +15,7 @@ import staticgraph as sg
 from staticgraph import models
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import ProbeFailed
+from staticgraph.memory.model import MemoryModel
 from staticgraph.nn.context.dense_layout import DenseLayout
 from staticgraph.probing.allocator import AllocatorReader
 from staticgraph.probing.fake_tensors import FakeTensorReader
@@ -153,6 +154,24 @@ def test_a_mask_that_is_an_index_is_probed_and_its_attention_predicted(esol, dro
     memory = probed(subject, esol)
     assert memory.fit.form == "attention"
     for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120), Capacity(900, 1_850, 80, 20)):
+        found = measured(subject, capacity).step
+        assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_attention_that_follows_real_counts_is_predicted(esol, kernels):
+    """Its blocks are without the padding graph, which is an eighth of the smallest probe's."""
+    torch.manual_seed(0)
+    model = models.build("gps", esol, hidden=32, layers=1, dropout=0.1)
+    model = sg.convert(model, kernels=True) if kernels else model
+    optimizer = torch.optim.Adam(model.parameters())
+    subject = Probed(Subject(model, squared, optimizer), esol.schema, counted=True)
+    memory = probed(subject, esol)
+    assert memory.fit.counted
+    assert memory.fit.residual < 0.03
+    assert MemoryModel.from_dict(memory.to_dict()).fit == memory.fit
+    # With kernels a wider largest graph makes several blocks, which real counts clip further.
+    for capacity in (HELD_OUT, Capacity(900, 1_850, 24, 120))[: 2 - kernels]:
         found = measured(subject, capacity).step
         assert memory.fit.predict(capacity) == pytest.approx(found, rel=0.03), capacity
 

@@ -44,8 +44,7 @@ def runner_of(model, example, **options):
         mode="cuda-graph",
         loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
         optimizer=optimizer,
-        recorder=ArenaRecorder,
-        **options,
+        **{"recorder": ArenaRecorder, **options},
     )
     return runner.warmup(example, progress=False)
 
@@ -92,7 +91,7 @@ def test_an_epoch_from_ids_equals_one_from_the_host(esol, moved, models, monkeyp
 
 def test_ids_that_were_not_copied_show(esol, moved, models, monkeypatch):
     ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
-    monkeypatch.setattr(RecordedCollation, "_send", lambda *_: None)
+    monkeypatch.setattr(RecordedCollation, "send", lambda *_: None)
     different = [
         not torch.equal(ours.step(one), theirs.step(other))
         for one, other in zip(loader_of(moved), loader_of(esol), strict=True)
@@ -148,3 +147,158 @@ def test_the_reference_is_recordable_as_it_is(esol, moved):
         ids.copy_(padded_ids(chosen, layout))
         recording.replay()
         assert_same_bits(tensors, filled(esol, chosen, layout))
+
+
+class Counted(ArenaRecorder):
+    """Counts the replays of all recordings together: launches, of a step."""
+
+    def __init__(self, device=None) -> None:
+        super().__init__(device)
+        self.launched = 0
+        Counted.last = self
+
+    def record(self, body):
+        made = super().record(body)
+        replay = made.replay
+
+        def launch() -> None:
+            self.launched += 1
+            replay()
+
+        made.replay = launch
+        return made
+
+
+class TestOneLaunch:
+    """Batch, forward, backward and optimizer of a step are one recording; see the laws it keeps."""
+
+    def trajectory(self, store, model, **options):
+        """Losses and evaluations of two epochs, ragged last batches included, and the recorder."""
+        runner = runner_of(model, store, recorder=Counted, **options)
+        losses, launches = [], []
+        for _ in range(2):
+            for batch in loader_of(store):
+                before = Counted.last.launched
+                losses.append(runner.step(batch))
+                launches.append(Counted.last.launched - before)
+                losses.append(runner.eval_step(batch).out[batch.graph_mask])
+        return losses, launches, Counted.last, runner
+
+    @pytest.mark.parametrize("scope", ["step", "forward_backward"])
+    def test_the_same_numbers_as_in_two_recordings_and_as_in_eager(
+        self, esol, moved, models, scope
+    ):
+        twin, other = copy.deepcopy(models[0]), copy.deepcopy(models[0])
+        ours, launches, recorder, runner = self.trajectory(moved, models[0], scope=scope)
+        theirs, twice, apart, _ = self.trajectory(moved, twin, one_launch=False, scope=scope)
+        optimizer = torch.optim.Adam(other.parameters(), lr=torch.tensor(1e-2), fused=True)
+        eager = made_runner(
+            other,
+            CAPACITIES,
+            mode="eager",
+            loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
+            optimizer=optimizer,
+        )
+        expected = []
+        for _ in range(2):
+            for batch in loader_of(esol):
+                batch.real = None
+                expected.append(eager.step(batch))
+                expected.append(eager.eval_step(batch).out[batch.graph_mask])
+        assert all(map(torch.equal, ours, theirs))
+        assert all(map(torch.equal, ours, expected))
+        for name, value in models[0].state_dict().items():
+            assert torch.equal(value, twin.state_dict()[name]), name
+            assert torch.equal(value, other.state_dict()[name]), name
+        assert set(launches) == {1}
+        assert set(twice) == {2}
+        assert recorder.recorded == 8, "two buckets, two phases, of ids and of any origin"
+        assert apart.recorded == 6, "a collation a bucket instead"
+        replays = runner.report().replays
+        assert replays[f"bucket 0 step from ids (scope {scope})"] > 0
+        assert replays[f"bucket 0 step (scope {scope})"] == 0
+
+    def test_ids_are_written_to_their_place_and_nowhere_else(self, moved, models, monkeypatch):
+        """A recorded step neither makes the batch in its slot nor has ids of the slot's own."""
+        from staticgraph.batches.from_device import SlotIds
+
+        runner = runner_of(models[0], moved)
+        sent = []
+        copy_to = SlotIds.copy_to
+        monkeypatch.setattr(
+            SlotIds, "copy_to", lambda own, target: (sent.append(target), copy_to(own, target))[1]
+        )
+        batches = list(zip(range(3), loader_of(moved), strict=False))
+        for _, batch in batches:
+            runner.step(batch)
+        place = runner._steps.recorded._collation._ids
+        assert len(sent) == 3
+        assert all(target.data_ptr() == place.data_ptr() for target in sent)
+        assert batches[0][1].x.shape[0] in (410, 900), "read now, so made now"
+        assert len(sent) == 4
+
+    def test_garbage_where_the_input_stands_is_written_over(self, moved, models):
+        """Every fill rewrites the whole input: nothing of the last batch, nor NaN, is left."""
+        runner = runner_of(models[0], moved)
+        twin = runner_of(models[1], moved)
+        for batch in loader_of(moved):
+            for inputs in runner._steps.recorded._inputs.values():
+                for value in inputs.tensors().values():
+                    value.fill_(float("nan") if value.is_floating_point() else 1)
+            assert torch.equal(runner.step(batch), twin.step(batch))
+
+    def test_dropout_draws_as_in_two_recordings(self, moved, models):
+        class Dropping(Net):
+            def forward(self, x, edge_index, edge_attr, batch):
+                return super().forward(F.dropout(x.float(), 0.5), edge_index, edge_attr, batch)
+
+        found = []
+        for one_launch in (True, False):
+            torch.manual_seed(0)
+            runner = runner_of(Dropping(), moved, one_launch=one_launch)
+            torch.manual_seed(1)
+            found.append([runner.step(batch) for batch in loader_of(moved)])
+        assert all(map(torch.equal, *found))
+        assert len({float(loss) for loss in found[0]}) == len(found[0])
+
+    def test_a_model_changed_after_the_warm_up_is_refused(self, moved, models):
+        runner = runner_of(models[0], moved)
+        loader = loader_of(moved)
+        runner.step(next(iter(loader)))
+        models[0].head.requires_grad_(False)
+        with pytest.raises(sg.NotStatic, match=r"step from ids.*head\.weight\.requires_grad"):
+            runner.step(next(iter(loader)))
+
+    def test_gradients_are_those_of_the_recording_that_ran(self, esol, moved, models):
+        """From ids and from the host in turn."""
+        ours, theirs = runner_of(models[0], moved), runner_of(models[1], esol)
+        for number, (one, other) in enumerate(zip(loader_of(moved), loader_of(esol), strict=True)):
+            ours.step(one if number % 2 else one.clone())
+            theirs.step(other)
+            pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+            assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+            if number == 5:
+                break
+
+    def test_a_failed_recording_of_both_tears_all_down(self, moved, models):
+        """The first half was recorded; the second cannot be."""
+
+        class Failing(ArenaRecorder):
+            def record(self, body):
+                if self.recorded:
+                    raise RuntimeError("no more")
+                return super().record(body)
+
+        model = models[0]
+        runner = made_runner(
+            model,
+            CAPACITIES,
+            mode="cuda-graph",
+            loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
+            optimizer=torch.optim.Adam(model.parameters(), fused=True, capturable=True),
+            recorder=Failing,
+        )
+        with pytest.raises(sg.NotStatic, match=r"bucket 1 step from ids.*no more"):
+            runner.warmup(moved, progress=False)
+        assert runner._steps.recorded._recordings == {}
+        assert runner._steps.recorded.counts == {}

@@ -4,6 +4,7 @@ statistics stay, since the variance of one value says nothing of others."""
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import BatchNorm, global_add_pool
+from torch_geometric.nn import BatchNorm, TopKPooling, global_add_pool
 
 import staticgraph as sg
 from staticgraph.kernels.batch_norm import Running, batch_norm
@@ -102,6 +103,63 @@ def test_where_the_count_is_not_known_statistics_stay(store, mode, kernels):
     runner.step(two)
     assert int(model.norm.num_batches_tracked) == 1
     assert not torch.equal(model.norm.running_var, before["norm.running_var"])
+    with pytest.warns(UserWarning, match="^norm: had one real row .* left alone"):
+        runner.check_finite()
+    runner.step(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.check_finite()  # once
+
+
+class Chosen(nn.Module):
+    """A norm over the nodes that a pool chose: one of a graph of one or two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = TopKPooling(3, ratio=0.5)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        x, _, _, batch, *_ = self.pool(x, edge_index, batch=batch)
+        return global_add_pool(self.norm(x), batch, batch_size)
+
+
+@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode):
+    """How many nodes there are is known of the batch, not how many of them were chosen."""
+    model = Chosen()
+    runner = runner_of(store, model, mode)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert not any("single" in name for name in before), "the flag is no part of the state"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.step(batch_of(store, [1, 2]))
+        runner.check_finite()
+    assert int(model.norm.num_batches_tracked) == 1
+    runner.step(batch_of(store, [0]))
+    assert int(model.norm.num_batches_tracked) == 1
+    with pytest.warns(UserWarning, match="^norm: had one real row"):
+        runner.check_finite()
+
+
+def test_the_flag_is_read_every_so_many_steps(store):
+    model = Net("graph")
+    batch = batch_of(store, [1])
+    batch.real = None
+    runner = made_runner(
+        model,
+        [CAPACITY],
+        "eager",
+        loss=loss_of,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        check_finite=3,
+    ).warmup(store, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runner.step(batch)
+        runner.step(batch)
+    with pytest.warns(UserWarning, match="^norm: had one real row"):
+        runner.step(batch)
 
 
 def test_pygs_own_choice_for_a_single_row_stays(store):

@@ -93,7 +93,7 @@ def test_ids_wait_for_the_memory_they_are_written_to(esol, streams):
 
         torch.empty_like = reused
         try:
-            sent = [feed._send(esol_ids(first), slot) for first in (0, 7, 11)]
+            sent = [feed._write(esol_ids(first), slot).on_device for first in (0, 7, 11)]
         finally:
             torch.empty_like = empty_like
     assert all(ids is freed for ids in sent)

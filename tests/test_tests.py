@@ -69,6 +69,16 @@ def test_laws_are_called_by_what_they_say(path):
     assert found is None, f"{named(path)} says {found and found[0]!r}"
 
 
+def test_every_test_of_a_gpu_runs_on_the_cpu_too():
+    """A device comes from support.places, beside the CPU; nothing is marked by hand."""
+    for path in FILES:
+        if path.name != "places.py" and path != Path(__file__):
+            assert not re.search(r"mark\.gpu\b", path.read_text()), (
+                f"{named(path)} marks a test for the GPU alone: take the fixture place, or "
+                "parametrize a device over DEVICES, so that its body runs on the CPU as well"
+            )
+
+
 def test_slow_tests_without_the_marker_are_listed():
     def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
         found = {"nodeid": name, "user_properties": [(NAME, seconds)], "keywords": set(keywords)}

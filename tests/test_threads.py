@@ -441,6 +441,71 @@ def test_checkpointing_runs_its_layers_again_over_the_batch_of_the_forward(reent
         assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
 
 
+POOLINGS = {
+    "topk": lambda: pyg.TopKPooling(6, ratio=0.5),
+    "sag": lambda: pyg.SAGPooling(6, ratio=0.5),
+    "score": lambda: pyg.TopKPooling(6, min_score=0.1),
+}
+
+
+class CheckpointedPools(nn.Module):
+    """Two blocks that backward runs again, the last first, each with a pool of its own."""
+
+    def __init__(self, pooling: str, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self._reentrant = reentrant
+        self.first = pyg.GCNConv(4, 6)
+        self.pools = nn.ModuleList(POOLINGS[pooling]() for _ in range(2))
+        self.convs = nn.ModuleList(pyg.GCNConv(6, 6) for _ in range(2))  # loops over pooled edges
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(2))
+        self.head = nn.Linear(6, 1)
+        self.double()
+
+    def block(self, number: int, h, edge_index, batch):
+        h, edge_index, _, batch, *_ = self.pools[number](h, edge_index, batch=batch)
+        return self.norms[number](self.convs[number](h, edge_index)).tanh(), edge_index, batch
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h, groups = self.first(x, edge_index), batch
+        for number in range(2):
+            h, edge_index, groups = torch.utils.checkpoint.checkpoint(
+                self.block, number, h, edge_index, groups, use_reentrant=self._reentrant
+            )
+        return self.head(global_mean_pool(h, groups, batch_size)).view(-1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
+    """Its row count was the first that meant nothing yet, and by then means its own rows."""
+    theirs, ours = (CheckpointedPools(pooling, reentrant) for _ in range(2))
+    data = Batch.from_data_list(GRAPHS[:10])
+    loss(theirs(data.x, data.edge_index, data.batch, 10), data).mean().backward()
+    runner = runner_of(ours)
+    runner.optimizer.param_groups[0]["lr"] = 0.0
+    runner.step(batch_of())
+    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+
+
+def test_calls_of_one_pool_that_cannot_be_told_apart_are_refused():
+    class Twice(CheckpointedPools):
+        def forward(self, x, edge_index, batch, batch_size):
+            h = self.first(x, edge_index)
+
+            def both(h):
+                views = [self.block(0, each, edge_index, batch) for each in (h, -h)]
+                pooled = [global_mean_pool(v, groups, batch_size) for v, _, groups in views]
+                return pooled[0] + pooled[1]
+
+            h = torch.utils.checkpoint.checkpoint(both, h, use_reentrant=self._reentrant)
+            return self.head(h).view(-1)
+
+    with pytest.raises(sg.NotStatic, match="TopKPooling ran 2 times over as many rows"):
+        runner_of(Twice("topk", False)).step(batch_of())
+
+
 def test_a_kept_output_keeps_no_slot_of_the_loader():
     runner = runner_of(Net())
     kept = [runner(batch) for batch in sg.StaticLoader(STORE, runner.plan, slots=2)]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.paper.heuristics import no_packing, pack_one_component, pack_paper
-from staticgraph.packing.fill import pack_histogram
 from staticgraph.packing.pack import Packing, harmonic_mean
+from staticgraph.packing.packer import pack_histogram
 from staticgraph.sizes.histogram import SizeHistogram
 
 PRINTED_FIGURES = Path(__file__).parent / "published" / "efficiency.csv"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from staticgraph.batches.collate_axes import fill_axes, fill_index, stand_apart
+from staticgraph.batches.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import GraphTooLarge
 from staticgraph.schema import COUNTS
@@ -68,8 +68,12 @@ def fill(
     store.verify(ids)
     real = real_counts(store, ids, layout.capacity)
     schema = layout.schema
-    if schema.hetero:
+    if schema.hetero or schema.two_sided:
         _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
+        if schema.two_sided:
+            fill_axis(store, ids, "node", arrays)
+            arrays["edge_mask"][: real.edges] = True
+            arrays["edge_mask"][real.edges :] = False
     else:
         _structure(
             ids,

@@ -31,13 +31,19 @@ def fill_axes(
 ) -> None:
     """Masks, graphs and pointers of every axis."""
     for axis in layout.schema.axes:
-        _axis(
-            ids,
-            store.offsets[axis.name],
-            arrays[f"{axis.name}_mask"],
-            arrays[f"{axis.name}_batch"],
-            arrays[f"{axis.name}_ptr"],
-        )
+        fill_axis(store, ids, axis.name, arrays)
+
+
+def fill_axis(store: GraphColumns, ids: IntArray, level: Level, arrays: dict[str, Array]) -> None:
+    """Mask, graphs and pointers of the rows of a level; those of nodes have names of their own."""
+    start = "" if level == "node" else f"{level}_"
+    _axis(
+        ids,
+        store.offsets_of(level),
+        arrays[f"{level}_mask"],
+        arrays[f"{start}batch"],
+        arrays[f"{start}ptr"],
+    )
 
 
 @numba.njit(cache=True, nogil=True)

@@ -6,10 +6,13 @@ arrays are made when first read. A model that reads them has them made into the 
 was lent (two launches); a recorded step makes them at the addresses it knows instead, from the
 batch's ids, and the slot is never written.
 
+Ids stand in pinned memory of the slot until somebody wants them: a recorded step has them copied to
+the place that it reads, and nowhere else.
+
 Invariants: which graphs go together is decided where it always is
 (:mod:`staticgraph.epochs.batcher`), and each array equals, bit for bit, what the host would have
-filled in. Ids are written to pinned memory in turn, each turn waiting for its last copy to end; on
-the device they belong to the slot, so they stand as long as the batch does.
+filled in. A slot's ids are not written again before the last copy of them is over; on the device,
+too, they belong to the slot, so they stand as long as the batch does.
 """
 
 from __future__ import annotations
@@ -30,8 +33,53 @@ from staticgraph.kernels.collate import collate
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.on_device import DeviceStore
 
-# One on its way while the next is written.
-STAGED = 2
+
+class SlotIds:
+    """The ids of a slot's present batch, and where they are on the device.
+
+    Args:
+        most: of any bucket.
+        device: where batches are made.
+    """
+
+    __slots__ = ("_copied", "_device", "_device_ids", "_sent", "_slot", "host")
+
+    def __init__(self, most: int, device: torch.device, slot: Slot) -> None:
+        on_cuda = device.type == "cuda"
+        self.host = torch.empty(most, dtype=torch.int32, pin_memory=on_cuda)
+        self._copied = torch.cuda.Event() if on_cuda else None
+        self._device = device
+        self._device_ids: Tensor | None = None
+        self._sent = False
+        self._slot = slot
+
+    def write(self, ids: IntArray) -> None:
+        """Another batch: these, then -1."""
+        if self._copied is not None:
+            self._copied.synchronize()  # returns at once where nothing was copied yet
+        self.host[: len(ids)] = torch.from_numpy(ids.astype(np.int32))
+        self.host[len(ids) :] = -1
+        self._sent = False
+
+    def copy_to(self, target: Tensor) -> None:
+        """Copies the first of them to ``target`` ``[k]`` int32, on the present stream."""
+        target.copy_(self.host[: len(target)], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    @property
+    def on_device(self) -> Tensor:
+        """``[most]`` int32 in memory of the slot; copied when first asked for."""
+        if not self._sent:
+            if self._device_ids is None:
+                self._device_ids = torch.empty_like(self.host, device=self._device)
+            if self._copied is not None and self._slot.released is not None:
+                # Who read the last batch's may have done so on another stream.
+                torch.cuda.current_stream(self._device).wait_event(self._slot.released)
+            self.copy_to(self._device_ids)
+            self._sent = True
+        assert self._device_ids is not None
+        return self._device_ids
 
 
 class CollatedTensors(Mapping[str, Tensor]):
@@ -39,14 +87,13 @@ class CollatedTensors(Mapping[str, Tensor]):
 
     Attributes:
         store: where the graphs are.
-        ids: ``[G]`` int32 on the device: positions in the store, then -1.
     """
 
-    __slots__ = ("_arrays", "_layout", "_lease", "_made", "ids", "store")
+    __slots__ = ("_arrays", "_ids", "_layout", "_lease", "_made", "store")
 
-    def __init__(self, store: DeviceStore, ids: Tensor, layout: SlotLayout, lease: Lease) -> None:
+    def __init__(self, store: DeviceStore, ids: SlotIds, layout: SlotLayout, lease: Lease) -> None:
         self.store = store
-        self.ids = ids
+        self._ids = ids
         self._layout = layout
         self._lease = lease
         self._arrays = lease.slot.tensors(layout.bucket)
@@ -55,7 +102,21 @@ class CollatedTensors(Mapping[str, Tensor]):
     @property
     def device(self) -> torch.device:
         """Where the arrays are, or will be."""
-        return self.ids.device
+        return self.store.device
+
+    @property
+    def ids(self) -> Tensor:
+        """``[G]`` int32 on the device: positions in the store, then -1."""
+        return self._ids.on_device[: self._layout.capacity.graphs]
+
+    def send_ids(self, target: Tensor) -> None:
+        """Writes the ids to ``[G]`` int32 on the device, on the present stream.
+
+        Raises:
+            StaleBatch: the batch was given back, and its ids are another's.
+        """
+        self.check()
+        self._ids.copy_to(target)
 
     def __getitem__(self, name: str) -> Tensor:
         if not self._made:
@@ -112,14 +173,7 @@ class IdsFeed:
         self._layouts = layouts
         self._pool = pool
         self._most = max(layout.capacity.graphs for layout in layouts)
-        self._of_slot: dict[Slot, Tensor] = {}
-        self._cuda = store.device.type == "cuda"
-        self._staged = [
-            torch.empty(self._most, dtype=torch.int32, pin_memory=self._cuda) for _ in range(STAGED)
-        ]
-        self._copied = [torch.cuda.Event() for _ in range(STAGED)] if self._cuda else []
-        self._stream = torch.cuda.Stream(store.device) if self._cuda else None
-        self._turn = 0
+        self._of_slot: dict[Slot, SlotIds] = {}
 
     def batch(self, chosen: BatchIds) -> StaticBatch:
         """One batch.
@@ -132,29 +186,13 @@ class IdsFeed:
         real = real_counts(self._store.host, chosen.ids, layout.capacity)
         slot = self._pool.lend()
         lease = Lease(self._pool, slot)
-        ids = self._send(chosen.ids, slot)[: layout.capacity.graphs]
-        return StaticBatch(layout, CollatedTensors(self._store, ids, layout, lease), real, lease)
+        ids = self._write(chosen.ids, slot)
+        tensors = CollatedTensors(self._store, ids, layout, lease)
+        objects = self._store.host.objects_of(chosen.ids)
+        return StaticBatch(layout, tensors, real, lease, objects)
 
-    def _send(self, ids: IntArray, slot: Slot) -> Tensor:
-        """``[most]`` int32 on the device: these ids, then -1. The present stream waits for it."""
-        turn, self._turn = self._turn, (self._turn + 1) % STAGED
-        staged = self._staged[turn]
-        if self._cuda:
-            self._copied[turn].synchronize()  # returns at once where none was recorded yet
-        staged[: len(ids)] = torch.from_numpy(ids.astype(np.int32))
-        staged[len(ids) :] = -1
-        made = slot not in self._of_slot
-        if made:
-            self._of_slot[slot] = torch.empty_like(staged, device=self._store.device)
-        target = self._of_slot[slot]
-        if self._stream is None:
-            return target.copy_(staged)
-        if made:  # torch may have given memory that queued work of the present stream still reads
-            self._stream.wait_stream(torch.cuda.current_stream(self._store.device))
-        if slot.released is not None:
-            self._stream.wait_event(slot.released)
-        with torch.cuda.stream(self._stream):
-            target.copy_(staged, non_blocking=True)
-            self._copied[turn].record(self._stream)
-        torch.cuda.current_stream(self._store.device).wait_stream(self._stream)
-        return target
+    def _write(self, ids: IntArray, slot: Slot) -> SlotIds:
+        if slot not in self._of_slot:
+            self._of_slot[slot] = SlotIds(self._most, self._store.device, slot)
+        self._of_slot[slot].write(ids)
+        return self._of_slot[slot]

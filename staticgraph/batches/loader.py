@@ -20,9 +20,11 @@ from staticgraph.batches.from_device import IdsFeed
 from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.transform import Transform, apply_transform
 from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.errors import PlanMismatch
 from staticgraph.plans.choose import BucketPlan
+from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
@@ -49,6 +51,10 @@ class StaticLoader:
         slots: batches that may be alive at once.
         pointers: batches also carry ``row_ptr``, ``col_ptr`` and ``transpose``, which the kernels
             of ``convert(model, kernels=True)`` read.
+        transform: ``transform(data)`` of every batch before it is used: a PyG ``Data`` of the flat
+            arrays of its real rows, ``data.batch`` the graph of each node, whose fields it changes;
+            random numbers of torch, NumPy and Python are seeded by ``seed`` and the batch's place.
+        follow_batch: fields whose ``x_batch`` and ``x_ptr`` are wanted; a batch has them anyway.
         rank, world_size: this process's share of a distributed job.
         **batcher: further options of :class:`staticgraph.epochs.batcher.Batcher`, such as
         ``oversize``.
@@ -72,6 +78,8 @@ class StaticLoader:
         num_workers: int = 0,
         slots: int = DEFAULT_SLOTS,
         pointers: bool = False,
+        transform: Transform | None = None,
+        follow_batch: Sequence[str] = (),
         rank: int = 0,
         world_size: int = 1,
         **batcher: Any,
@@ -109,7 +117,33 @@ class StaticLoader:
         self._copy_stream = torch.cuda.Stream(self.device) if on_cuda else None
         moved = isinstance(store, DeviceStore)
         self._feed = IdsFeed(store, self.layouts, self._pool) if moved else None
+        self._transform = transform
+        self._check_options(follow_batch)
         self._resumed = False
+
+    def _check_options(self, follow_batch: Sequence[str]) -> None:
+        schema = self.store.schema
+        unknown = [name for name in follow_batch if name not in schema and name != EDGE_INDEX]
+        if unknown or (follow_batch and schema.hetero):
+            raise ValueError(
+                f"follow_batch={list(follow_batch)}: "
+                + (
+                    "nodes have types, and batch['type'].batch is there for each"
+                    if schema.hetero
+                    else f"no field {unknown[0]!r}; there are "
+                    + ", ".join(field.name for field in schema)
+                )
+            )
+        if self._transform is not None and (schema.hetero or self._feed is not None):
+            raise ValueError(
+                "transform= changes batches that the host fills, of one kind of nodes: "
+                + (
+                    "these have types"
+                    if schema.hetero
+                    else f"{self.store.name} is on {self.device}; give the loader the store "
+                    "before .to(device)"
+                )
+            )
 
     @property
     def batcher(self) -> Batcher:
@@ -124,6 +158,16 @@ class StaticLoader:
     def __len__(self) -> int:
         """Batches of the present epoch."""
         return len(self._batcher)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs of an epoch, of all ranks, those left out as oversized not counted."""
+        return len(self._batcher.indices)
+
+    @property
+    def dataset(self) -> LoadedGraphs:
+        """The graphs of an epoch as PyG's loaders have them: ``len(loader.dataset)``."""
+        return LoadedGraphs(self.store, self._batcher.indices)
 
     def set_epoch(self, epoch: int) -> None:
         """Starts the next iteration at the beginning of this epoch."""
@@ -149,6 +193,7 @@ class StaticLoader:
         if self._batcher.position and not self._resumed:  # the last iteration was broken off
             self.set_epoch(self.epoch + 1)
         self._resumed = False
+        self._pool.looked = set()
         batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
         for batch in self._stream(batches):
             self._batcher.position += 1
@@ -161,8 +206,17 @@ class StaticLoader:
             yield from map(self._feed.batch, batches)
             return
         filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
-        for ids, slot, real in filled:
-            batch = self._hand_over(ids.bucket, slot, real)
+        epoch, first = self.epoch, self._batcher.position
+        for number, (ids, slot, real) in enumerate(filled, first):
+            if self._transform is not None:
+                draw = (self._batcher.seed, epoch, self._batcher.rank, number)
+                layout, arrays = self.layouts[ids.bucket], slot.tensors(ids.bucket)
+                try:
+                    apply_transform(self._transform, layout, arrays, real, draw)
+                except BaseException:
+                    self._source.take_back(slot)
+                    raise
+            batch = self._hand_over(ids, slot, real)
             del slot  # the batch alone holds it
             yield batch
             del batch
@@ -214,12 +268,12 @@ class StaticLoader:
 
     # ------------------------------------------------------------------ handing over
 
-    def _hand_over(self, bucket: int, slot: Slot, real: RealCounts) -> StaticBatch:
-        layout = self.layouts[bucket]
-        if self._staging is None:
-            return StaticBatch(layout, slot.tensors(bucket), real, Lease(self._pool, slot))
-        target = self._to_device(layout, slot)
-        return StaticBatch(layout, target.tensors(bucket), real, Lease(self._pool, target))
+    def _hand_over(self, ids: BatchIds, slot: Slot, real: RealCounts) -> StaticBatch:
+        assert isinstance(self.store, GraphStore)
+        layout = self.layouts[ids.bucket]
+        target = slot if self._staging is None else self._to_device(layout, slot)
+        lease, objects = Lease(self._pool, target), self.store.objects_of(ids.ids)
+        return StaticBatch(layout, target.tensors(ids.bucket), real, lease, objects)
 
     def _to_device(self, layout: SlotLayout, slot: Slot) -> Slot:
         """One asynchronous copy, ordered by events on both sides."""
@@ -235,6 +289,29 @@ class StaticLoader:
             slot.released.record(self._copy_stream)
         torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
         return target
+
+
+class LoadedGraphs:
+    """The graphs that a loader goes through, in the store's order of positions given to it.
+
+    Args:
+        store: where they are.
+        indices: their positions.
+    """
+
+    def __init__(self, store: GraphStore | DeviceStore, indices: np.ndarray) -> None:
+        self.store = store
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> Any:
+        """One graph as a PyG ``Data`` or ``HeteroData``."""
+        held = self.store.host if isinstance(self.store, DeviceStore) else self.store
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"graph {number} of {len(self)}")
+        return held[int(self.indices[number])]
 
 
 def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | None) -> torch.device:

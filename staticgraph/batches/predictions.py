@@ -13,10 +13,13 @@ from staticgraph.store.graph_columns import GraphColumns
 
 
 class Predictions:
-    """Collects one output a graph of a store.
+    """Collects the outputs of a model for the graphs of a store.
+
+    An output is a tensor of rows, or a tuple, list or dict of outputs; None, numbers and scalar
+    tensors may stand among them.
 
     Raises (from :meth:`add`):
-        TypeError: an output that is neither a tensor nor a dict of them, one a type.
+        TypeError: an output of another type.
         ValueError: rows that are neither graphs, nodes nor edges.
     """
 
@@ -25,19 +28,31 @@ class Predictions:
         self._pieces: list[Tensor | None] = [None] * len(store)
         self._level: Level | None = None
         self._parts: dict[Any, Predictions] = {}
+        self._kind: type | None = None
+        self._scalars: list[Tensor] = []
+        self._plain: Any = None
 
     def add(self, batch: StaticBatch, out: object) -> None:
         """Takes the output of one batch, over its physical rows."""
-        if isinstance(out, dict) and out:
-            for key, value in out.items():
+        if type(out) in (dict, tuple, list):
+            self._kind = type(out)
+            items = out.items() if isinstance(out, dict) else enumerate(out)  # pyright: ignore
+            for key, value in items:
                 self._parts.setdefault(key, Predictions(self._store)).add(batch, value)
-            return
-        if not isinstance(out, Tensor):
-            raise TypeError(
-                "predict() unpads one tensor, or a dict of them, the model returned a "
-                f"{type(out).__name__}: wrap the model with forward=lambda model, batch: ..., or "
-                "unpad with batch.unpad(...)"
-            )
+        elif not isinstance(out, Tensor):
+            if not isinstance(out, bool | int | float | str | None):
+                raise TypeError(
+                    "predict() unpads tensors, and tuples, lists and dicts of them, the model "
+                    f"returned a {type(out).__name__}: wrap the model with "
+                    "forward=lambda model, batch: ..., or unpad with batch.unpad(...)"
+                )
+            self._plain = out
+        elif not out.dim():
+            self._scalars.append(out.detach().cpu().clone())
+        else:
+            self._add_rows(batch, out)
+
+    def _add_rows(self, batch: StaticBatch, out: Tensor) -> None:
         self._level = batch.level_of(out)
         ids = batch.graph_ids[: batch.real.graphs if batch.real else None].tolist()
         for graph, piece in zip(ids, batch.unpad(out.detach().cpu().clone()), strict=True):
@@ -54,10 +69,16 @@ class Predictions:
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
     def in_order(self) -> Any:
-        """``[n, ...]`` for an output a graph, else a list of ``n`` tensors; a dict of such where
-        the model returns a dict."""
-        if self._parts:
-            return {key: part.in_order() for key, part in self._parts.items()}
+        """``[n, ...]`` for an output a graph, a list of ``n`` tensors for other rows, ``[batches]``
+        for a scalar tensor, anything else as it came last; in tuples, lists and dicts as the model
+        returns them."""
+        if self._kind is not None:
+            found = {key: part.in_order() for key, part in self._parts.items()}
+            return found if self._kind is dict else self._kind(found.values())
+        if self._scalars:
+            return torch.stack(self._scalars)
+        if self._level is None:
+            return self._plain
         pieces = [piece for piece in self._pieces if piece is not None]
         assert len(pieces) == len(self._store)
         return torch.stack(pieces) if self._level == "graph" else pieces

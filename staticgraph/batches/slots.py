@@ -86,7 +86,7 @@ class SlotLayout:
                 "to point at: make the plan with plan_buckets(store, ...), or give "
                 "Capacity(..., edge_reserve=1)"
             )
-        if self.schema.hetero and self.pointers:
+        if (self.schema.hetero or self.schema.two_sided) and self.pointers:
             raise ValueError("the fused kernels take graphs with one type of nodes: kernels=False")
 
     @cached_property
@@ -105,6 +105,8 @@ class SlotLayout:
         ]
         if self.schema.hetero:
             wanted = [item for item in wanted if item[0] not in UNTYPED]
+        if self.schema.two_sided:
+            wanted = wanted[1:]  # a field
         for axis in self.schema.axes:
             rows = self.capacity.rows(axis.name)
             wanted += [
@@ -145,6 +147,14 @@ class SlotLayout:
         }
 
 
+class _Views(NamedTuple):
+    """A slot's memory as one bucket sees it."""
+
+    tensors: dict[str, Tensor]
+    arrays: dict[str, Array]
+    whole: Tensor
+
+
 class Slot:
     """One buffer with its views, for every bucket of a plan.
 
@@ -164,7 +174,7 @@ class Slot:
         self.released: torch.cuda.Event | None = None
         self.generation = 0
         self._layouts = layouts
-        self._views: dict[int, tuple[dict[str, Tensor], dict[str, Array]]] = {}
+        self._views: dict[int, _Views] = {}
         self.mark_released(device)
 
     def mark_released(self, device: torch.device) -> None:
@@ -175,23 +185,31 @@ class Slot:
 
     def tensors(self, bucket: int) -> dict[str, Tensor]:
         """The arrays of a bucket as tensors; always the same objects."""
-        return self._of(bucket)[0]
+        return (self._views.get(bucket) or self._of(bucket)).tensors
 
     def arrays(self, bucket: int) -> dict[str, Array]:
         """The same memory as NumPy arrays (host slots only)."""
-        return self._of(bucket)[1]
+        return (self._views.get(bucket) or self._of(bucket)).arrays
 
-    def _of(self, bucket: int) -> tuple[dict[str, Tensor], dict[str, Array]]:
-        if bucket not in self._views:
-            tensors = self._layouts[bucket].tensors(self.buffer)
-            on_host = self.buffer.device.type == "cpu"
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
-            self._views[bucket] = (tensors, arrays)
+    def whole(self, bucket: int) -> Tensor:
+        """``[bytes]`` uint8: all arrays of a bucket, to be copied at once; the same object."""
+        return (self._views.get(bucket) or self._of(bucket)).whole
+
+    def _of(self, bucket: int) -> _Views:
+        layout = self._layouts[bucket]
+        tensors = layout.tensors(self.buffer)
+        on_host = self.buffer.device.type == "cpu"
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()} if on_host else {}
+        self._views[bucket] = _Views(tensors, arrays, self.buffer[: layout.nbytes])
         return self._views[bucket]
 
 
 class SlotPool:
     """A fixed number of slots, lent oldest first.
+
+    Attributes:
+        looked: who, by numbers of their own, has done in this epoch what is done once in each; for
+            a loader to exchange.
 
     Raises (from :meth:`lend`):
         SlotsExhausted: all are lent.
@@ -206,6 +224,7 @@ class SlotPool:
     ) -> None:
         self.device = torch.device(device)
         self.count = count
+        self.looked: set[int] = set()
         self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
         self._free = deque(self._all)
 
@@ -226,7 +245,8 @@ class SlotPool:
         except IndexError:
             raise SlotsExhausted(
                 f"all {self.count} slots are held: {holders(self._all)}. Use a batch and drop it, "
-                "keep a copy with batch.clone(), or raise StaticLoader(slots=...)"
+                "keep a copy with batch.clone() (in place of list(loader): [batch.clone() for "
+                "batch in loader]), or raise StaticLoader(slots=...)"
             ) from None
 
     def take_back(self, slot: Slot) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from staticgraph.batches import unbatch
 from staticgraph.batches.collate import RealCounts, fill
+from staticgraph.batches.followed import followed
 from staticgraph.batches.memory_of_batches import note
 from staticgraph.batches.slots import Lease, SlotLayout
 from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
@@ -41,8 +42,13 @@ class StaticBatch:
         row_ptr, col_ptr, transpose: the edges by node, where asked for; see :class:`SlotLayout`.
         num_nodes, num_edges, num_graphs, batch_size: ``N, E, G, G`` as Python numbers.
         num_real_nodes, num_real_edges, num_real_graphs: 0-dim int64 tensors on the device.
+        real_nodes, real_edges, real_graphs: the same as Python numbers, outside a compiled step.
         bucket: the number of the bucket; capacity: its sizes.
         real: the real counts as host numbers, or None inside a compiled step.
+
+    Strings and other objects of graphs (``batch.smiles``) are lists on the host, of real graphs, in
+    their order; a compiled step has none. ``x_batch`` and ``x_ptr`` of a field ``x`` are what PyG's
+    ``follow_batch`` gives.
 
     Rows of a data set's own (an axis ``a``) come with ``a_mask``, ``a_batch`` and ``a_ptr``. Where
     nodes have types there are ``x_dict``, ``edge_index_dict``, ``batch_dict``, ``batch["type"].x``
@@ -58,7 +64,7 @@ class StaticBatch:
     set under a name that the layout does not have is no input of a step.
     """
 
-    __slots__ = ("_extra", "_lease", "_tensors", "bucket", "layout", "real")
+    __slots__ = ("_extra", "_lease", "_objects", "_tensors", "bucket", "layout", "real")
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class StaticBatch:
         tensors: Mapping[str, Tensor],
         real: RealCounts | None = None,
         lease: Lease | None = None,
+        objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
         self.layout = layout
         self.bucket = layout.bucket
@@ -73,6 +80,7 @@ class StaticBatch:
         self._tensors = tensors
         self._lease = lease
         self._extra: Mapping[str, Any] = {}
+        self._objects = objects or {}
 
     @classmethod
     def of(
@@ -94,8 +102,9 @@ class StaticBatch:
         note(buffer)
         tensors = layout.tensors(buffer)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        real = fill(store, np.fromiter(ids, np.int64), layout, arrays)
-        return cls(layout, tensors, real)
+        graphs = np.fromiter(ids, np.int64)
+        real = fill(store, graphs, layout, arrays)
+        return cls(layout, tensors, real, objects=store.objects_of(graphs))
 
     @classmethod
     def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
@@ -154,7 +163,7 @@ class StaticBatch:
         lease = self._lease
         if lease is None or self._tensors is not lease.slot.tensors(self.bucket):
             return None
-        return lease.slot.buffer[: self.layout.nbytes]
+        return lease.slot.whole(self.bucket)
 
     @property
     def num_node_features(self) -> int:
@@ -186,7 +195,7 @@ class StaticBatch:
 
     def _check_lease(self) -> None:
         lease = self._lease
-        if lease is not None and lease.stale:
+        if lease is not None and lease.generation != lease.slot.generation:
             raise StaleBatch(
                 f"this batch of bucket {self.bucket} gave its slot back, and the slot has been or "
                 "will be filled with other graphs: use a batch before release(), or keep a copy "
@@ -201,15 +210,16 @@ class StaticBatch:
             return self._tensors[name]
         if name in self._extra:
             return self._extra[name]
-        if self.layout.schema.axes:
-            found = self._of_axes(name)
-            if found is not None:
-                return found
+        if name in self._objects:
+            return self._objects[name]
+        found = self._derived(name)
+        if found is not None:
+            return found
         raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
 
-    def _of_axes(self, name: str) -> Any:
-        """``x_dict`` where nodes have types; ``x_batch`` and ``x_ptr`` of a field on an axis, as
-        PyG's ``follow_batch`` gives them."""
+    def _derived(self, name: str) -> Any:
+        """``x_dict`` where nodes have types; ``x_batch`` and ``x_ptr`` of a field, as PyG's
+        ``follow_batch`` gives them."""
         if self.layout.schema.hetero:
             if name == "num_nodes_dict":
                 return rows_by_type(self)
@@ -218,7 +228,7 @@ class StaticBatch:
             return None
         field, _, part = name.rpartition("_")
         if part in AXIS_ARRAYS and field in self.layout.schema:
-            return self._tensors.get(f"{self.layout.schema[field].level}_{part}")
+            return followed(self, self.layout.schema[field], part)
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -250,15 +260,16 @@ class StaticBatch:
         setattr(self, name, value)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors or name in self._extra
+        return name in self._tensors or name in self._extra or name in self._objects
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute of this name, or ``default``, as in PyG."""
         return getattr(self, name, default)
 
     def keys(self) -> list[str]:
-        """The names of the tensors, and of what was set."""
-        return [name for name in (*self._tensors, *self._extra) if name != COUNTS]
+        """The names of the tensors, of objects on the host, and of what was set."""
+        names = dict.fromkeys((*self._tensors, *self._objects, *self._extra))
+        return [name for name in names if name != COUNTS]
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name, the counts of real rows included, in the layout's order."""
@@ -269,12 +280,10 @@ class StaticBatch:
         """What a model's parameter of this name gets; None if the batch has nothing for it."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
-        if self.layout.schema.axes:
-            found = self._of_axes(name)
-            if found is None and self.layout.schema.hetero:
-                found = by_type(self, name)
-            return found
-        return None
+        found = self._derived(name)
+        if found is None and self.layout.schema.hetero:
+            found = by_type(self, name)
+        return found
 
     def level_of(self, value: Tensor) -> Level:
         """Whether the rows of a tensor are nodes, edges, graphs or those of an axis, told by its
@@ -339,7 +348,7 @@ class StaticBatch:
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> StaticBatch:
         """The same batch over another mapping of its tensors, under the same names."""
-        other = StaticBatch(self.layout, tensors, self.real, self._lease)
+        other = StaticBatch(self.layout, tensors, self.real, self._lease, self._objects)
         other._extra = self._extra
         return other
 
@@ -349,7 +358,7 @@ class StaticBatch:
             return self
         layout = dataclasses.replace(self.layout, pointers=False)
         tensors = {entry.name: self._tensors[entry.name] for entry in layout.entries}
-        return StaticBatch(layout, tensors, self.real, self._lease)
+        return StaticBatch(layout, tensors, self.real, self._lease, self._objects)
 
     def clone(self) -> StaticBatch:
         """A copy in memory of its own."""
@@ -361,30 +370,57 @@ class StaticBatch:
         same = target.type == self.device.type and target.index in (None, self.device.index)
         return self if same else self._moved(target, copy=False)
 
+    def cpu(self) -> StaticBatch:
+        """The batch on the host; itself where it is there already."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> StaticBatch:
+        """The batch on a CUDA device, the present one where None."""
+        return self.to(
+            torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+        )
+
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
         for name, tensor in tensors.items():
             if name in _INDICES or name.endswith(".edge_index"):
                 note(tensor)
-        moved = StaticBatch(self.layout, tensors, self.real)
+        moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value
             for name, value in self._extra.items()
         }
         return moved
 
-    def unpad(self, value: Tensor) -> list[Tensor]:
+    def unpad(self, value: Any, name: str = "") -> Any:
         """Cuts a padded tensor into one piece a real graph, padding left out.
 
         Args:
-            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis.
+            value: ``[G, ...]``, ``[N, ...]``, ``[E, ...]``, or the rows of an axis; or a tuple,
+                list or dict of these, as a model returns them.
+            name: what an error calls the value.
 
         Returns:
             One tensor a real graph, in the batch's order: its row, its nodes' rows, or its edges'
-            rows as the store sorted them (by destination).
+            rows as the store sorted them (by destination). Of a tuple, list or dict the same of
+            each of its values; None, numbers and scalar tensors among them stay as they are.
+
+        Raises:
+            ValueError: a tensor without rows of this batch; the message names its key.
         """
-        level = self.level_of(value)
+        inside = f"{name}." if name else ""
+        if isinstance(value, dict):
+            return {key: self.unpad(item, f"{inside}{key}") for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            items = [self.unpad(item, f"{inside}{place}") for place, item in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        if not isinstance(value, Tensor) or (name and not value.dim()):
+            return value
+        try:
+            level = self.level_of(value)
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}" if name else str(error)) from None
         graphs = self.real_counts.graphs
         if level == "graph":
             return list(value[:graphs].unbind())
@@ -393,7 +429,30 @@ class StaticBatch:
 
     def to_data_list(self) -> list[Any]:
         """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
-        return unbatch.to_data_list(self)
+        graphs = unbatch.to_data_list(self)
+        for name, values in self._objects.items():
+            for data, value in zip(graphs, values, strict=True):
+                setattr(data, name, value)
+        return graphs
+
+    @property
+    def real_nodes(self) -> int:
+        """Real nodes as a number on the host; see :attr:`real_graphs`."""
+        return self.real_counts.nodes
+
+    @property
+    def real_edges(self) -> int:
+        """Real edges as a number on the host; see :attr:`real_graphs`."""
+        return self.real_counts.edges
+
+    @property
+    def real_graphs(self) -> int:
+        """Real graphs as a number on the host, for loops and metrics: ``out[: batch.real_graphs]``.
+
+        Raises:
+            RuntimeError: inside a compiled step, which does not know it.
+        """
+        return self.real_counts.graphs
 
     @property
     def real_counts(self) -> RealCounts:
@@ -403,7 +462,10 @@ class StaticBatch:
             RuntimeError: inside a compiled step, which does not know them.
         """
         if self.real is None:
-            raise RuntimeError("a compiled step does not know the real counts; use the masks")
+            raise RuntimeError(
+                "a compiled step does not know the real counts: use the masks, or "
+                "batch.num_real_graphs, a tensor"
+            )
         return self.real
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -413,3 +475,10 @@ class StaticBatch:
         real = "" if self.real is None else f", real={tuple(self.real)}"
         shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
         return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"
+
+
+def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
+    """Who has done in a batch's epoch what is done once in each, see
+    :attr:`staticgraph.batches.slots.SlotPool.looked`; None for a batch of no loader."""
+    lease = batch._lease
+    return None if lease is None else lease.pool.looked

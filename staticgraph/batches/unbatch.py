@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.arrays import BatchArrays
-from staticgraph.schema import Field
+from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.store.indices import counted
 from staticgraph.store.pyg.assembled import assembled, assembled_typed
 
@@ -23,7 +23,10 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
         return torch.arange(graphs + 1)
     if level == "edge":
         edges = batch.real_counts.edges
-        owner = tensors["batch"][tensors["edge_index"][1, :edges]].cpu()
+        schema = batch.layout.schema
+        ends = schema[EDGE_INDEX].counts[1] if schema.two_sided else "node"
+        owners = tensors["batch" if ends == "node" else f"{ends}_batch"]
+        owner = owners[tensors[EDGE_INDEX][1, :edges]].cpu()
         return torch.cat([torch.zeros(1), torch.bincount(owner, minlength=graphs).cumsum(0)]).long()
     name = "ptr" if level == "node" else f"{level}_ptr"
     return tensors[name][: graphs + 1].cpu()
@@ -61,11 +64,14 @@ def to_data_list(batch: BatchArrays) -> list[Any]:
     if schema.hetero:
         return [assembled_typed(schema, own[g], rows[g]) for g in range(graphs)]
     nodes, edges = starts(batch, "node"), starts(batch, "edge")
-    index = batch.tensors()["edge_index"]
+    if not schema.two_sided:
+        index = batch.tensors()[EDGE_INDEX]
+        for g in range(graphs):
+            own[g] = {EDGE_INDEX: index[:, edges[g] : edges[g + 1]] - nodes[g], **own[g]}
     return [
         assembled(
             schema,
-            {"edge_index": index[:, edges[g] : edges[g + 1]] - nodes[g], **own[g]},
+            own[g],
             {
                 "node": int(nodes[g + 1] - nodes[g]),
                 "edge": int(edges[g + 1] - edges[g]),

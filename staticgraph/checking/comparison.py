@@ -21,6 +21,7 @@ from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
+from staticgraph.nn.utils.own_sizes import with_own_sizes
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.tensors import tensors_in
 
@@ -47,7 +48,11 @@ class Comparison(NamedTuple):
 
 
 def compare_with_plain(
-    stock: torch.nn.Module, forward: Forward, batch: StaticBatch, plain_batch: PlainBatch
+    stock: torch.nn.Module,
+    forward: Forward,
+    batch: StaticBatch,
+    plain_batch: PlainBatch,
+    own_sizes: bool = False,
 ) -> Comparison:
     """Runs copies of a model on both sides; the model itself is left as it was. What differs is
     looked at again without ties; see :mod:`staticgraph.checking.jitter`.
@@ -57,11 +62,12 @@ def compare_with_plain(
         forward: how it is called.
         batch: with real graphs and padding of every kind.
         plain_batch: the same graphs as PyG batches them.
+        own_sizes: the model reads sizes off the batch's own indices.
     """
-    found = _compare(stock, forward, batch, plain_batch, None)
+    found = _compare(stock, forward, batch, plain_batch, own_sizes, None)
     if found.what is None or not found.finite or batch.layout.schema.hetero:
         return found
-    untied = _compare(stock, forward, batch, plain_batch, Jitter(batch))
+    untied = _compare(stock, forward, batch, plain_batch, own_sizes, Jitter(batch))
     if untied.worst is None or untied.what is not None:
         return found
     return Comparison(
@@ -76,6 +82,7 @@ def _compare(
     forward: Forward,
     batch: StaticBatch,
     plain_batch: PlainBatch,
+    own_sizes: bool,
     jitter: Jitter | None,
 ) -> Comparison:
     before = torch.get_rng_state()
@@ -97,7 +104,7 @@ def _compare(
     except Exception as error:  # whatever the model raises
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
     training = stock.training and not random
-    found = _static_side(stock, forward, batch, training, jitter)
+    found = _static_side(stock, forward, batch, training, own_sizes, jitter)
     note = "evaluation mode, since it draws random numbers" if random else "same mode"
     outputs = _worst(expected.outputs, found.outputs)
     worst_gradient, name = max(
@@ -150,6 +157,7 @@ def _static_side(
     forward: Forward,
     batch: StaticBatch,
     training: bool,
+    own_sizes: bool,
     jitter: Jitter | None,
 ) -> _Side:
     model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
@@ -160,7 +168,8 @@ def _static_side(
         unknown = jitter.of(unknown)
     with Restored():
         context.enter(unknown)
-        return _Side(model, forward(model, unknown.replace()), context)
+        seen = with_own_sizes(unknown) if own_sizes else unknown.replace()
+        return _Side(model, forward(model, seen), context)
 
 
 def _real_rows(tensor: Tensor, context: BatchContext | None) -> Tensor:

@@ -100,10 +100,11 @@ def _graphs_below(store: GraphColumns, capacity: Capacity, bound: int) -> list[i
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
     for graph, size in enumerate(store.sizes[:4096]):
-        if len(ids) + 2 >= capacity.graphs:
+        if len(ids) + (2 if ids else 1) >= capacity.graphs:
             break
         after = total + size
-        fits = (after[:2] < limits[:2]).all() and (after[2:] <= limits[2:]).all()
+        some_left = after[0] < limits[0] and (after[1] < limits[1] or not size[1])
+        fits = some_left and (after[2:] <= limits[2:]).all()
         nodes = int(size[0])
         if fits and nodes < bound and capacity.order_statistics_hold([*taken, nodes]):
             ids.append(graph)
@@ -119,7 +120,7 @@ def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
     random = np.random.default_rng(0)
     sizes = [1, *random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5)]
     nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
-    edges = np.where(nodes > 1, nodes, 0)
+    edges = np.where((nodes > 1) & (capacity.edge_limit > 0), nodes, 0)
     source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)
     target = np.concatenate([(np.arange(e) + 1) % max(1, e) for e in edges]).astype(np.int64)
     counts = {"node": nodes.sum(), "edge": edges.sum(), "graph": len(nodes)}

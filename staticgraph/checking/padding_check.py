@@ -97,16 +97,28 @@ class PaddingCheck:
     # ------------------------------------------------------------------ asking
 
     def wanted(self, phase: str) -> bool:
-        """Whether a phase (``step``, or any other: without a loss) has no verdict yet."""
-        return not self._done & {"step", phase}
+        """Whether a phase has no verdict yet, that of a training step being one for all.
+
+        Args:
+            phase: as for :meth:`of`.
+        """
+        if "step" in self._done:
+            return False
+        return self._kind(phase) not in self._done
+
+    def _kind(self, phase: str) -> str:
+        """What verdicts are kept by: ``forward`` is an evaluation where the model evaluates."""
+        if phase == "forward":
+            return "training" if self._model.training else "eval"
+        return phase
 
     def of(self, batch: StaticBatch, phase: str, real: bool = True) -> None:
         """Runs the check, if it is wanted and the batch has real rows and padding.
 
         Args:
             batch: on the model's device.
-            phase: ``step`` for forward, loss and gradients in training mode; else the forward in
-                the model's present mode, without gradients.
+            phase: ``step`` for forward, loss and gradients in training mode; without gradients
+                ``eval`` for the forward in evaluation mode, ``forward`` for it in the present mode.
             real: False for made-up graphs: they are run with two paddings alone, since ties among
                 them may fall otherwise in plain PyG, and a batch of real ones is still wanted.
 
@@ -119,9 +131,10 @@ class PaddingCheck:
     def _of(self, batch: StaticBatch, phase: str, real: bool) -> None:
         if not self.wanted(phase) or (not _graphs_in(batch) and not _several_ranks()):
             return
+        kind = self._kind(phase)
         if real:
-            self._done.add(phase)
-        training = phase == "step" or self._model.training
+            self._done.add(kind)
+        training = kind != "eval"
         step = phase == "step" and self._loss is not None
         clean = self._attempt(lambda: self._padded(batch, training, step))
         if clean is None:
@@ -130,7 +143,7 @@ class PaddingCheck:
         if differs is None and real:
             differs = self._beside_plain(batch, clean, training, step)
         if differs is not None:
-            self._done.discard(phase)
+            self._done.discard(kind)
             raise differs
 
     # ------------------------------------------------------------------ comparing

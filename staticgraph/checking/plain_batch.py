@@ -13,7 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.steps.losses import Loss
+from staticgraph.schema import Schema
+from staticgraph.steps.losses import Loss, LossTerms
 
 
 class PlainBatch:
@@ -57,7 +58,7 @@ class PlainBatch:
 def plain_batch(batch: StaticBatch) -> PlainBatch:
     """The real graphs of a batch, without padding, on its device."""
     graphs: list[Any] = list(batch.to_data_list())
-    data: Any = Batch.from_data_list(graphs)
+    data: Any = Batch.from_data_list(graphs, follow_batch=_followed(batch.layout.schema))
     data = data.to(str(batch.device))
     if not batch.layout.schema.hetero:
         for level, rows in (
@@ -70,6 +71,11 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
     return PlainBatch(data)
 
 
+def _followed(schema: Schema) -> list[str]:
+    """The fields whose ``x_batch`` and ``x_ptr`` a static batch has beside those of nodes."""
+    return [] if schema.hetero else [field.name for field in schema]
+
+
 def measurable(batch: StaticBatch) -> bool:
     """Whether the plain mean of a loss over a batch's rows is known: no label can be missing."""
     return not any(field.has_nan for field in batch.layout.schema)
@@ -79,4 +85,4 @@ def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
     """The mean of a loss over all rows of an unpadded batch."""
     assert loss is not None
     asked: Any = data
-    return loss(out, asked).mean()
+    return LossTerms.of(loss(out, asked)).mean()

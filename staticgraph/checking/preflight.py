@@ -33,12 +33,14 @@ from staticgraph.nn.convert import context_of
 from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.subclasses import form_of
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
+from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
@@ -84,9 +86,11 @@ class _Preflight:
         self._stock = subject.model
         self._batch = batch
         self._forward = subject.forward or forward_of(subject.model)
+        self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
         self._warned: dict[str, str] = {}
         self._static = False
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
     def report(self) -> PreflightReport:
         """All runs, and what they found."""
@@ -99,6 +103,8 @@ class _Preflight:
         recordable = compiles and not self._obstacles
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
+        if not stopped:
+            self._loss_compared()
         real = self._batch.real
         held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
@@ -146,8 +152,9 @@ class _Preflight:
             warnings.simplefilter("always")
             context.enter(unknown)
             try:
-                with watch.running():
-                    self._forward(model, unknown.replace())
+                with watch.running(), asks() as asked:
+                    self._forward(model, with_own_sizes(unknown))
+                self._own_sizes = bool(asked)
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
                 found = raised(error, stack[-1] if stack else "")
@@ -208,7 +215,8 @@ class _Preflight:
 
         def compute(batch: StaticBatch) -> Any:
             context.enter(batch)
-            out = self._forward(model, batch.replace())
+            own = with_own_sizes(batch) if self._own_sizes else batch.replace()
+            out = self._forward(model, own)
             context.leave()
             return out
 
@@ -270,18 +278,42 @@ class _Preflight:
         torch.manual_seed(0)
         with Restored(), torch.enable_grad():  # a model of forces differentiates
             context.enter(batch)
-            self._forward(model, batch.replace())
+            self._forward(model, with_own_sizes(batch) if self._own_sizes else batch.replace())
         return seen
 
     def _compared(self) -> tuple[float | None, str]:
         """Outputs and gradients beside plain PyG's on the same graphs without padding."""
         unpadded = plain_batch(self._batch)
-        found = compare_with_plain(self._stock, self._forward, self._batch, unpadded)
+        found = compare_with_plain(
+            self._stock, self._forward, self._batch, unpadded, own_sizes=self._own_sizes
+        )
         if found.what is not None and not self._obstacles:
             kind = "differs from plain PyG" if found.finite else "padding breaks a gradient"
             where = defined_at(type(self._stock))
             self._obstacles.append(Obstacle(type(self._stock).__name__, where, found.what, kind))
         return found.worst, found.note
+
+    def _loss_compared(self) -> None:
+        """The mean of the loss over rows beside that of torch's functions in it, on plain PyG."""
+        if self._loss is None:
+            return
+        data: Any = plain_batch(self._batch)
+        model = _copied(self._stock).eval()
+        try:
+            with torch.no_grad():
+                mean, own, name = stock_mean(self._loss, self._forward(model, data), data)
+        except Exception:  # whatever model or loss raise on a plain batch; a step says it
+            return
+        if name and relative_difference(own, mean) > TOLERANCE:
+            self._obstacles.append(
+                Obstacle(
+                    f"{name} with weights or ignore_index: {float(mean):.4g} here, "
+                    f"{float(own):.4g} in plain PyG",
+                    defined_at(self._loss),
+                    getattr(self._loss, "__name__", type(self._loss).__name__),
+                    "the mean of the loss",
+                )
+            )
 
     def _attention(self) -> tuple[AttentionRow, ...]:
         """The paths of attention in a compiled step in the example's bucket."""

@@ -103,12 +103,10 @@ def run(args: argparse.Namespace) -> int:
 def _table(columns: list[Any]) -> str:
     """Phases down, ways across; the share is of the stock step compiled."""
     from staticgraph.dryrun.baseline import STOCK
-    from staticgraph.dryrun.operations import PHASES
+    from staticgraph.dryrun.operations import PARTS
     from staticgraph.text.table import table
 
-    rows: list[list[Any]] = [
-        [phase, *(column.phases[phase] for column in columns)] for phase in PHASES
-    ]
+    rows: list[list[Any]] = [[part, *(column.parts[part] for column in columns)] for part in PARTS]
     rows.append(["step", *(column.step for column in columns)])
     stock = next((column.step for column in columns if column.name == STOCK), None)
     if stock:
@@ -126,7 +124,7 @@ def _document(
 
     document: dict[str, Any] = {
         column.name: {
-            **column.phases,
+            **column.parts,
             "total": column.step,
             "unit": column.unit,
             **({"kinds": column.kinds} if column.kinds else {}),
@@ -153,13 +151,13 @@ def _document(
 
 
 def _print_operators(found: dict[str, Any]) -> None:
-    from staticgraph.dryrun.operations import PHASES
+    from staticgraph.dryrun.operations import PARTS
     from staticgraph.text.table import table
 
     for name, counted in found.items():
         print(f"\n{name}")
         lines = [
-            [operator, *(counted.counts[phase][operator] for phase in PHASES)]
+            [operator, *(counted.counts[part][operator] for part in PARTS)]
             for operator in sorted({key for c in counted.counts.values() for key in c})
         ]
-        print(table(["operator", *PHASES], lines))
+        print(table(["operator", *PARTS], lines))

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from staticgraph.cli.large_run import PICTURE, given, graph_of, sizes_of
+from staticgraph.cli.large_run import GRAPH, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
 from staticgraph.text.progress import say
 
@@ -36,6 +36,12 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     policy = InMemory() if args.policy == "in-memory" else None
     if policy is None:
         policy = NodeCache(c) if cache else Dispersed(c)
+    if (args.out / GRAPH / "manifest.json").exists():
+        say(
+            f"{args.out} has the partitions of an earlier run, which are used again; its model was "
+            "not kept, and training begins at the first epoch (runs on links are resumed, on nodes "
+            "not)"
+        )
     graph = graph_of(
         args, found.edges, len(found.labels), p, features=found.features,
         training_nodes=found.train if cache else None,

@@ -168,7 +168,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 def _pack(args: argparse.Namespace, histogram: SizeHistogram) -> int:
     """Packs at given limits."""
-    from staticgraph.packing.fill import pack_histogram
+    from staticgraph.packing.packer import pack_histogram
 
     def work() -> Packing:
         return pack_histogram(histogram, args.limits, max_graphs=args.max_graphs)

@@ -22,7 +22,8 @@ examples:
   staticgraph plan --data examples/data/hiv.npz --memory memory.json --max-memory 20GiB
 
 Without a GPU a step runs over fake tensors, in milliseconds and without memory: --like cuda counts
-it as a GPU's allocator would. On a GPU, --device cuda runs real steps.
+it as a GPU's allocator would, and with --compiled as torch's compiler writes it. On a GPU, --device
+cuda runs real steps.
 """
 OPTIMIZERS = ("adam", "adamw", "sgd")
 
@@ -44,6 +45,19 @@ def register(subparsers: Any) -> None:
     how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
     how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     how.add_argument("--like", choices=("cpu", "cuda"), default="cpu", help="on a CPU: count as on")
+    how.add_argument(
+        "--compiled",
+        action="store_true",
+        help="with --like cuda: the step as torch's compiler writes it, for the compiled and the "
+        "recorded modes; takes minutes",
+    )
+    how.add_argument(
+        "--for",
+        dest="target",
+        choices=("h100", "h200", "a100", "l4"),
+        default="h100",
+        help="with --compiled: the device to compile for",
+    )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
         help="a cap, such as 20GiB, to show beside it",
@@ -78,15 +92,30 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
     group.add_argument(
+        "--kernels",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="fused kernels where measured to gain: gine, gps and gcn on a CPU (default: auto)",
+    )
+    group.add_argument(
         "--accumulate", type=values.whole(), default=1, help="backward passes to one update"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Probes, and prints what came of it."""
+    if args.compiled and (args.like != "cuda" or args.device == "cuda"):
+        args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
+    import torch
+
     from staticgraph import datasets
     from staticgraph.memory.budget import MemoryBudget
 
+    if args.device == "cuda" and not torch.cuda.is_available():
+        args.parser.error(
+            "argument --device: torch sees no CUDA device; --device cpu --like cuda counts a step "
+            "as a GPU's allocator would"
+        )
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
     begin = time.perf_counter()
@@ -113,8 +142,10 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     import torch
 
     from staticgraph import models
-    from staticgraph.probing.probe import probe
-    from staticgraph.training.tasks import task_of
+    from staticgraph.dryrun.compiled_probe import probe
+    from staticgraph.nn import convert
+    from staticgraph.training.config import takes_kernels
+    from staticgraph.training.tasks import BatchLoss, task_of
 
     if store.schema.hetero:
         raise ValueError(
@@ -131,17 +162,21 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
         num_outputs=task.num_outputs,
         dropout=args.dropout,
     )
-    device = getattr(args, "device", "cpu")
+    device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
+    where = "cuda" if "cuda" in (device, like) else "cpu"
+    convert(model, kernels=takes_kernels(args.kernels, args.model, where))
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    like = "fake-cuda" if getattr(args, "like", "cuda") == "cuda" else "fake"
+    compiled = getattr(args, "compiled", False)
+    how = {"reader": "cuda"} if device == "cuda" else {"like": like, "compiled": compiled}
     return probe(
         model,
         store,
-        loss=lambda out, batch: task.row_loss(out, batch.y),
+        loss=BatchLoss(task.row_loss),
         optimizer=kinds[args.optimizer](model.parameters(), lr=1e-3),
         form=getattr(args, "form", "auto"),
-        reader="cuda" if device == "cuda" else like,
         autocast=torch.bfloat16 if args.autocast else None,
         accumulate=args.accumulate,
+        target=getattr(args, "target", "h100"),
+        **how,
     )

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from staticgraph.cli import values
+from staticgraph.cli import DIVERGED, INTERRUPTED, values
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
 from staticgraph.steps.modes import MODES
@@ -20,6 +20,9 @@ examples:
 The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and TensorBoard's
 files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
 the run had never stopped.
+
+On several GPUs or machines, --batch-size is of each process:
+  torchrun --nproc-per-node 4 -m staticgraph.cli train --data ogb:ogbg-molhiv --out runs/hiv
 """
 # Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
 # them.
@@ -83,7 +86,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels where measured to gain: gine on a CPU (default: auto)",
+        help="fused kernels where measured to gain: gine, gps and gcn on a CPU (default: auto)",
     )
     machine.add_argument(
         "--store",
@@ -121,6 +124,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("the argument --data is required, but for --resume")
 
     from staticgraph.training.config import TrainConfig
+    from staticgraph.training.interrupt import Interrupted
+    from staticgraph.training.job import speaks
     from staticgraph.training.report import TrainReport
     from staticgraph.training.train import resume, train
 
@@ -134,7 +139,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             report = train(TrainConfig(**given), out, overwrite=getattr(args, "overwrite", False))
     except Diverged:
+        if not speaks():
+            return DIVERGED
         show(TrainReport.load(out))
         raise
-    show(report)
+    except Interrupted:
+        if not speaks():
+            return INTERRUPTED
+        raise
+    if speaks():
+        show(report)
     return 0

@@ -18,8 +18,10 @@ examples:
   staticgraph train-large --task link --data fb15k-237 --encoder sage --fanouts 10 --epochs 3
   staticgraph train-large --task node --data cora --policy dispersed --model gcn
 
-The folder gets the partitions, the embeddings (links; a killed run goes on from its last epoch),
-report.json and schedule.png, which shows what was resident when and how long training waited.
+The folder gets the partitions, the embeddings (links), report.json and schedule.png, which shows
+what was resident when and how long training waited. The same command again goes on where a killed
+run on links had ended its last epoch. A run on nodes is not resumed: it uses the partitions that
+are there, and trains from the first epoch.
 """
 LINK_POLICIES = ("in-memory", "comet", "beta")
 NODE_POLICIES = ("in-memory", "node-cache", "dispersed")

@@ -51,7 +51,8 @@ def open(
     Args:
         spec: one of :data:`SPECS`.
         root: folder for downloads.
-        target: the column or columns of a CSV to predict; by default every numeric one.
+        target: the column or columns of a CSV to predict; by default every numeric one. Refused for
+            anything else, whose labels are its ``y``.
         seed: of the random split, where the data set brings none.
         progress: show a bar where it takes more than a moment.
 
@@ -62,6 +63,7 @@ def open(
         DatasetUnavailable: it is not here and cannot be downloaded.
         MissingPackage: one of an extra is not installed.
         BadGraph: the data cannot be stored.
+        ValueError: a target of what is no CSV.
     """
     text = str(spec)
     scheme, colon, name = text.partition(":")
@@ -69,6 +71,7 @@ def open(
     if colon and scheme in ("tu", "molnet", "ogb") and name:
         from staticgraph.datasets import pyg
 
+        _check_no_target(target, text)
         store = getattr(pyg, f"open_{scheme}")(name, folder, progress)
     else:
         store = _open_path(Path(text).expanduser(), text, target, progress)
@@ -84,11 +87,14 @@ def _open_path(
     if path.is_dir():
         if not (path / MANIFEST).exists():
             raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")
+        _check_no_target(target, spec)
         return GraphStore.load(path)
     if path.suffix not in (".npz", ".pt", ".csv"):
         raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
     if not path.exists():
         raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
+    if path.suffix != ".csv":
+        _check_no_target(target, spec)
     if path.suffix == ".npz":
         from staticgraph.datasets.npz import open_npz
 
@@ -100,6 +106,15 @@ def _open_path(
     from staticgraph.datasets.smiles import open_csv
 
     return open_csv(path, target, progress)
+
+
+def _check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
+    if target is not None:
+        raise ValueError(
+            f"target={target!r} chooses columns of a CSV, and {spec} is none: its labels are its "
+            "y, all of them; leave target (--target) out, or make a store whose graphs have the "
+            "labels that you want (graph.y = graph.y[:, [0]], then GraphStore.from_pyg(...))"
+        )
 
 
 def understood() -> str:

@@ -120,7 +120,7 @@ def dry_run(
     optimizer: Any = None,
     forward: Callable[..., Any] | str | None = None,
     modes: Sequence[str] = ("default", "reduce-overhead", "cuda-graph"),
-    roles: Sequence[str] = ("step", "eval"),
+    phases: Sequence[str] = ("step", "eval"),
     kernels: bool = False,
     autocast: Any = None,
     clip_norm: float | None = None,
@@ -145,7 +145,7 @@ def dry_run(
         optimizer: over the model's parameters, or ``"module:make"``, called with them; fused
             capturable Adam where None.
         forward: as for the runner, or ``"module:name"``.
-        modes, roles: what to count, of ``default``, ``reduce-overhead``, ``cuda-graph``, and of
+        modes, phases: what to count, of ``default``, ``reduce-overhead``, ``cuda-graph``, and of
             ``step``, ``eval``.
         kernels: put the fused kernels under the model first (``convert(model, kernels=True)``).
         autocast: a dtype, or its name.
@@ -160,7 +160,7 @@ def dry_run(
     request: dict[str, Any] = {
         "data": data,
         "modes": list(modes),
-        "roles": list(roles),
+        "phases": list(phases),
         "kernels": kernels,
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
         "clip_norm": clip_norm,

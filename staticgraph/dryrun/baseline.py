@@ -19,7 +19,7 @@ from torch import Tensor
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.dryrun.ask import dry_run
-from staticgraph.dryrun.operations import PHASES, Operations, count_step
+from staticgraph.dryrun.operations import PARTS, Operations, count_step
 from staticgraph.dryrun.report import Run
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan
@@ -40,19 +40,19 @@ class Column:
     Attributes:
         name: of :data:`EAGER`, :data:`STOCK` or :data:`KERNELS`.
         unit: ``operations`` or ``launches``.
-        phases: forward, backward, optimizer -> how many.
+        parts: forward, backward, optimizer -> how many.
         kinds: kind of launch -> how many, where launches were counted.
     """
 
     name: str
     unit: str
-    phases: dict[str, int]
+    parts: dict[str, int]
     kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
-        """All phases."""
-        return sum(self.phases.values())
+        """All parts."""
+        return sum(self.parts.values())
 
 
 def squared_error(out: Tensor, batch: Any) -> Tensor:
@@ -103,7 +103,7 @@ def dispatched(
 
 def operations_column(name: str, found: Operations) -> Column:
     """Operations as a column."""
-    return Column(name, "operations", {phase: found.total(phase) for phase in PHASES})
+    return Column(name, "operations", {part: found.total(part) for part in PARTS})
 
 
 def launched(
@@ -121,7 +121,7 @@ def launched(
         target,
         loss=squared_error,
         modes=[MODE],
-        roles=["step"],
+        phases=["step"],
         kernels=kernels,
         autocast=dtype,
         compile_kernels=False,
@@ -139,6 +139,6 @@ def launches_column(name: str, run: Run) -> Column:
     return Column(
         name,
         "launches",
-        {phase: run.count(phase) for phase in PHASES},
+        {part: run.count(part) for part in PARTS},
         {kind: run.count(kind=kind) for kind in sorted(kinds)},
     )

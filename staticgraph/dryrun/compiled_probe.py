@@ -71,7 +71,7 @@ class CompiledReader:
                 "pickled": str(Path(folder) / "given.pt"),
                 "plan": str(Path(folder) / "plan.json"),
                 "modes": [MODE],
-                "roles": ["eval" if subject.loss is None else "step"],
+                "phases": ["eval" if subject.loss is None else "step"],
                 "autocast": subject.autocast and str(subject.autocast).removeprefix("torch."),
                 "compile_kernels": False,
                 "moments": True,
@@ -96,8 +96,8 @@ def reading_of(run: Run, updates: bool) -> Reading:
     Raises:
         RuntimeError: the run was made without moments.
     """
-    step = [(name, live) for phase, name, live in run.moments if phase != "optimizer"]
-    update = [live for phase, _, live in run.moments if phase == "optimizer"]
+    step = [(name, live) for part, name, live in run.moments if part != "optimizer"]
+    update = [live for part, _, live in run.moments if part == "optimizer"]
     if not step:
         raise RuntimeError(f"the dry run of {run.capacity} counted nothing")
     moments = np.array([live for _, live in step], np.float64) - run.resident_bytes

@@ -13,13 +13,13 @@ _NUMBER = re.compile(r"^(triton_.+)_\d+$")
 
 
 def counts(run: Run) -> dict[str, int]:
-    """``phase kind name`` -> launches, Inductor's kernels without their numbers."""
+    """``part kind name`` -> launches, Inductor's kernels without their numbers."""
     found: Counter[str] = Counter()
-    for phase, kinds in run.launches.items():
+    for part, kinds in run.launches.items():
         for kind, names in kinds.items():
             for name, number in names.items():
                 stable = _NUMBER.sub(r"\1", name)
-                found[f"{phase} {kind} {stable}"] += number
+                found[f"{part} {kind} {stable}"] += number
     return dict(found)
 
 

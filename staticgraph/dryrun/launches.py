@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
-PHASES = ("forward", "backward", "optimizer")
+PARTS = ("forward", "backward", "optimizer")
 COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "ones", "full"})
 
 
@@ -30,7 +30,7 @@ COPIES = frozenset({"copy_", "fill_", "zero_", "clone", "_to_copy", "zeros", "on
 class Launch:
     """One kernel given to the device."""
 
-    phase: str
+    part: str
     kind: str
     name: str
     nbytes: int
@@ -68,7 +68,7 @@ class Watch:
         graph: the compiled graph that runs now.
         after_forward, after_backward: which compiled graphs ran since :meth:`begin`; what runs
             outside of them belongs to the backward after the first, to the update after the second.
-        live: counts storages, where given; ``moments`` is then what was live, by phase and name,
+        live: counts storages, where given; ``moments`` is then what was live, by part and name,
             when something was launched or made.
         graphs: every compiled graph since it was emptied.
         causes: why the graph that compiles now cannot be recorded whole: (reason, operation,
@@ -100,12 +100,12 @@ class Watch:
         self.counting = True
 
     def end(self) -> tuple[list[Launch], Counter[tuple[str, str]]]:
-        """Ends it; the launches in order, and operators by phase."""
+        """Ends it; the launches in order, and operators by part."""
         self.counting = False
         return self.launches, self.operators
 
     @property
-    def phase(self) -> str:
+    def part(self) -> str:
         """Where in a step we are."""
         if self.graph is not None:
             return "backward" if self.graph.backward else "forward"
@@ -116,13 +116,13 @@ class Watch:
     def launch(self, kind: str, name: str, given: Any, flops: int = 0) -> None:
         """Notes one launch, and what it was given."""
         if self.counting:
-            self.launches.append(Launch(self.phase, kind, name, touched(given), flops))
+            self.launches.append(Launch(self.part, kind, name, touched(given), flops))
             self._moment(name)
 
     def operator(self, name: str) -> None:
         """Notes one operator."""
         if self.counting:
-            self.operators[self.phase, name] += 1
+            self.operators[self.part, name] += 1
 
     def inductor_kernel(self, name: str, given: Any) -> None:
         """A kernel of Inductor's is launched."""
@@ -151,7 +151,7 @@ class Watch:
 
     def _moment(self, name: str) -> None:
         if self.live is not None:
-            self.moments.append((self.phase, name, self.live.live_bytes))
+            self.moments.append((self.part, name, self.live.live_bytes))
 
 
 WATCH = Watch()

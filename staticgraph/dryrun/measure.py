@@ -17,7 +17,7 @@ from staticgraph.dryrun import ptx
 from staticgraph.dryrun.availability import caveat
 from staticgraph.dryrun.launches import WATCH, CompiledGraph, peak_flops
 from staticgraph.dryrun.recorder import Counted, RefusingRecorder, counted
-from staticgraph.dryrun.report import PHASES, Cause, DryRun, Run
+from staticgraph.dryrun.report import PARTS, Cause, DryRun, Run
 from staticgraph.dryrun.stubs import attention, inductor
 from staticgraph.dryrun.subject import Candidate, candidate_of, twin
 from staticgraph.dryrun.targets import Target
@@ -28,8 +28,8 @@ from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.training_state import evaluating
 
 MODES = ("default", "reduce-overhead", "cuda-graph")
-ROLES = ("step", "eval")
-# Recordings of a role where torch records: a forward and a backward, or a forward alone.
+PHASES = ("step", "eval")
+# Recordings of a phase where torch records: a forward and a backward, or a forward alone.
 TORCH_RECORDS = {"step": 2, "eval": 1}
 OWN_RECORDS = 1
 _CALLED = re.compile(r"Found from\s*:?\s*(?P<trace>.+)", re.DOTALL)
@@ -39,9 +39,9 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
     """Answers a request; see :func:`staticgraph.dryrun.subject.candidate_of` and
 
     Args:
-        request: further ``modes``, ``roles``, ``compile_kernels``, ``moments`` (report them).
+        request: further ``modes``, ``phases``, ``compile_kernels``, ``moments`` (report them).
     """
-    modes, roles = request.get("modes") or MODES, tuple(request.get("roles") or ROLES)
+    modes, phases = request.get("modes") or MODES, tuple(request.get("phases") or PHASES)
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(
             f"mode {unknown[0]!r} has no dry run; choose of {', '.join(MODES)} (max-autotune times "
@@ -52,7 +52,7 @@ def measure(request: Mapping[str, Any], target: Target) -> DryRun:
     WATCH.sources.clear()
     WATCH.kernels.clear()
     WATCH.compiles = bool(request.get("compile_kernels", True))
-    runs = [run for mode in modes for run in _Mode(candidate, mode, target, moments).runs(roles)]
+    runs = [run for mode in modes for run in _Mode(candidate, mode, target, moments).runs(phases)]
     return DryRun(
         target=target.name,
         device=target.device,
@@ -78,18 +78,18 @@ class _Mode:
         self._seconds: dict[tuple[int, str], float] = {}
         self._key: tuple[int, str] | None = None
 
-    def runs(self, roles: tuple[str, ...]) -> list[Run]:
-        """Of all buckets; a role that cannot run does not keep the others from it."""
+    def runs(self, phases: tuple[str, ...]) -> list[Run]:
+        """Of all buckets; a phase that cannot run does not keep the others from it."""
         self._key = None
         try:
-            return self._warmed(roles)
+            return self._warmed(phases)
         except Exception as error:  # whatever stops a step is the answer
-            stopped = roles if self._key is None else (self._key[1],)
-            failed = [run for role in stopped for run in self._failed(error, role)]
-            rest = tuple(role for role in roles if role not in stopped)
+            stopped = phases if self._key is None else (self._key[1],)
+            failed = [run for phase in stopped for run in self._failed(error, phase)]
+            rest = tuple(phase for phase in phases if phase not in stopped)
             return failed + (self.runs(rest) if rest else [])
 
-    def _warmed(self, roles: tuple[str, ...]) -> list[Run]:
+    def _warmed(self, phases: tuple[str, ...]) -> list[Run]:
         torch._dynamo.reset()
         inductor.TREES.roots.clear()
         with Watcher():
@@ -102,8 +102,8 @@ class _Mode:
             )
             runner._computation.assume_rows()  # fake tensors have no values to tell by
             self._note_keys(runner)
-            runner.warmup(progress=False, phases=roles)
-            keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in roles]
+            runner.warmup(progress=False, phases=phases)
+            keys = [(b, r) for b in reversed(range(len(self._plan.capacities))) for r in phases]
             steps = recorder.runs
             if self._mode != "cuda-graph":
                 steps = [self._counted(runner, *key) for key in keys]
@@ -115,27 +115,27 @@ class _Mode:
         """Notes what each key's preparation compiled."""
         prepare = runner._steps.prepare
 
-        def noted(way: str, bucket: int, role: str, schema: Any) -> None:
-            key = self._key = bucket, role
+        def noted(way: str, bucket: int, phase: str, schema: Any) -> None:
+            key = self._key = bucket, phase
             WATCH.graphs, WATCH.skips = [], []
             started = time.perf_counter()
             try:
-                prepare(way, bucket, role, schema)
+                prepare(way, bucket, phase, schema)
             finally:
                 self._graphs[key], self._skips[key] = WATCH.graphs, WATCH.skips
                 self._seconds[key] = time.perf_counter() - started
 
         runner._steps.prepare = noted  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _counted(self, runner: StaticGraphRunner, bucket: int, role: str) -> Counted:
+    def _counted(self, runner: StaticGraphRunner, bucket: int, phase: str) -> Counted:
         """A step after the warm-up."""
-        self._key = bucket, role
+        self._key = bucket, phase
         steps, schema = runner._steps, self._plan.schema
         assert schema is not None
         batch = StaticBatch.blank(steps.layout(bucket, schema), runner.device)
 
         def body() -> Any:
-            if role == "step":
+            if phase == "step":
                 return steps.train(batch)
             with evaluating(runner.model):
                 return steps.run("forward", batch)
@@ -144,24 +144,24 @@ class _Mode:
         return counted(body, [*_resident(runner), *batch.tensors().values()])[1]
 
     def _run(self, runner: StaticGraphRunner, key: tuple[int, str], step: Counted) -> Run:
-        bucket, role = key
+        bucket, phase = key
         graphs, skips = self._graphs[key], self._skips[key]
         pieces = expected = None
         if self._mode == "cuda-graph":
             pieces = expected = OWN_RECORDS
         elif self._mode == "reduce-overhead":
-            pieces, expected = sum(g.recorded for g in graphs), TORCH_RECORDS[role]
+            pieces, expected = sum(g.recorded for g in graphs), TORCH_RECORDS[phase]
         counts = [
             count
             for compiled, count in runner._steps.compiled.counts
-            if compiled.bucket == bucket and compiled.grad == (role == "step")
+            if compiled.bucket == bucket and compiled.grad == (phase == "step")
         ]
         moved, rate = self._target.bandwidth_bytes_s, self._rate()
         return Run(
             mode=self._mode,
             bucket=bucket,
             capacity=str(self._plan.capacities[bucket]),
-            role=role,
+            phase=phase,
             pieces=pieces,
             expected=expected,
             causes=_causes(graphs, skips),
@@ -172,8 +172,8 @@ class _Mode:
             mutated_not_static=sum(g.mutated_not_static for g in graphs),
             launches=_nested(step),
             operators={
-                phase: {name: n for (p, name), n in step.operators.items() if p == phase}
-                for phase in PHASES
+                part: {name: n for (p, name), n in step.operators.items() if p == part}
+                for part in PARTS
             },
             resident_bytes=step.resident_bytes,
             peak_bytes=step.peak_bytes,
@@ -190,8 +190,8 @@ class _Mode:
             self._candidate.subject.autocast, self._target.float32_flops, self._target.tensor_flops
         )
 
-    def _failed(self, error: Exception, role: str) -> list[Run]:
-        """What a role that was stopped is reported as, in every bucket."""
+    def _failed(self, error: Exception, phase: str) -> list[Run]:
+        """What a phase that was stopped is reported as, in every bucket."""
         refused = _refusal(error)
         graphs, skips = [], []
         if self._key is not None:
@@ -203,13 +203,13 @@ class _Mode:
         if not isinstance(error, NotStatic):
             frame = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
-        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": TORCH_RECORDS[role]}
+        expected = {"cuda-graph": OWN_RECORDS, "reduce-overhead": TORCH_RECORDS[phase]}
         return [
             Run(
                 self._mode,
                 bucket,
                 str(capacity),
-                role,
+                phase,
                 pieces=sum(g.recorded for g in graphs) if self._mode in expected else None,
                 expected=expected.get(self._mode),
                 causes=causes,
@@ -227,8 +227,8 @@ def _resident(runner: StaticGraphRunner) -> Iterable[Tensor]:
     for state in runner.optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
     recorded = runner._steps.recorded
-    if recorded is not None and recorded._slot is not None:
-        yield recorded._slot.buffer
+    if recorded is not None and recorded.buffer is not None:
+        yield recorded.buffer
 
 
 def _refusal(error: BaseException | None) -> Refused | None:
@@ -246,9 +246,9 @@ def _causes(graphs: list[CompiledGraph], skips: list[str]) -> tuple[Cause, ...]:
 
 
 def _nested(step: Counted) -> dict[str, dict[str, dict[str, int]]]:
-    """phase -> kind -> name -> launches."""
-    counts = Counter((launch.phase, launch.kind, launch.name) for launch in step.launches)
+    """part -> kind -> name -> launches."""
+    counts = Counter((launch.part, launch.kind, launch.name) for launch in step.launches)
     nested: dict[str, dict[str, dict[str, int]]] = {}
-    for (phase, kind, name), number in counts.items():
-        nested.setdefault(phase, {}).setdefault(kind, {})[name] = number
+    for (part, kind, name), number in counts.items():
+        nested.setdefault(part, {}).setdefault(kind, {})[name] = number
     return nested

@@ -1,10 +1,10 @@
-"""How many operations a step gives a device, phase by phase; needs no GPU.
+"""How many operations a step gives a device, part by part; needs no GPU.
 
 A recorded step costs about the number of its kernels times two microseconds, an unrecorded one
 three times that and more, so this number is what fusion must lower. Operations are counted where
 torch dispatches them: views, allocations and reads of a number by the host are not operations (the
 last are counted apart, since none can be recorded). One dispatch is one operation, torch's or ours,
-but for the linear layer, which counts as the products, ReLU and sum that it is on CUDA.
+but for the linear layer, which counts as the products, ReLU and sums that it is on CUDA.
 
 Operations are not launches: torch's BatchNorm makes two or three, the backward of a large embedding
 a sort and more. What our own operators launch is known (:data:`MORE_LAUNCHES`) and counted beside;
@@ -24,10 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.kernels.batch_norm.op import launches as norm_launches
+from staticgraph.kernels.linear.op import backward_launches, launches
 
-# A linear layer is what its gpu.py gives the device: one product forward, bias and ReLU in it;
-# backward two products, and the bias's sum with ReLU's mask.
-LINEAR = {"staticgraph::linear": 1, "staticgraph::linear_backward": 3}
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
@@ -57,28 +55,28 @@ NOTHING = frozenset(
     }
 )
 HOST_READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "item")
-PHASES = ("forward", "backward", "optimizer")
+PARTS = ("forward", "backward", "optimizer")
 
 
 @dataclass
 class Operations:
-    """What was dispatched, by phase.
+    """What was dispatched, by part.
 
     Attributes:
-        counts: phase -> operator name -> operations.
+        counts: part -> operator name -> operations.
         launches: at least so many launches on CUDA in the whole step.
         host_reads: numbers that the host waited for.
     """
 
     counts: dict[str, Counter[str]] = field(
-        default_factory=lambda: {phase: Counter() for phase in PHASES}
+        default_factory=lambda: {part: Counter() for part in PARTS}
     )
     launches: int = 0
     host_reads: int = 0
 
-    def total(self, phase: str | None = None) -> int:
-        """Operations of a phase, or of all."""
-        chosen = PHASES if phase is None else (phase,)
+    def total(self, part: str | None = None) -> int:
+        """Operations of a part, or of all."""
+        chosen = PARTS if part is None else (part,)
         return sum(sum(self.counts[name].values()) for name in chosen)
 
 
@@ -86,23 +84,23 @@ class OperationCounter(TorchDispatchMode):
     """Counts what torch dispatches while it is entered::
 
     with OperationCounter() as counter:
-        with counter.phase("forward"):
+        with counter.part("forward"):
             loss = model(batch).mean()
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = Operations()
-        self._phase = PHASES[0]
+        self._part = PARTS[0]
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """What is dispatched inside belongs to this phase."""
-        before, self._phase = self._phase, name
+    def part(self, name: str) -> Iterator[None]:
+        """What is dispatched inside belongs to this part."""
+        before, self._part = self._part, name
         try:
             yield
         finally:
-            self._phase = before
+            self._part = before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -113,27 +111,28 @@ class OperationCounter(TorchDispatchMode):
             self.operations.host_reads += 1
         elif not (func.is_view or short in NOTHING):
             count = operations(name, args)
-            self.operations.counts[self._phase][name] += count
+            self.operations.counts[self._part][name] += count
             self.operations.launches += count + further_launches(name, args)
         return func(*args, **(kwargs or {}))
 
 
 def operations(name: str, args: tuple[Any, ...]) -> int:
-    """What an operator counts as."""
-    if name not in LINEAR:
-        return 1
-    alone = name == "staticgraph::linear" and args[3] and args[2] is None  # ReLU without a bias
-    return LINEAR[name] + alone
+    """What an operator counts as: a linear layer as what it gives the device there."""
+    if name == "staticgraph::linear":
+        x, weight, bias, relu, dtype = args
+        return launches(x, weight, dtype, relu, bias is not None)
+    if name == "staticgraph::linear_backward":
+        grad, x, weight, out, _ = args
+        return backward_launches(grad, x, weight, out is not None)
+    return 1
 
 
 def further_launches(name: str, args: tuple[Any, ...]) -> int:
     """What one of our operators launches on CUDA beyond one kernel."""
-    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None:
+    if name == "staticgraph::neighbour_sum_backward" and args[3] is not None and not args[-1]:
         return SHARED_TABLE
     if name == "staticgraph::neighbour_attention_backward":
         return int(args[5] is not None)  # a node's part in the scores as a destination
-    if name == "staticgraph::linear_backward":
-        return int(args[3] is not None)  # ReLU's mask and the sum are partial sums, and their sum
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
     if name == "staticgraph::batch_norm_backward":
@@ -155,11 +154,11 @@ def count_step(forward: Callable[[], torch.Tensor], optimizer: torch.optim.Optim
     """
     optimizer.zero_grad(set_to_none=True)
     with OperationCounter() as counter:
-        with counter.phase("forward"):
+        with counter.part("forward"):
             loss = forward()
-        with counter.phase("backward"):
+        with counter.part("backward"):
             loss.backward()
-        with counter.phase("optimizer"):
+        with counter.part("optimizer"):
             optimizer.step()
     return counter.operations
 

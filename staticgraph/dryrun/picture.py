@@ -1,10 +1,10 @@
-"""The picture of a dry run: launches of each run by kind, a panel a phase of the step."""
+"""The picture of a dry run: launches of each run by kind, a panel a part of the step."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from staticgraph.dryrun.report import PHASES, DryRun
+from staticgraph.dryrun.report import PARTS, DryRun
 
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 COLOURS = {
@@ -33,18 +33,18 @@ def draw(report: DryRun, path: str | Path) -> None:
         raise ValueError("a picture needs matplotlib: pip install 'staticgraph[train]'") from None
     figure = Figure((11, 1.6 + 0.5 * len(runs)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(PHASES), sharex=True, sharey=True, squeeze=False)[0]
-    names = [f"{run.mode}, bucket {run.bucket}, {run.role}" for run in runs]
-    for panel, phase in zip(panels, PHASES, strict=True):
+    panels = figure.subplots(1, len(PARTS), sharex=True, sharey=True, squeeze=False)[0]
+    names = [f"{run.mode}, bucket {run.bucket}, {run.phase}" for run in runs]
+    for panel, part in zip(panels, PARTS, strict=True):
         left = [0] * len(runs)
         for kind, colour in COLOURS.items():
-            counts = [run.count(phase, kind) for run in runs]
+            counts = [run.count(part, kind) for run in runs]
             if any(run.count(kind=kind) for run in runs):
                 panel.barh(names, counts, left=left, color=colour, label=LABELS.get(kind, kind))
             left = [before + count for before, count in zip(left, counts, strict=True)]
         for place, total in enumerate(left):
             panel.annotate(f" {total}", (total, place), va="center", fontsize=8)
-        panel.set_title(phase, fontsize=10)
+        panel.set_title(part, fontsize=10)
         panel.margins(x=0.15)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)

@@ -22,11 +22,11 @@ class Counted:
 
     Attributes:
         launches: in order.
-        operators: by phase and name.
+        operators: by part and name.
         resident_bytes: what was there before it: parameters, optimizer, inputs.
         peak_bytes: the most at once, those included.
         reserved_bytes: what torch's caching allocator would have taken from the driver for it.
-        moments: what was live, by phase and what was launched or made.
+        moments: what was live, by part and what was launched or made.
     """
 
     launches: list[Launch]

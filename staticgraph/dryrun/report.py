@@ -10,7 +10,7 @@ from typing import Any
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
-PHASES = ("forward", "backward", "optimizer")
+PARTS = ("forward", "backward", "optimizer")
 Counts = dict[str, dict[str, dict[str, int]]]
 
 
@@ -29,12 +29,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One mode, bucket and role.
+    """One mode, bucket and phase.
 
     Attributes:
         mode: as :class:`staticgraph.StaticGraphRunner` takes it.
         bucket: its number; ``capacity`` as text.
-        role: ``step`` or ``eval``.
+        phase: ``step`` or ``eval``.
         pieces: recordings that the mode would make of it; None where the mode records nothing.
         expected: how many a whole recording takes.
         causes: why it is not whole.
@@ -43,13 +43,13 @@ class Run:
         partitions: pieces of each compiled graph, where torch cuts.
         devices: what the compiled graphs compute on.
         mutated_not_static: inputs that are written and may move.
-        launches: phase -> kind -> name -> launches; kinds as in
+        launches: part -> kind -> name -> launches; kinds as in
             :mod:`staticgraph.dryrun.launches`.
-        operators: phase -> operator -> calls.
+        operators: part -> operator -> calls.
         resident_bytes: parameters, optimizer state and inputs.
         peak_bytes: the most that is live at once, those included; without library workspaces.
         reserved_bytes: what torch's caching allocator would take from the driver for the peak.
-        moments: phase, what was launched or made, and the bytes live then; where asked for.
+        moments: part, what was launched or made, and the bytes live then; where asked for.
         moved_bytes: every tensor of every launch once.
         flops: of products and attention.
         at_least_s: the roofline's bound: of each launch the longer of its bytes over the bandwidth
@@ -60,7 +60,7 @@ class Run:
     mode: str
     bucket: int
     capacity: str
-    role: str
+    phase: str
     pieces: int | None = None
     expected: int | None = None
     causes: tuple[Cause, ...] = ()
@@ -86,26 +86,26 @@ class Run:
         """Whether it runs, and records whole where it records."""
         return self.error is None and self.pieces == self.expected
 
-    def count(self, phase: str | None = None, kind: str | None = None) -> int:
-        """Launches of a phase and a kind, or of all."""
+    def count(self, part: str | None = None, kind: str | None = None) -> int:
+        """Launches of a part and a kind, or of all."""
         return sum(
             number
             for name, kinds in self.launches.items()
             for of_kind, names in kinds.items()
             for number in names.values()
-            if phase in (None, name) and kind in (None, of_kind)
+            if part in (None, name) and kind in (None, of_kind)
         )
 
-    def calls(self, phase: str | None = None) -> int:
-        """Operators of a phase, or of all."""
-        chosen = [c for name, c in self.operators.items() if phase in (None, name)]
+    def calls(self, part: str | None = None) -> int:
+        """Operators of a part, or of all."""
+        chosen = [c for name, c in self.operators.items() if part in (None, name)]
         return sum(sum(counts.values()) for counts in chosen)
 
     def names(self) -> dict[str, int]:
-        """Launches by ``phase kind name``, what a later count is compared with."""
+        """Launches by ``part kind name``, what a later count is compared with."""
         return {
-            f"{phase} {kind} {name}": number
-            for phase, kinds in self.launches.items()
+            f"{part} {kind} {name}": number
+            for part, kinds in self.launches.items()
             for kind, names in kinds.items()
             for name, number in names.items()
         }
@@ -183,16 +183,16 @@ class DryRun:
         """Kernels whose registers did not suffice."""
         return tuple(use for use in self.uses if use.spill_bytes)
 
-    def run(self, mode: str, role: str = "step", bucket: int = 0) -> Run:
+    def run(self, mode: str, phase: str = "step", bucket: int = 0) -> Run:
         """One of the runs.
 
         Raises:
             KeyError: there is none such.
         """
         for run in self.runs:
-            if (run.mode, run.role, run.bucket) == (mode, role, bucket):
+            if (run.mode, run.phase, run.bucket) == (mode, phase, bucket):
                 return run
-        raise KeyError(f"no run of mode {mode!r}, role {role!r}, bucket {bucket}")
+        raise KeyError(f"no run of mode {mode!r}, phase {phase!r}, bucket {bucket}")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -230,7 +230,7 @@ class DryRun:
             if said:
                 lines += [
                     "",
-                    f"{run.mode}, bucket {run.bucket}, {run.role}: {run.records()}",
+                    f"{run.mode}, bucket {run.bucket}, {run.phase}: {run.records()}",
                     *said,
                 ]
         if self.uses:
@@ -250,7 +250,7 @@ def _run_of(values: Mapping[str, Any]) -> Run:
 
 
 def _runs_table(runs: tuple[Run, ...]) -> str:
-    headers = ["mode", "bucket", "role", "records", "breaks", "operators", "launches", *PHASES]
+    headers = ["mode", "bucket", "phase", "records", "breaks", "operators", "launches", *PARTS]
     headers += ["ours", "Inductor's", "peak", "moved", "at least, us"]
     return table(
         headers,
@@ -258,12 +258,12 @@ def _runs_table(runs: tuple[Run, ...]) -> str:
             [
                 run.mode,
                 run.bucket,
-                run.role,
+                run.phase,
                 run.records(),
                 run.graph_breaks,
                 run.calls(),
                 run.count(),
-                *(run.count(phase) for phase in PHASES),
+                *(run.count(part) for part in PARTS),
                 run.count(kind="staticgraph"),
                 run.count(kind="inductor"),
                 human_bytes(run.peak_bytes),

@@ -84,10 +84,8 @@ def _compiled() -> None:
         WATCH.begin()
         step(x).backward()
         launches, _ = WATCH.end()
-    kinds = {(launch.phase, launch.kind) for launch in launches}
-    wanted = {
-        (phase, kind) for phase in ("forward", "backward") for kind in ("inductor", "library")
-    }
+    kinds = {(launch.part, launch.kind) for launch in launches}
+    wanted = {(part, kind) for part in ("forward", "backward") for kind in ("inductor", "library")}
     if not wanted <= kinds:
         raise RuntimeError(f"launches of {sorted(wanted - kinds)} are not seen")
 

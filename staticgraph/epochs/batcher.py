@@ -136,13 +136,31 @@ class Batcher:
         self._limits = limits_array(self.plan.capacities)
         self._main = self._main_bucket()
         self._offline: list[OfflineParts] | None = None
-        self._cache: tuple[int, list[BatchIds], EpochStats] | None = None
+        self._cache: tuple[int, list[list[BatchIds]], EpochStats] | None = None
         self.current_epoch = 0
         self.position = 0
 
     def epoch(self, epoch: int) -> list[BatchIds]:
         """This rank's batches of an epoch: a pure function of the construction and the number."""
-        return self._epoch(epoch)[1]
+        return [step[self.rank] for step in self._epoch(epoch)[1]]
+
+    def rows(self, epoch: int) -> IntArray:
+        """What all ranks have at each step of an epoch, known without asking them.
+
+        Returns:
+            ``[steps, world_size, 1 + C]`` int64: graphs, nodes, edges, and any further component.
+        """
+        steps = self._epoch(epoch)[1]
+        batches = [batch.ids for step in steps for batch in step]
+        counts = np.array([len(ids) for ids in batches], dtype=np.int64)
+        found = np.zeros((len(batches), 1 + self.sizes.shape[1]), dtype=np.int64)
+        found[:, 0] = counts
+        filled = np.flatnonzero(counts)
+        if len(filled):
+            ids = np.concatenate([batches[i] for i in filled])
+            starts = np.cumsum(counts[filled]) - counts[filled]
+            found[filled, 1:] = np.add.reduceat(self.sizes[ids], starts, axis=0)
+        return found.reshape(len(steps), self.world_size, -1)
 
     def epoch_stats(self, epoch: int) -> EpochStats:
         """What happened to the batches of an epoch, over all ranks."""
@@ -239,13 +257,13 @@ class Batcher:
             )
         return largest
 
-    def _epoch(self, epoch: int) -> tuple[int, list[BatchIds], EpochStats]:
+    def _epoch(self, epoch: int) -> tuple[int, list[list[BatchIds]], EpochStats]:
         if self._cache is None or self._cache[0] != epoch:
             self._cache = (epoch, *self._make(epoch))
         return self._cache
 
-    def _make(self, epoch: int) -> tuple[list[BatchIds], EpochStats]:
-        """All batches of the epoch, then this rank's share of them."""
+    def _make(self, epoch: int) -> tuple[list[list[BatchIds]], EpochStats]:
+        """All batches of the epoch, step by step, one a rank."""
         made = self._made(epoch)
         starts, stops = made.bounds[:-1].tolist(), made.bounds[1:].tolist()
         batches = [
@@ -260,7 +278,7 @@ class Batcher:
             kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
             batches = [BatchIds(bucket, ids) for bucket, ids in kept]
             spilled, split = spilled + moved, split + divided
-        mine, empty = self._share(batches)
+        steps, empty = self._shared(batches)
         stats = EpochStats(
             graphs=len(self.indices),
             batches=len(batches),
@@ -271,7 +289,7 @@ class Batcher:
             split=split,
             empty=empty,
         )
-        return mine, stats
+        return steps, stats
 
     def _made(self, epoch: int) -> Made:
         """The batches of the epoch as arrays, by the strategy of this batcher."""
@@ -295,12 +313,9 @@ class Batcher:
         drawn = epoch if self.shuffle else 0
         return offline_epoch(self._offline, self.sizes, self.plan.capacities, self.seed, drawn)
 
-    def _share(self, batches: list[BatchIds]) -> tuple[list[BatchIds], int]:
-        """This rank's batches: at each step all ranks have the same bucket."""
+    def _shared(self, batches: list[BatchIds]) -> tuple[list[list[BatchIds]], int]:
+        """The ranks' batches at each step, all of the same bucket, and how many are empty."""
         nothing = np.empty(0, dtype=np.int64)
-        if self.world_size == 1:
-            missing = max(0, self.min_steps - len(batches))
-            return batches + missing * [BatchIds(0, nothing)], missing
         steps: list[list[BatchIds]] = []
         waiting: dict[int, list[BatchIds]] = {}
         for batch in batches:
@@ -313,11 +328,9 @@ class Batcher:
         while len(steps) < self.min_steps:
             steps.append([BatchIds(0, nothing)])
             missing += self.world_size
-        mine = [
-            step[self.rank] if self.rank < len(step) else BatchIds(step[0].bucket, nothing)
-            for step in steps
-        ]
-        return mine, missing
+        for step in steps:
+            step += (self.world_size - len(step)) * [BatchIds(step[0].bucket, nothing)]
+        return steps, missing
 
 
 def _planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:

@@ -14,8 +14,8 @@ import numpy as np
 
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.exact import exact_bounds, repair
-from staticgraph.packing.fill import pack_histogram
 from staticgraph.packing.pack import Packing
+from staticgraph.packing.packer import pack_histogram
 from staticgraph.packing.place import (
     group_by_pack,
     homes,

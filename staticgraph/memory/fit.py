@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from operator import mul
 from typing import Literal, NamedTuple, get_args
 
@@ -51,14 +52,21 @@ Layout = Literal["dense", "auto", "size-classed"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
-def counts_of(capacity: Capacity, layout: Layout = "dense") -> dict[str, float]:
-    """Every count that a form may have, of one capacity."""
-    places = float(capacity.graphs) * capacity.max_graph_nodes
-    pairs = widest = places * capacity.max_graph_nodes
+def counts_of(
+    capacity: Capacity, layout: Layout = "dense", counted: bool = False
+) -> dict[str, float]:
+    """Every count that a form may have, of one capacity; ``counted`` leaves the padding graphs out
+    of the blocks of attention, as layers do that follow a batch's real counts."""
+    blocks = [(capacity.graphs, capacity.max_graph_nodes)]
     if layout != "dense":
         path = attention_path(capacity, layout)
-        places, pairs = float(sum(block.places for block in path.blocks)), float(path.entries)
-        widest = float(max(block.places * block.width for block in path.blocks))
+        blocks = [(block.graphs, block.width) for block in path.blocks]
+    if counted:  # graphs stand by falling size, so padding graphs are last
+        graphs, width = blocks.pop()
+        blocks.append((max(1, graphs - capacity.graphs + capacity.graph_limit), width))
+    places = float(sum(graphs * width for graphs, width in blocks))
+    pairs = float(sum(graphs * width**2 for graphs, width in blocks))
+    widest = float(max(graphs * width**2 for graphs, width in blocks))
     return {
         "fixed": 1.0,
         "nodes": float(capacity.nodes),
@@ -127,6 +135,7 @@ class Fit(NamedTuple):
         layout: of the blocks whose places and pairs are counted.
         axes: the rows of the data's own, one term each, after those of the form.
         typed: nodes have types, so that :data:`SUMS` are no terms.
+        counted: blocks of attention are without the padding graphs.
     """
 
     form: Form
@@ -137,6 +146,7 @@ class Fit(NamedTuple):
     layout: Layout = "dense"
     axes: tuple[str, ...] = ()
     typed: bool = False
+    counted: bool = False
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -162,7 +172,7 @@ class Fit(NamedTuple):
                 f"capacity has those of {', '.join(own) or 'none'}: probe with the data that the "
                 "plan is for"
             )
-        counts = counts_of(capacity, self.layout)
+        counts = counts_of(capacity, self.layout, self.counted)
         return [counts[term] for term in self.terms]
 
     @property
@@ -183,6 +193,7 @@ def fit(
     held_out: Point | None = None,
     *,
     typed: bool = False,
+    counted: bool = False,
 ) -> Fit:
     """Fits a form by non-negative least squares on relative errors.
 
@@ -192,6 +203,8 @@ def fit(
             one with the smallest error.
         held_out: a point to check on, not fitted.
         typed: nodes have types: all nodes and all edges are sums of the capacities' axes.
+        counted: steps were read whose layers may follow real counts: it is found out whether blocks
+            of attention are without the padding graphs.
 
     Raises:
         FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
@@ -201,9 +214,9 @@ def fit(
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits, refusals = [], []
     for name in FORMS if form == "auto" else (form,):
-        for layout in LAYOUTS_OF[name]:
+        for layout, real in product(LAYOUTS_OF[name], (False, True)[: 1 + counted]):
             try:
-                fits.append(_fit_form(points, name, layout, held_out, typed))
+                fits.append(_fit_form(points, name, layout, held_out, typed, real))
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
                 break
@@ -237,7 +250,12 @@ def _accepted(found: Fit, points: Sequence[Point]) -> Fit:
 
 
 def _fit_form(
-    points: Sequence[Point], form: Form, layout: Layout, held_out: Point | None, typed: bool
+    points: Sequence[Point],
+    form: Form,
+    layout: Layout,
+    held_out: Point | None,
+    typed: bool,
+    counted: bool,
 ) -> Fit:
     axes = tuple(name for name, _ in points[0].capacity.extra) if points else ()
     terms = terms_of(form, axes, typed)
@@ -248,7 +266,8 @@ def _fit_form(
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
-    counts = _counted([p.capacity for p in points], terms, layout)
+    blocks = layout, counted
+    counts = _counted([p.capacity for p in points], terms, blocks)
     if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
         raise FitRefused(
             f"the points do not tell {', '.join(terms)} apart: vary "
@@ -257,7 +276,7 @@ def _fit_form(
         )
     peaks = np.array([p.nbytes for p in points])
     weighted = counts / peaks[:, None]
-    targets, note = _moments(points, peaks, weighted, terms, layout), ""
+    targets, note = _moments(points, peaks, weighted, terms, blocks), ""
     planes = np.unique([non_negative(weighted, target / peaks) for target in targets], axis=0)
     if form == "quadratic" and len(targets) == 1:
         free, *_ = np.linalg.lstsq(weighted / counts.max(axis=0), np.ones(len(points)), rcond=None)
@@ -273,6 +292,7 @@ def _fit_form(
         layout,
         axes,
         typed,
+        counted,
     )
     if held_out is None:
         return result
@@ -280,14 +300,20 @@ def _fit_form(
     return result._replace(held_out=float(missed))
 
 
-def _counted(capacities: Sequence[Capacity], terms: Sequence[str], layout: Layout) -> Array:
+def _counted(
+    capacities: Sequence[Capacity], terms: Sequence[str], blocks: tuple[Layout, bool]
+) -> Array:
     """``[capacities, terms]`` float64."""
-    found = [counts_of(capacity, layout) for capacity in capacities]
+    found = [counts_of(capacity, *blocks) for capacity in capacities]
     return np.array([[counts[term] for term in terms] for counts in found])
 
 
 def _moments(
-    points: Sequence[Point], peaks: Array, weighted: Array, terms: Sequence[str], layout: Layout
+    points: Sequence[Point],
+    peaks: Array,
+    weighted: Array,
+    terms: Sequence[str],
+    blocks: tuple[Layout, bool],
 ) -> list[Array]:
     """``[points]`` bytes of each moment that is the peak of the step at some capacity.
 
@@ -300,7 +326,7 @@ def _moments(
         return [peaks]
     moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = _counted(_drawn([p.capacity for p in points]), terms, layout)
+    drawn = _counted(_drawn([p.capacity for p in points]), terms, blocks)
     on_top = np.unique(np.argmax(drawn @ free, axis=1))
     return [moments[:, k] for k in on_top]
 

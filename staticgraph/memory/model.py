@@ -149,6 +149,7 @@ class MemoryModel:
         return {
             "form": self.fit.form,
             "layout": self.fit.layout,
+            **({"counted": True} if self.fit.counted else {}),
             "terms": list(self.fit.terms),
             **({"axes": list(self.fit.axes), "typed": self.fit.typed} if self.fit.axes else {}),
             "planes": [list(plane) for plane in self.fit.planes],
@@ -189,7 +190,7 @@ class MemoryModel:
             fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]
             per_axis = tuple((str(k), v) for k, v in values["batch"].get("per_axis", ()))
             return cls(
-                Fit(form, planes, *fitted, axes, typed),
+                Fit(form, planes, *fitted, axes, typed, values.get("counted", False)),
                 Resident(**values["resident"]),
                 BatchBytes(**{**values["batch"], "per_axis": per_axis}),
                 values["update_bytes"],

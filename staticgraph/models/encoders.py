@@ -21,6 +21,12 @@ class CategoryEncoder(nn.Module):
             nn.init.xavier_uniform_(table.weight)  # pyright: ignore[reportArgumentType]
 
     def forward(self, values: Tensor) -> Tensor:
+        """``[n, hidden]``, in the tables' dtype.
+
+        Args:
+            values: whole numbers ``[n, C]``, or ``[n]`` for one column, each below its table's
+                size.
+        """
         columns = values.view(-1, len(self.tables)).long().unbind(1)
         total = self.tables[0](columns[0])
         for table, column in zip(list(self.tables)[1:], columns[1:], strict=True):
@@ -36,6 +42,11 @@ class NumberEncoder(nn.Module):
         self.linear = nn.Linear(width, hidden)
 
     def forward(self, values: Tensor) -> Tensor:
+        """``[n, hidden]``, in the layer's dtype.
+
+        Args:
+            values: ``[n, F]``, or ``[n]`` for one column, of any dtype.
+        """
         weight = self.linear.weight
         return self.linear(values.view(-1, weight.shape[1]).to(weight.dtype))
 

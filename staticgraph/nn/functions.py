@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 from staticgraph.nn import refused
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.dispatch import dispatch, stock
+from staticgraph.nn.context.leaf import leaf, leaves
 from staticgraph.nn.conv import relations, semantic
 from staticgraph.nn.pool import dense as dense_pools
 from staticgraph.nn.utils import dense_batch, dropout_edges, self_loops
@@ -48,6 +49,7 @@ def static_functions() -> Functions:
     model that runs before the arguments."""
     return {
         scatter: _scatter,
+        softmax: _softmax,
         maybe_num_nodes: _maybe_num_nodes,
         global_add_pool: _pool(global_add_pool, "sum", 0.0),
         global_mean_pool: _pool(global_mean_pool, "mean", 0.0),
@@ -68,6 +70,7 @@ def static_functions() -> Functions:
 
 _stock_scatter = stock(scatter)
 _stock_maybe_num_nodes = stock(maybe_num_nodes)
+_stock_softmax = stock(softmax)
 
 
 def _scatter(
@@ -80,7 +83,34 @@ def _scatter(
 ) -> Tensor:
     if dim_size is None:
         dim_size = context.size_for(index)
+    if leaves() and isinstance(dim_size, int) and src.dim() > 0:
+        return scattered(src, index, dim % src.dim(), dim_size, reduce)
     return _stock_scatter(src, index, dim, dim_size, reduce)
+
+
+@leaf
+def scattered(src: Tensor, index: Tensor, dim: int, dim_size: int, reduce: str) -> Tensor:
+    """PyG's ``scatter``."""
+    return _stock_scatter(src, index, dim, dim_size, reduce)
+
+
+def _softmax(
+    context: BatchContext,
+    src: Tensor,
+    index: Tensor | None = None,
+    ptr: Tensor | None = None,
+    num_nodes: int | None = None,
+    dim: int = 0,
+) -> Tensor:
+    if not leaves() or index is None or ptr is not None:
+        return _stock_softmax(src, index, ptr, num_nodes, dim)
+    return softmaxed(src, index, num_nodes or context.size_for(index), dim % src.dim())
+
+
+@leaf
+def softmaxed(src: Tensor, index: Tensor, num_nodes: int, dim: int) -> Tensor:
+    """PyG's ``softmax`` over the rows of each group."""
+    return _stock_softmax(src, index, None, num_nodes, dim)
 
 
 def _maybe_num_nodes(context: BatchContext, edge_index: Any, num_nodes: int | None = None) -> int:
@@ -104,7 +134,7 @@ def _pool(function: Callable[..., Tensor], reduce: str, fill: float) -> Callable
     def static_pool(
         context: BatchContext, x: Tensor, batch: Tensor | None = None, size: int | None = None
     ) -> Tensor:
-        if context.kernels and batch is not None:
+        if context.kernels and batch is not None and not leaves():
             from staticgraph.nn.fused.pool import pooled
 
             if (found := pooled(context.batch, reduce, x, batch, size)) is not None:

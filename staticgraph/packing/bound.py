@@ -26,7 +26,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from staticgraph.packing.fill import pack_histogram
+from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound, volumes
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
@@ -87,7 +87,7 @@ def packing_bound(
     optimize = _scipy_optimize()
     bounds = checked_limits(histogram, limits, max_graphs)
     volume = volume_bound(histogram, bounds, max_graphs)
-    packing = start or pack_histogram(histogram, bounds, max_graphs=max_graphs)
+    packing = start or fill_histogram(histogram, bounds, max_graphs=max_graphs)
     sizes, room, keep, coarse = _grid(histogram, bounds)
     if packing.num_packs <= volume or not len(keep):
         return PackingBound(volume, float(volume), volume, 0, 0, coarse)

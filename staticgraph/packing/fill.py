@@ -57,14 +57,14 @@ QUICK = (Effort(3, 2, 16, 16, 4.0),)
 THOROUGH = (*QUICK, Effort(3, 3, 16, 16, 4.0), Effort(2, 1, 512, 1, 4.0))
 
 
-def pack_histogram(
+def fill_histogram(
     histogram: SizeHistogram,
     limits: ArrayLike,
     *,
     max_graphs: int | None = None,
     efforts: tuple[Effort, ...] = THOROUGH,
 ) -> Packing:
-    """Packs all graphs of a histogram into as few packs as it can.
+    """Packs all graphs of a histogram, pack by pack.
 
     Of very many distinct sizes those that are nearly alike are packed as if they were the largest
     of them (:mod:`staticgraph.packing.coarse`); ``method`` says what that costs.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.packing.coarse import coarsened
-from staticgraph.packing.fill import QUICK, THOROUGH, Effort, pack_histogram
+from staticgraph.packing.fill import QUICK, THOROUGH, Effort, fill_histogram
 from staticgraph.packing.pack import Packing, harmonic_mean
 from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
 from staticgraph.sizes.capacity import Capacity
@@ -102,7 +102,7 @@ def efficiency_map(
     for a, node_limit in enumerate(rows):
         for b, edge_limit in enumerate(columns):
             if node_limit >= least[0] and edge_limit >= least[1]:
-                packing = pack_histogram(
+                packing = fill_histogram(
                     coarse.histogram,
                     [node_limit, edge_limit],
                     max_graphs=max_graphs,
@@ -144,7 +144,7 @@ def limits_for_graphs(
     best: Packing | None = None
     filled = 0.0
     swaps = partial(pack_by_swaps, rounded, packs=wanted, max_graphs=most)
-    fills = partial(pack_histogram, rounded, max_graphs=most, efforts=efforts)
+    fills = partial(fill_histogram, rounded, max_graphs=most, efforts=efforts)
     for method in (swaps, fills) if graphs >= MIN_GRAPHS else (fills,):
         for excess in EXCESS:
             limits = np.maximum(np.ceil(totals / wanted * (1.0 + excess)).astype(np.int64), maxima)
@@ -193,7 +193,7 @@ def limits_for_efficiency(
             limits = np.array([node_limit, max(edges, histogram.maxima[1])])
             if harmonic_mean(_at_best(histogram, limits)) < efficiency:
                 continue
-            found = pack_histogram(coarse.histogram, limits, max_graphs=max_graphs, efforts=efforts)
+            found = fill_histogram(coarse.histogram, limits, max_graphs=max_graphs, efforts=efforts)
             if best is None or coarse.filled(found) > coarse.filled(best):
                 best = found
             if coarse.filled(found) >= efficiency:
@@ -203,7 +203,7 @@ def limits_for_efficiency(
             break
         node_limit = max(node_limit + 1, int(node_limit * 1.02))
     if best is None:
-        best = pack_histogram(histogram, histogram.maxima, max_graphs=max_graphs, efforts=efforts)
+        best = fill_histogram(histogram, histogram.maxima, max_graphs=max_graphs, efforts=efforts)
     else:
         best = coarse.expanded(best)
     return LimitsChoice(best, False, _why_not(histogram, best, best.num_packs, efficiency))

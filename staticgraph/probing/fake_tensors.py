@@ -26,8 +26,8 @@ class FakeTensorReader:
 
     Args:
         like: ``cpu`` counts bytes as the CPU allocates them. ``cuda`` rounds every storage up to
-            the caching allocator's block, lets the optimizer step over all parameters at once as it
-            does there, and charges the workspaces of cuBLAS.
+            the caching allocator's block, lets layers choose their kernels as they do there and
+            the optimizer step over all parameters at once, and charges cuBLAS's workspaces.
     """
 
     def __init__(self, like: str = "cpu") -> None:
@@ -59,7 +59,7 @@ class FakeTensorReader:
                 }
                 batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
                 twin = replace(subject, model=model, optimizer=optimizer)
-                step = ProbeStep(twin, probed.accumulate)
+                step = ProbeStep(twin, probed.accumulate, "cuda" if on_cuda else None)
                 with live:
                     live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
                     for _ in range(WARM_STEPS - 1):

@@ -275,7 +275,8 @@ def _model_of(
     ]
     held = None if checked is None else Point(checked[0], checked[1].step)
     try:
-        found = fit(points, form, held, typed=probed.schema.hetero)
+        typed = probed.schema.hetero
+        found = fit(points, form, held, typed=typed, counted=probed.counted)
     except FitRefused as refusal:
         if note:
             raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None

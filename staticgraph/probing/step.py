@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.choosing import choosing
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating
@@ -15,9 +16,11 @@ from staticgraph.steps.training_state import evaluating
 
 class ProbeStep:
     """One step of a subject: gradients freed, ``accumulate`` times forward and backward, then the
-    optimizer. Without a loss, one evaluation without gradients."""
+    optimizer. Without a loss, one evaluation without gradients. Kernels are chosen as for large
+    batches, and for ``device`` where the tensors stand for those of another."""
 
-    def __init__(self, subject: Subject, accumulate: int) -> None:
+    def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
+        self._device = device
         self._model, self._optimizer = subject.model, subject.optimizer
         self._accumulate = accumulate
         self._trains = subject.loss is not None
@@ -35,6 +38,10 @@ class ProbeStep:
 
     def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
         """Runs the step; calls ``between`` after the backward and returns what that gave."""
+        with choosing(self._device):
+            return self._run(batch, between)
+
+    def _run(self, batch: StaticBatch, between: Callable[[], Any] | None) -> Any:
         if not self._trains:
             with evaluating(self._model), self._computation.active():
                 self._computation.run("forward", batch)

@@ -110,4 +110,6 @@ def handed_out(result: Any, replays: Replays) -> Any:
             return value.clone()
         return LentTensor.of(value, replays, replays.count)
 
+    if type(result) is Tensor:  # as a step's loss: no tree to walk
+        return one(result)
     return tree_map_only(Tensor, one, result)

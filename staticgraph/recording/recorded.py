@@ -9,6 +9,8 @@ lent (:mod:`staticgraph.recording.lending`). What a scope records:
   outside, as do accumulation, schedulers and closures;
 * ``forward``: inference alone.
 
+Where the data set is on the device a key has a second recording, which makes the batch from its ids
+first: one launch for all of a step. The other one serves batches of any other origin.
 A forward with gradients, for a loop of a user's own, is a pair of recordings in the first two; see
 :mod:`staticgraph.recording.recorded_pair`.
 
@@ -19,7 +21,7 @@ elsewhere than when it was recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.slots import Slot, SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
@@ -35,6 +37,7 @@ from staticgraph.recording.recorded_model import Made, RecordedModel
 from staticgraph.recording.recorded_pair import PairKey, RecordedPairs
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
+from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
@@ -51,16 +54,18 @@ REMEDY = (
 
 
 class RecordingKey(NamedTuple):
-    """What a recording belongs to."""
+    """What a recording belongs to; ``from_ids`` where it makes its batch, too."""
 
     bucket: int
     work: str
     autocast: str | None
     scope: Scope
+    from_ids: bool = False
 
     def __str__(self) -> str:
         precision = f" {self.autocast}" if self.autocast else ""
-        return f"bucket {self.bucket} {self.work}{precision} (scope {self.scope})"
+        origin = " from ids" if self.from_ids else ""
+        return f"bucket {self.bucket} {self.work}{precision}{origin} (scope {self.scope})"
 
 
 class RecordedSteps:
@@ -73,6 +78,9 @@ class RecordedSteps:
         update: clipping and the optimizer, inside the recording for ``scope="step"``.
         recording: how, and how much of a training step.
         finite: notes losses that are not, inside the recordings.
+        late: batches come already, so that a loader's threads may be at work while one records.
+        averaging: of several ranks: inside the recordings for ``scope="step"``; for the others
+            whoever runs them averages the gradients, and what a step gives is a ``Share``.
 
     Raises:
         NotStatic: the optimizer's step cannot be recorded.
@@ -86,6 +94,8 @@ class RecordedSteps:
         update: Update,
         recording: Recording,
         finite: FiniteLosses | None = None,
+        late: bool = False,
+        averaging: Averaging | None = None,
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen = False
@@ -94,40 +104,47 @@ class RecordedSteps:
         self._computation = computation
         self._compiled = compiled
         self._device = subject.device
-        self._recorder: Recorder | None = recording.recorder_on(self._device)
+        self._recorder: Recorder | None = recording.recorder_on(self._device, late)
         self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
         self._on_miss = recording.on_miss
         self._finite = finite
+        self._averaging = averaging
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
         self._slot: Slot | None = None
         self._inputs: dict[int, StaticBatch] = {}
+        self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
         self._collation: RecordedCollation | None = None
         self._unrecorded_fills = 0
-        self._recordings: dict[RecordingKey, Made] = {}
-        self._recorded_model = RecordedModel(self._model, optimizer)
+        self._one_launch = recording.one_launch
+        # By bucket and work; those that make their batch from ids apart.
+        self._recordings: dict[tuple[int, str], Made] = {}
+        self._from_ids: dict[tuple[int, str], Made] = {}
+        self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
         self._pairs = RecordedPairs(subject, self._recorded_model)
 
     # ------------------------------------------------------------------ recording
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
         """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        self._slot = Slot(layouts, self._device, pinned=False)
+        self._slot = slot = Slot(layouts, self._device, pinned=False)
         for layout in layouts:
             # A batch of padding alone: finite values to warm up with.
             blank = StaticBatch.blank(layout, self._device)
-            inputs = StaticBatch(layout, self._slot.tensors(layout.bucket))
-            self._copy(blank, inputs)
+            inputs = StaticBatch(layout, slot.tensors(layout.bucket))
+            self._copy(blank, blank.tensors(), inputs)
             self._inputs[layout.bucket] = inputs
+            self._whole[layout.bucket] = slot.whole(layout.bucket)
 
     def collate_from(self, store: DeviceStore) -> None:
-        """Records, for every bucket, how its input is filled from ids of a store."""
+        """What is recorded from now on takes ids of a store, too."""
         assert self._recorder is not None
-        replays = self._recorded_model.replays
-        self._collation = RecordedCollation(store, self._inputs, self._recorder, replays)
+        self._collation = RecordedCollation(store, self._inputs, self._recorded_model.replays)
+        if not self._one_launch:
+            self._collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """The key of a bucket's work."""
@@ -145,12 +162,13 @@ class RecordedSteps:
                 share a pool that a failed one leaves unusable; the runner works on in eager.
         """
         key = self.key(bucket, work)
-        if key in self._recordings:
+        if (bucket, work) in self._recordings:
             return
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs = self._inputs[bucket]
-        self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        blank = StaticBatch.blank(inputs.layout, self._device)
+        self._copy(blank, blank.tensors(), inputs)
         if self._finite is not None:
             self._finite.prepare(bucket)
 
@@ -164,10 +182,18 @@ class RecordedSteps:
             if warmed is not None:
                 warmed()
 
-        try:
-            self._recordings[key] = self._recorded_model.record(
-                self._recorder, self._body(key), str(key), REMEDY, before, between
+        def made(key: RecordingKey) -> Made:
+            assert self._recorder is not None
+            body = self._body(key)
+            return self._recorded_model.record(
+                self._recorder, body, str(key), REMEDY, before, between
             )
+
+        try:
+            self._recordings[bucket, work] = made(key)
+            if self._collation is not None and self._one_launch:
+                self._collation.clear()
+                self._from_ids[bucket, work] = made(key._replace(from_ids=True))
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -184,6 +210,16 @@ class RecordedSteps:
         """What is recorded: reads the input slot, returns tensors."""
         inputs = self._inputs[key.bucket]
         compute = self._computed(key)
+        if key.from_ids:
+            assert self._collation is not None
+            collate = self._collation.body(key.bucket)
+            whole = self._body(key._replace(from_ids=False))
+
+            def from_ids() -> Any:
+                collate()
+                return whole()
+
+            return from_ids
         if key.work == "forward":
 
             def forward() -> Any:
@@ -192,17 +228,30 @@ class RecordedSteps:
 
             return forward
 
-        def step() -> Tensor:
+        def step() -> Any:
             self._update.zero_grad()
-            loss = compute(inputs)
-            if self._finite is not None:
-                self._finite.note(loss.detach(), inputs)
-            loss.backward()
-            if self.scope == "step":
-                self._update()
-            return loss.detach()
+            return self._trained(compute(inputs), inputs)
 
         return step
+
+    def _trained(self, result: Any, batch: StaticBatch) -> Any:
+        """From what a step computed to as far as its scope goes: the mean loss, or the share of it
+        that is yet to be averaged."""
+        if self._averaging is None:
+            if self._finite is not None:
+                self._finite.note(result.detach(), batch)
+            result.backward()
+            loss = result.detach()
+        else:
+            result.total.backward()
+            if self.scope != "step":
+                return result.detach()
+            loss = self._averaging(result, batch)
+            if self._finite is not None:
+                self._finite.note(loss, batch)
+        if self.scope == "step":
+            self._update()
+        return loss
 
     def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
         assert self._recorder is not None
@@ -222,7 +271,7 @@ class RecordedSteps:
 
     def has(self, bucket: int, work: str) -> bool:
         """Whether a key is recorded."""
-        return self.key(bucket, work) in self._recordings
+        return (bucket, work) in self._recordings
 
     def run(self, work: str, batch: StaticBatch) -> Any:
         """Replays a batch's recording; its results are copies that later replays leave alone, or,
@@ -234,14 +283,29 @@ class RecordedSteps:
             NotStatic: frozen without a recording and ``on_miss="error"``; or parameters, optimizer
                 or inputs are not those that were recorded.
         """
-        key = self.key(batch.bucket, work)
-        if key not in self._recordings:
+        bucket = batch.bucket
+        place = bucket, work
+        if place not in self._recordings:
             if self.frozen:
-                return self._missed(key, batch)
-            self.record(batch.bucket, work)
-        self._check(key)
-        self._copy(batch, self._inputs[batch.bucket])
-        result = self._recorded_model.replay(self._recordings[key], work == "step")
+                return self._missed(self.key(bucket, work), batch)
+            self.record(bucket, work)
+        arrays, made, ids = batch.tensors(), self._recordings[place], None
+        collation = self._collation
+        if (
+            collation is not None
+            and type(arrays) is CollatedTensors
+            and arrays.store is collation.store
+            and place in self._from_ids
+        ):
+            ids, made = arrays, self._from_ids[place]
+        self._recorded_model.check(made, "call warmup() again", looked_in_epoch(batch))
+        if work == "step" and self._watched is not None:
+            self._watched.before_replay()
+        if collation is not None and ids is not None:
+            collation.send(bucket, ids)
+        else:
+            self._copy(batch, arrays, self._inputs[bucket])
+        result = self._recorded_model.replay(made, work == "step")
         return handed_out(result, self._recorded_model.replays)
 
     def record_forward(self, bucket: int, training: bool) -> PairKey:
@@ -256,7 +320,8 @@ class RecordedSteps:
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
         inputs, compiles = self._inputs[bucket], self._recorder.compiles
-        self._copy(StaticBatch.blank(inputs.layout, self._device), inputs)
+        blank = StaticBatch.blank(inputs.layout, self._device)
+        self._copy(blank, blank.tensors(), inputs)
 
         def compute(batch: StaticBatch) -> Any:
             if compiles:
@@ -286,11 +351,12 @@ class RecordedSteps:
             self.misses[key] = self.misses.get(key, 0) + 1
             return self._in_eager("forward", batch)
         self.record_forward(*key[:2])
-        return self._pairs[key].run(batch, lambda: self._copy(batch, self._inputs[batch.bucket]))
+        arrays, inputs = batch.tensors(), self._inputs[batch.bucket]
+        return self._pairs[key].run(batch, lambda: self._copy(batch, arrays, inputs))
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
-            made = ", ".join(map(str, self._recordings)) or "none"
+            made = ", ".join(map(str, self.counts)) or "none"
             raise NotStatic(
                 f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
                 f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
@@ -301,6 +367,8 @@ class RecordedSteps:
                 return self._in_eager(key.work, batch)
         self._update.zero_grad()
         loss = self._in_eager(key.work, batch)
+        if self._averaging is not None:
+            return self._trained(loss, batch)
         if self._finite is not None:
             self._finite.before_update(loss, batch)
         loss.backward()
@@ -308,43 +376,46 @@ class RecordedSteps:
             self._update()
         return loss.detach()
 
-    def _check(self, key: RecordingKey) -> None:
-        self._recorded_model.check(self._recordings[key], str(key), "call warmup() again")
-        if self._watched is not None and key.work == "step":
-            self._watched.before_replay()
-
-    def _copy(self, batch: StaticBatch, inputs: StaticBatch) -> None:
+    def _copy(self, batch: StaticBatch, arrays: Mapping[str, Tensor], inputs: StaticBatch) -> None:
         """The batch to the recorded addresses: made there where only its ids are known, one copy
         where its arrays are one buffer."""
-        arrays = batch.tensors()
-        if isinstance(arrays, CollatedTensors):
+        targets = inputs.tensors()
+        if type(arrays) is CollatedTensors:
             if self._collation is None or not self._collation.fill(batch.bucket, arrays):
                 self._unrecorded_fills += 1
-                arrays.into(inputs.layout, inputs.tensors())
+                arrays.into(inputs.layout, targets)
             return
         buffer = batch.buffer
         if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
-            assert self._slot is not None
-            self._slot.buffer[: len(buffer)].copy_(buffer, non_blocking=True)
+            self._whole[batch.bucket].copy_(buffer, non_blocking=True)
             return
-        targets = inputs.tensors()
-        if batch.tensors().keys() != targets.keys():
-            missing = sorted(batch.tensors().keys() ^ targets.keys())
+        if arrays.keys() != targets.keys():
+            missing = sorted(arrays.keys() ^ targets.keys())
             raise NotStatic(
                 f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
                 "the data that the plan was made for"
             )
         with torch.no_grad():
             torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                list(targets.values()), list(batch.tensors().values())
+                list(targets.values()), list(arrays.values())
             )
 
     # ------------------------------------------------------------------ ending
 
     @property
+    def buffer(self) -> Tensor | None:
+        """``[bytes]`` uint8: what the inputs of all buckets stand in; None before ``prepare``."""
+        return None if self._slot is None else self._slot.buffer
+
+    @property
     def counts(self) -> dict[RecordingKey, int]:
         """Replays of each recording."""
-        counts = {key: made.recorded.replays for key, made in self._recordings.items()}
+        both = (self._recordings, False), (self._from_ids, True)
+        counts = {
+            self.key(*place)._replace(from_ids=from_ids): made.recorded.replays
+            for recordings, from_ids in both
+            for place, made in recordings.items()
+        }
         for pair, replays in self._pairs.counts.items():
             for work, count in zip(("forward", "backward"), replays, strict=True):
                 name = f"{work} of a pair, {pair.flag}"
@@ -365,8 +436,9 @@ class RecordedSteps:
 
     def close(self) -> None:
         """Tears all recordings down together. Gradients that a recording owned are dropped."""
-        self._recorded_model.drop(list(self._recordings.values()))
+        self._recorded_model.drop([*self._recordings.values(), *self._from_ids.values()])
         self._recordings.clear()
+        self._from_ids.clear()
         self._pairs.clear()
         self._collation = None
         self.frozen = True

@@ -1,18 +1,18 @@
-"""Recordings that fill a recorded step's input from the ids of a batch.
+"""How a recorded step's input is filled from the ids of a batch.
 
 The problem: a recording reads its input where it always stands, so a batch that was made elsewhere
 on the device is copied there first, some hundred kilobytes a step. The idea: where the graphs are
-on the device, the batch is made at that place. What makes it is recorded as well, one recording a
-bucket, and is replayed before the step on the same stream; its only input are the ids, ``[G]``
-int32 at an address of their own.
+on the device, the batch is made at that place, by work that is recorded as well. Its only input are
+the ids, ``[G]`` int32 at an address of their own, to which the host writes straight.
 
-It stands beside the recordings of the steps, not inside them, so that one recording of a step
-serves batches of every origin.
+That work stands at the head of a recording of the whole step, so that ids in and an update out are
+one launch; or, where the step's own recording shall serve batches of every origin alone, in a
+recording of its own a bucket, replayed before it on the same stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -32,39 +32,60 @@ class RecordedCollation:
     Args:
         store: the graphs.
         inputs: of each bucket, the batch whose arrays a step reads.
-        recorder: of the steps, with which it shares pool and stream.
-        replays: of the steps, which count these as well.
+        replays: of the steps, which count those of these as well.
+
+    Attributes:
+        store: the graphs.
 
     Raises:
         ValueError: the steps read row pointers, and the store was moved without.
     """
 
     def __init__(
-        self,
-        store: DeviceStore,
-        inputs: Mapping[int, StaticBatch],
-        recorder: Recorder,
-        replays: Replays | None = None,
+        self, store: DeviceStore, inputs: Mapping[int, StaticBatch], replays: Replays | None = None
     ) -> None:
-        self._store = store
+        self.store = store
         self._replays = Replays() if replays is None else replays
         most = max(batch.num_graphs for batch in inputs.values())
         self._ids = torch.full((most,), -1, dtype=torch.int32, device=store.device)
+        self._of_bucket = {b: self._ids[: batch.num_graphs] for b, batch in inputs.items()}
+        self._bodies = {
+            bucket: partial(
+                collate,
+                self._of_bucket[bucket],
+                collate_arguments(store, batch.layout, batch.tensors()),
+            )
+            for bucket, batch in inputs.items()
+        }
         self._recordings: dict[int, Recorded] = {}
-        for bucket, batch in inputs.items():
-            ids = self._ids[: batch.num_graphs]
-            body = partial(collate, ids, collate_arguments(store, batch.layout, batch.tensors()))
+
+    def body(self, bucket: int) -> Callable[[], None]:
+        """What makes a bucket's input from the ids that stand there."""
+        return self._bodies[bucket]
+
+    def clear(self) -> None:
+        """The ids of a batch of padding alone."""
+        self._ids.fill_(-1)
+
+    def record(self, recorder: Recorder) -> None:
+        """Gives every bucket's a recording of its own, in the pool of the steps'."""
+        for bucket, body in self._bodies.items():
             recorder.warm(body, 1)  # compiles the kernels
             self._recordings[bucket] = recorder.record(body)
 
+    def send(self, bucket: int, batch: CollatedTensors) -> None:
+        """Writes a batch's ids where they are read.
+
+        Raises:
+            StaleBatch: the batch was given back.
+        """
+        batch.send_ids(self._of_bucket[bucket])
+
     def fill(self, bucket: int, batch: CollatedTensors) -> bool:
-        """Makes a batch in the input of its bucket; False where it is of another store."""
-        if batch.store is not self._store:
+        """Makes a batch in the input of its bucket, by the bucket's own recording; False where it
+        is of another store, or there is none."""
+        if batch.store is not self.store or bucket not in self._recordings:
             return False
-        batch.check()
-        self._send(batch)
+        self.send(bucket, batch)
         self._replays.run(self._recordings[bucket])
         return True
-
-    def _send(self, batch: CollatedTensors) -> None:
-        self._ids[: len(batch.ids)].copy_(batch.ids, non_blocking=True)

@@ -2,13 +2,19 @@
 
 A recording is warmed up, and changes no parameter, gradient, optimizer state or random state. Its
 replay writes gradients of its own, which are then the parameters'. It reads parameters where they
-stood, so one that stands elsewhere now is an error and not a step with old values.
+stood, so one that stands elsewhere now is an error and not a step with old values; so is a model
+that was changed since (:mod:`staticgraph.recording.signature`).
+
+A replay is a few microseconds of Python: the parameters are listed once, and no call in it is one a
+parameter or a layer.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,33 +22,72 @@ from torch import Tensor
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.replays import Replays
+from staticgraph.recording.signature import EVERY, Flags, Signature, told
 from staticgraph.steps.training_state import untouched
 
 # torch's own recipe warms up three times: lazily made workspaces and states must exist by then.
 WARM_RUNS = 3
 
 
-class Made(NamedTuple):
-    """A recording, the gradients that it writes, and where the parameters stood."""
+@dataclass(slots=True, eq=False)
+class Made:
+    """A recording, and what it was made with.
+
+    Attributes:
+        recorded: it.
+        what: its name in messages.
+        number: its own, which an epoch notes when the model was looked at.
+        parameters, addresses: where each stood.
+        grads: those that a replay writes.
+        flags: the model's, as they were.
+        sample: the place of a parameter with a gradient, if any has one.
+    """
 
     recorded: Recorded
-    grads: list[Tensor | None]
+    what: str
+    number: int
+    parameters: list[Tensor]
     addresses: list[int]
+    grads: list[Tensor | None]
+    flags: Flags
+
+    sample: int = 0
+
+    def __post_init__(self) -> None:
+        found = (place for place, grad in enumerate(self.grads) if grad is not None)
+        self.sample = next(found, 0)
+
+    @property
+    def shown(self) -> bool:
+        """Whether a parameter still has the gradient that a replay writes."""
+        return self.parameters[self.sample].grad is self.grads[self.sample]
+
+
+_NUMBERS = itertools.count()
 
 
 class RecordedModel:
     """Records functions of a model, and replays them.
 
     Args:
-        model: its parameters are watched.
+        model: is watched; see :mod:`staticgraph.recording.signature`.
         optimizer: whose state is put back after recording, too; None for none.
+        steps_outside: gradients are read after every replay, so each is the parameter's then,
+            whatever was done to it meanwhile. Else it is one to be looked at, and is given anew
+            after another recording's replay, or once gradients were set to None.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        steps_outside: bool = True,
     ) -> None:
         self.replays = Replays()
         self._model, self._optimizer = model, optimizer
+        self._steps_outside = steps_outside
+        self._signature: Signature | None = None
+        self._shown: Made | None = None  # whose gradients the parameters have
 
     def record(
         self,
@@ -64,42 +109,70 @@ class RecordedModel:
             between: run after the warm-up and before the recording.
 
         Raises:
-            NotStatic: it cannot be recorded.
+            NotStatic: it cannot be recorded, or the model was changed since the last recording.
         """
+        signature = self._signature or Signature(self._model)
+        if changes := signature.changes():
+            raise NotStatic(f"{what}: {told(changes, 'record all anew')}")
         try:
             with untouched(self._model, self._optimizer):
                 before()
+                flags = signature.flags(True)
                 recorder.warm(body, WARM_RUNS)
                 between()
                 recorded = recorder.record(body)
-                grads = [parameter.grad for parameter in self._model.parameters()]
-                return Made(recorded, grads, self._addresses())
+                parameters = signature.parameters
+                grads = [parameter.grad for parameter in parameters]
         except NotStatic:
             raise
         except Exception as error:
             raise NotStatic(
                 f"{what} cannot be recorded: {type(error).__name__}: {error}\n{remedy}"
             ) from error
+        if not any(grad is not None for grad in grads):
+            flags = flags._replace(wanted=None)
+        signature.settle()
+        self._signature = signature
+        addresses = _addresses(parameters)
+        return Made(recorded, what, next(_NUMBERS), parameters, addresses, grads, flags)
 
-    def check(self, made: Made, what: str, remedy: str) -> None:
-        """Refuses to replay with parameters that stand elsewhere.
+    def check(self, made: Made, remedy: str, looked: set[int] | None = None) -> None:
+        """Refuses to replay a model that is not the one that was recorded.
+
+        Args:
+            made: what is to be replayed.
+            remedy: what helps.
+            looked: the recordings that looked at the model in this epoch; None outside of any.
 
         Raises:
-            NotStatic: one does.
+            NotStatic: a parameter stands elsewhere; or, as far as it is looked at now (see
+                :mod:`staticgraph.recording.signature`), the model was changed.
         """
-        if self._addresses() != made.addresses:
+        if _addresses(made.parameters) != made.addresses:
             raise NotStatic(
-                f"{what}: a parameter stands at another address than when it was recorded (moved "
-                f"with .to(), or exchanged); {remedy}"
+                f"{made.what}: a parameter stands at another address than when it was recorded "
+                f"(moved with .to(), or exchanged); {remedy}"
             )
+        signature = self._signature
+        assert signature is not None
+        if (
+            signature.doubtful
+            or not made.recorded.replays % EVERY
+            or (looked is not None and made.number not in looked)
+        ):
+            if changes := signature.changes(made.flags):
+                raise NotStatic(f"{made.what}: {told(changes, remedy)}")
+            if looked is not None:
+                looked.add(made.number)
 
     def replay(self, made: Made, trains: bool = True) -> Any:
         """Runs a recording, and gives the parameters the gradients that it writes; another's are
         others. Its result is overwritten by the next."""
         self.replays.run(made.recorded)
-        if trains:
-            for parameter, grad in zip(self._model.parameters(), made.grads, strict=True):
+        if trains and (self._steps_outside or self._shown is not made or not made.shown):
+            for parameter, grad in zip(made.parameters, made.grads, strict=True):
                 parameter.grad = grad
+            self._shown = made
         return made.recorded.result
 
     def drop(self, all_made: list[Made]) -> None:
@@ -109,5 +182,6 @@ class RecordedModel:
             if id(parameter.grad) in owned:
                 parameter.grad = None
 
-    def _addresses(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._model.parameters()]
+
+def _addresses(parameters: list[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, parameters))

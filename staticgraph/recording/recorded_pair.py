@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.recording.lending import CLONED_BYTES, LentTensor
@@ -148,7 +149,10 @@ class RecordedPair:
                     f"{self.name}: {name} requires a gradient, which it did not when the backward "
                     "was recorded: thaw parameters before warmup(), or call warmup() again"
                 )
-        for name, value in batch.tensors().items():
+        tensors = batch.tensors()
+        if isinstance(tensors, CollatedTensors):  # made from ids: none has a gradient
+            return
+        for name, value in tensors.items():
             if value.requires_grad and name not in self.fields:
                 raise NotStatic(
                     f"{self.name}: the field {name!r} requires a gradient, which the recorded "

@@ -25,6 +25,9 @@ class Recording:
         on_miss: what is done with a batch whose key no warm-up recorded: ``error``, or ``eager``
             (counted in the report).
         recorder: makes what records, given the device; CUDA graphs where None.
+        one_launch: with a data set on the device, also record each step together with the making
+            of its batch, so that a step is one launch; False replays two recordings, and holds a
+            set of gradients less for each bucket.
         allow_cpu: let torch's recording modes run on a CPU, where they record nothing.
 
     Raises:
@@ -35,6 +38,7 @@ class Recording:
     on_miss: OnMiss = "error"
     recorder: Callable[[torch.device], Recorder] | None = None
     allow_cpu: bool = False
+    one_launch: bool = True
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -51,6 +55,14 @@ class Recording:
         """Whether something can be recorded there."""
         return device.type == "cuda" or self.recorder is not None
 
-    def recorder_on(self, device: torch.device) -> Recorder:
-        """What records on a device."""
-        return (self.recorder or CudaGraphRecorder)(device)
+    def recorder_on(self, device: torch.device, beside_others: bool = False) -> Recorder:
+        """What records on a device.
+
+        Args:
+            device: where.
+            beside_others: other threads may call CUDA meanwhile, as a loader's do, which would end
+                a capture that forbids it to all threads.
+        """
+        if self.recorder is not None:
+            return self.recorder(device)
+        return CudaGraphRecorder(device, "thread_local" if beside_others else "global")

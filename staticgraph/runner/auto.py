@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from staticgraph.steps.modes import OWN
+from staticgraph.steps.modes import FUSED, OWN
 
 # Simplest first: a tie goes to the earlier.
-WAYS = ("eager", "default", OWN)
+WAYS = ("eager", FUSED, "default", OWN)
 # Fewer say nothing about which is faster in most rounds.
 LEAST_ROUNDS = 5
 
@@ -54,11 +54,12 @@ class Auto:
     Attributes:
         limit_s: seconds after which no further way of any bucket is begun, compilation included.
         rounds: steps of each way that are timed.
-        ways: what may be chosen, simplest first; by default ``eager``, ``default`` (compiled), and
-            ``cuda-graph`` where it can record.
-        on_cpu: measure on a CPU, too, where otherwise all runs in eager: compiling a key takes 10
-            to 40 seconds there (two cores, 2026-11-20), and made GNN training slower wherever it
-            was measured; see ``bench_runner``.
+        ways: what may be chosen, simplest first; by default ``eager``, on a CPU ``fused`` (the
+            captured graph rewritten to this library's operators), on CUDA ``default`` (compiled),
+            and ``cuda-graph`` where it can record.
+        on_cpu: measure compiled ways on a CPU, too: compiling a key takes 10 to 40 seconds there
+            (two cores, 2026-11-20), and made GNN training slower wherever it was measured; see
+            ``bench_runner``. Capturing one for ``fused`` takes one to three.
         stopwatch: made for the device.
     """
 
@@ -84,6 +85,10 @@ class Auto:
 
     def on(self, device: torch.device, can_record: bool) -> Auto | None:
         """What is measured on a device; None where nothing is."""
-        if device.type != "cuda" and not self.on_cpu:
-            return None
-        return replace(self, ways=tuple(way for way in self.ways if way != OWN or can_record))
+        left_out = {OWN} if not can_record else set()
+        if device.type == "cuda":
+            left_out.add(FUSED)
+        elif not self.on_cpu:
+            left_out |= {"default", OWN}
+        ways = tuple(way for way in self.ways if way not in left_out)
+        return replace(self, ways=ways) if len(ways) > 1 or self.on_cpu else None

@@ -45,7 +45,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WayChoice:
     """What was chosen for one bucket's training step (``step``) or evaluation (``eval``)."""
 
     bucket: int
@@ -59,10 +59,13 @@ class Choice:
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Choice:
+    def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:
         """What ``dataclasses.asdict`` gave."""
         contenders = tuple(Contender(**one) for one in values["contenders"])
         return cls(**{**values, "contenders": contenders})
+
+
+Choice = WayChoice  # as it was called before
 
 
 def choose(
@@ -70,7 +73,7 @@ def choose(
     phase: str,
     times: Mapping[str, Sequence[float]],
     refused: Mapping[str, str] | None = None,
-) -> Choice:
+) -> WayChoice:
     """The way to run one bucket.
 
     Args:
@@ -97,10 +100,10 @@ def choose(
         Contender(way, len(t), *np.percentile(t, [50, 10, 90]).tolist()) for way, t in times.items()
     ]
     contenders += [Contender(way, refused=why) for way, why in (refused or {}).items()]
-    return Choice(bucket, phase, best, reason, tuple(contenders))
+    return WayChoice(bucket, phase, best, reason, tuple(contenders))
 
 
-def save(path: str | Path, choices: Sequence[Choice], made_for: Mapping[str, Any]) -> None:
+def save(path: str | Path, choices: Sequence[WayChoice], made_for: Mapping[str, Any]) -> None:
     """Writes choices with what they were made for, as JSON with a checksum."""
     values = {"made_for": dict(made_for), "choices": [asdict(choice) for choice in choices]}
     target = Path(path)
@@ -108,7 +111,7 @@ def save(path: str | Path, choices: Sequence[Choice], made_for: Mapping[str, Any
     document.save(target, values)
 
 
-def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
+def load(path: str | Path, made_for: Mapping[str, Any]) -> list[WayChoice]:
     """What :func:`save` wrote.
 
     Raises:
@@ -116,7 +119,7 @@ def load(path: str | Path, made_for: Mapping[str, Any]) -> list[Choice]:
     """
     try:
         values = document.load(path)
-        choices = [Choice.from_dict(one) for one in values["choices"]]
+        choices = [WayChoice.from_dict(one) for one in values["choices"]]
         found = values["made_for"]
         if not isinstance(found, dict):
             raise TypeError(f"made_for is {found!r}")

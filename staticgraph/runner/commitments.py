@@ -33,6 +33,7 @@ from staticgraph.steps.subject import Subject
 from staticgraph.text.byte_sizes import human_bytes
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
+FROM_IDS = "gradients of steps from ids"
 WHAT_NOW = "All recordings were torn down, eager steps still run:"
 
 
@@ -117,6 +118,26 @@ class Commitments:
             self._ledger.commit(STEP, max(0, step - self._gradients))
             self._used.add(bucket)
 
+    def steps_from_ids(self, buckets: int) -> None:
+        """Commits what so many recordings that make their batches themselves hold beside those that
+        take any batch: gradients of their own.
+
+        Raises:
+            BudgetExceeded: that passes the cap; nothing was recorded yet.
+        """
+        wanted, cap = buckets * self._gradients, self._ledger.max_bytes
+        needed = self.breakdown.total_bytes + wanted
+        if cap is not None and needed > cap:
+            raise BudgetExceeded(
+                f"{FROM_IDS}, a set for each of {buckets} buckets, want {human_bytes(wanted)} "
+                f"beside the plan; that makes {human_bytes(needed)}, the cap is "
+                f"{human_bytes(cap)}: raise the cap to {needed:,} bytes, or make each batch in a "
+                "recording of its own, Recording(one_launch=False)",
+                self.breakdown,
+                needed,
+            )
+        self._ledger.commit(FROM_IDS, wanted)
+
     def warmed(self) -> None:
         """Measures from now on: what a block of :meth:`recording` did until here was to warm up."""
         if self.allocator is not None:
@@ -152,6 +173,8 @@ class Commitments:
         taken = self.allocator.peak() - self._before
         self.measured[bucket] = max(taken, self.measured[bucket] or 0)
         others = sum(n for name, n in self._ledger.entries.items() if name not in (STEP, GRADIENTS))
+        if FROM_IDS in self._ledger.entries:
+            others -= self._gradients  # this bucket's are in what was taken
         cap = self._ledger.max_bytes
         if cap is not None and others + taken > cap:
             self._end(tear_down)

@@ -11,7 +11,7 @@ import torch
 
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
-from staticgraph.runner.choice import Choice
+from staticgraph.runner.choice import WayChoice
 from staticgraph.steps.attention_choices import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
@@ -57,7 +57,7 @@ class Report:
     versions: dict[str, str]
     warmup_s: float | None = None
     warm_start: bool = False
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[WayChoice, ...] = ()
     cold_start_s: float | None = None
     replays: Mapping[str, int] = field(default_factory=dict)
     attention: tuple[AttentionRow, ...] = ()
@@ -79,7 +79,7 @@ class Report:
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
         """What :meth:`to_dict` gave."""
         buckets = tuple(BucketReport(**bucket) for bucket in values["buckets"])
-        choices = tuple(map(Choice.from_dict, values.get("choices", ())))
+        choices = tuple(map(WayChoice.from_dict, values.get("choices", ())))
         given = {
             "buckets": buckets,
             "choices": choices,

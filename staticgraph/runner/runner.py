@@ -27,6 +27,8 @@ from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
+from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
+from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
@@ -35,9 +37,10 @@ from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
-from staticgraph.runner.choice import Choice
+from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.report import Report, device_name
+from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.statistics import BucketStatistics
 from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.turns import Turns, check_not_traced
@@ -49,8 +52,8 @@ from staticgraph.steps.arguments import Forward
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import OWN, resolve
-from staticgraph.steps.provenance import name_of
+from staticgraph.steps.modes import FUSED, OWN, resolve
+from staticgraph.steps.provenance import leaves, name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
@@ -76,10 +79,11 @@ class StaticGraphRunner:
             autocast, and what else there is to say of its step.
         plan: the buckets, or a plain list of capacities.
         mode: ``eager``, ``default``, ``reduce-overhead``, ``max-autotune``,
-            ``max-autotune-no-cudagraphs``; ``cuda-graph``, compiled by Inductor and recorded by
+            ``max-autotune-no-cudagraphs``; ``fused``, the captured graph rewritten to this
+            library's operators; ``cuda-graph``, compiled by Inductor and recorded by
             this library; or ``auto``, or an :class:`staticgraph.Auto`: on CUDA, for each bucket,
             the fastest of eager, compiled and recorded as :meth:`warmup` measures it; on the CPU
-            ``eager``, unless ``Auto(on_cpu=True)`` asks for measurements there, too.
+            of eager and ``fused``, and, with ``Auto(on_cpu=True)``, compiled; ``eager`` until then.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
             over the real rows.
         optimizer: over the model's parameters. Where its step will be recorded, one that has not
@@ -90,6 +94,11 @@ class StaticGraphRunner:
         budget: a cap on what this runner makes torch hold; see
             :mod:`staticgraph.runner.commitments`. Where it has no memory model the model is probed
             here, in seconds.
+        distributed: ``"auto"``: where ``torch.distributed`` is initialised, all its processes train
+            this model, and the loss is the mean over the real rows of all; ``"off"``: this process
+            alone; or a process group. Every rank makes the runner, with the same model and plan,
+            and takes as many steps; a runner that does not train is each rank's own. See
+            ``docs/distributed.md``.
 
     Any thread may call any method. Runners whose models share a module take turns, a batch at a
     time, since training flags and gradients belong to the modules; others, and plain PyG, do not
@@ -115,6 +124,7 @@ class StaticGraphRunner:
         autocast: torch.dtype | None = None,
         recording: Recording | None = None,
         budget: MemoryBudget | None = None,
+        distributed: str | torch.distributed.ProcessGroup = "auto",
     ) -> None:
         self.subject = subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
@@ -125,7 +135,10 @@ class StaticGraphRunner:
         if subject.accumulate > 1 and recording.scope == "step":
             recording = replace(recording, scope="forward_backward")
         auto = Auto.of(mode)
-        self._auto = auto and auto.on(self.device, recording.records_on(self.device))
+        self.ranks = ranks_for(distributed) if subject.trains else None
+        self._auto = shared(
+            auto and auto.on(self.device, recording.records_on(self.device)), self.ranks
+        )
         name = mode if isinstance(mode, str) else "auto"
         self.mode = resolve(name, self.device.type, recording.anywhere)
         if recording.scope == "step" and (
@@ -133,19 +146,29 @@ class StaticGraphRunner:
         ):
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
-        self._steps = Steps(subject, self.plan.capacities, self.mode, recording)
+        self._trains = subject.trains
+        if self.ranks is not None:
+            check_not_wrapped(subject.model)
+            alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
+            self.ranks.check_alike(**alike)
+        tries_fused = self._auto is not None and FUSED in self._auto.ways
+        self._steps = Steps(
+            subject, self.plan.capacities, self.mode, recording, tries_fused, self.ranks
+        )
         self._computation = self._steps.computation
         compiled = self.mode.compiled and self._auto is None
         self._padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._choices: tuple[Choice, ...] = ()
+        self._choices: tuple[WayChoice, ...] = ()
         self._notes: list[str] = []
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._warmup_s: float | None = None
         self._cold_s: float | None = None
-        self._commitments = budget and Commitments.of(subject, self.plan, budget)
+        self._commitments = budget and Commitments.of(
+            subject, self.plan, smallest_budget(budget, self.ranks)
+        )
 
     @property
     def model(self) -> torch.nn.Module:
@@ -181,8 +204,12 @@ class StaticGraphRunner:
         Args:
             store, indices, exact, shuffle, seed, num_workers: as for
                 :class:`staticgraph.StaticLoader`, which also says what it raises.
-            **options: its others, such as ``rank`` and ``world_size``.
+            **options: its others; ``rank`` and ``world_size`` are the runner's own, where several
+                processes train.
         """
+        if self.ranks is not None:
+            own = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+            options = {**own, **options}
         return StaticLoader(
             store,
             self.plan,
@@ -234,23 +261,30 @@ class StaticGraphRunner:
             NonFiniteLoss: the loss is NaN or infinite, or one since the last check was.
             PaddingLeaks: padding reaches real rows.
         """
-        if not self.subject.trains:
+        if not self._trains:
             raise ValueError("step() needs StaticGraphRunner(..., loss=..., optimizer=...)")
-        check_not_traced("step()")
+        if torch.compiler.is_compiling():
+            check_not_traced("step()")
         with self._turns.step:
             batch = self._own(batch, "step")
-            with self._statistics[batch.bucket].timed():
-                loss = self._steps.train(batch)
-            self._steps.finite.count()
+            statistics = self._statistics[batch.bucket]
+            started = statistics.started()
+            loss = self._steps.train(batch)
+            statistics.ended(started)
+            self._steps.count()
+        if self._steps.averaging is not None:
+            self._steps.averaging.compare_once()
         return loss
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.
+        A norm that met one real row in a batch whose counts only the device knows is warned of,
+        once.
 
         Raises:
             NonFiniteLoss: one since the last check was NaN or infinite; it names the graphs.
         """
-        self._steps.finite.check()
+        self._steps.check()
 
     def eval_step(self, batch: StaticBatch) -> EvalResult:
         """Output and mean loss in evaluation mode, without gradients.
@@ -287,7 +321,9 @@ class StaticGraphRunner:
 
         Returns:
             For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
-            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``.
+            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
+            lists and dicts of these as the model returns them; in them a scalar tensor gives one
+            value a batch, and None stays None.
 
         Raises:
             GraphTooLarge: a graph fits no bucket.
@@ -367,8 +403,8 @@ class StaticGraphRunner:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
         compiles = self.mode.compiled or self._auto is not None
-        self._check_example(example, made_up=compiles)
-        if not compiles:
+        self._check_example(example, made_up=compiles and not self._only_fused)
+        if not compiles or (self._schema is None and self._only_fused):
             return self
         if self._schema is None:
             raise ValueError(
@@ -386,6 +422,8 @@ class StaticGraphRunner:
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        if self._commitments is not None and "step" in phases and self._steps.joins_collation:
+            self._commitments.steps_from_ids(len(self.plan.capacities))
         with (
             untouched(self.model, self.optimizer),
             self._steps.accumulated.kept(),
@@ -406,8 +444,14 @@ class StaticGraphRunner:
             cold_s = self._warmup_s if self._cold_s is None else self._cold_s
             warm_start.save(cache, self.device, cold_s)
         self._steps.finish()
-        self._steps.finite.clear()  # what was warmed up with is no data
+        self._steps.clear()  # what was warmed up with is no data
         return self
+
+    @property
+    def _only_fused(self) -> bool:
+        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
+        for: where that cannot be captured, all runs in eager."""
+        return self._auto is not None and set(self._auto.ways) <= {"eager", FUSED}
 
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
@@ -478,8 +522,9 @@ class StaticGraphRunner:
     def _rows(self, batch: StaticBatch) -> Any:
         """The output, each tensor of which must be rows of the batch."""
         out = self._run("forward", batch)
+        tensors = dict(leaves(out))
         for path, level in self._computation.levels(out, batch).items():
-            if level is None:
+            if level is None and tensors[path].dim():
                 raise ValueError(
                     f"predict() gives each graph its rows, and the model's output"
                     f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,38 +19,54 @@ from staticgraph.steps.compiled import CompileCounts
 TIMES_KEPT = 512
 
 
+Events = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
 class BucketStatistics:
-    """Counts of one bucket. Times on CUDA are event pairs, read only when reported."""
+    """Counts of one bucket, in plain numbers. Times on CUDA are pairs of events, read only when
+    reported, and used again where their time is no longer kept."""
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         self.capacity = capacity
         self._device = device
         # Training batches and others apart: evaluation packs as many graphs as fit.
-        self._batches = {True: 0, False: 0}
-        self._real = {True: np.zeros(3, dtype=np.int64), False: np.zeros(3, dtype=np.int64)}
+        self._batches = [0, 0]
+        self._real = [[0, 0, 0], [0, 0, 0]]
+        self._on_cuda = device.type == "cuda"
         self._seconds: deque[float] = deque(maxlen=TIMES_KEPT)
-        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=TIMES_KEPT)
+        self._events: deque[Events] = deque()
+        self._spare: Events | None = None  # recorded on no way to an end: not among the times
 
     def count(self, real: RealCounts, work: str) -> None:
         """One more batch."""
         training = work == "step"
         self._batches[training] += 1
-        self._real[training] += real[:3]
+        counts = self._real[training]
+        counts[0] += real.nodes
+        counts[1] += real.edges
+        counts[2] += real.graphs
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Times a step; on CUDA between two events, without synchronising."""
-        if self._device.type == "cuda":
-            start = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            start.record()
-            yield
-            end.record()
-            self._events.append((start, end))
-        else:
-            started = time.perf_counter()
-            yield
+    def started(self) -> float:
+        """A step begins; on CUDA an event tells, without synchronising. For :meth:`ended`."""
+        if not self._on_cuda:
+            return time.perf_counter()
+        if self._spare is None:
+            if len(self._events) < TIMES_KEPT:
+                timed = partial(torch.cuda.Event, enable_timing=True)
+                self._spare = timed(), timed()
+            else:
+                self._spare = self._events.popleft()
+        self._spare[0].record()
+        return 0.0
+
+    def ended(self, started: float) -> None:
+        """The step that began then is over."""
+        if self._spare is None:
             self._seconds.append(time.perf_counter() - started)
+        else:
+            self._spare[1].record()
+            self._events.append(self._spare)
+            self._spare = None
 
     def report(
         self, bucket: int, counts: Sequence[CompileCounts], recorded: int = 0, late: int = 0
@@ -63,7 +79,7 @@ class BucketStatistics:
             times = [start.elapsed_time(end) for start, end in self._events]
         physical = np.array([self.capacity.nodes, self.capacity.edges, self.capacity.graphs])
         training = self._batches[True] > 0
-        batches, real = self._batches[training], self._real[training]
+        batches, real = self._batches[training], np.array(self._real[training])
         filled = real / np.maximum(1, physical * batches)
         shares = [float(share) for share in filled] if batches else [None] * 3
         return BucketReport(

@@ -25,7 +25,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.choice import Choice, choose, load, save
+from staticgraph.runner.choice import WayChoice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.modes import OWN
@@ -74,7 +74,7 @@ class Trials:
         schema: Schema,
         batch_of: Callable[[SlotLayout], StaticBatch],
         file: str | Path | None,
-    ) -> tuple[Choice, ...]:
+    ) -> tuple[WayChoice, ...]:
         """Makes what is chosen for every key ready to run: as a file says, or by measuring.
 
         Args:
@@ -88,6 +88,9 @@ class Trials:
             self.notes += self._steps.fit_scope()
         made_for = self._steps.fingerprint()
         found = None if file is None else _fixed(file, keys, made_for)
+        ranks = self._steps.ranks
+        if ranks is not None and not ranks.all(found is not None):
+            found = None  # a rank without the file would measure alone
         if found is not None:
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
                 self._prepare(choice.way, choice.bucket, choice.phase)
@@ -97,7 +100,7 @@ class Trials:
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
-            if file is not None:
+            if file is not None and (ranks is None or ranks.first):
                 save(file, found, made_for)
         self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
         return tuple(found)
@@ -116,7 +119,7 @@ class Trials:
         self._refused[key] = refused
         self._times[key] = self._timed(ready, batch, phase, refused)
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[WayChoice]:
         """What is chosen for each key measured, smallest bucket first.
 
         Recordings are torn down together, so where one failed, none is chosen.
@@ -180,7 +183,7 @@ class Trials:
 
 def _fixed(
     file: str | Path, keys: Sequence[tuple[int, str]], made_for: Mapping[str, Any]
-) -> list[Choice] | None:
+) -> list[WayChoice] | None:
     """The choices of a file, where it holds all that are needed."""
     if not Path(file).exists():
         return None

@@ -73,7 +73,8 @@ class _Turn:
                 taken += 1
                 lock.owner = me
                 lock.depth += 1
-                self._check(lock)
+                if lock.closed or lock.running:
+                    self._check(lock)
         except BaseException:
             for lock in self._locks[:taken]:
                 _give(lock)
@@ -88,7 +89,10 @@ class _Turn:
             lock.running -= self._counts
             if self._closes:
                 lock.closed = None
-            _give(lock)
+            lock.depth -= 1  # as _give does, which a step need not call
+            if not lock.depth:
+                lock.owner = None
+            lock.lock.release()
 
     def _check(self, lock: _Lock) -> None:
         if lock.closed and (self._counts or self._closes):

@@ -17,20 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.accumulation import Accumulation
+from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.graph_trees import drop_recordings, whole_recording
-from staticgraph.steps.modes import OWN, Mode
+from staticgraph.steps.modes import FUSED, OWN, Mode
 from staticgraph.steps.recordable_optimizer import check_recordable
+from staticgraph.steps.single_rows import SingleRows
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.steps.update import Update
@@ -49,15 +54,20 @@ class Steps:
         capacities: of the buckets.
         mode: how a bucket runs unless ``ways`` says otherwise.
         recording: how steps are recorded, where they are.
+        tries_fused: ``fused`` may be among the ways, so batches carry row pointers.
+        ranks: the processes that train the model together; None for this one alone.
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
         accumulated: gradients of batches that have not been followed by an update.
         finite: watches the losses of training steps.
+        single_rows: watches their norms.
         recording: as given, or with the scope that :meth:`fit_scope` found.
         ways: the chosen way of (bucket, phase), where there was a choice.
         recorded: the recordings, once there are any.
         store: a data set on the device, whose batches the recordings make from their ids.
+        ranks: as given.
+        averaging: the gradients of all ranks to one; None where there are none.
         warmed: called between the runs that warm a key up and those whose memory is a step's; None
             where nobody measures.
     """
@@ -68,11 +78,14 @@ class Steps:
         capacities: Sequence[Capacity],
         mode: Mode,
         recording: Recording,
+        tries_fused: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
         self.computation = Computation(subject)
         self.recording = recording
         self.mode = mode
+        self._way = mode.name
         self.recorded: RecordedSteps | None = None
         self.store: DeviceStore | None = None
         self.warmed: Callable[[], None] | None = None
@@ -81,12 +94,26 @@ class Steps:
         self._model = subject.model
         self._device = subject.device
         self._pointers = subject.pointers
+        self._tries_fused = tries_fused
+        self._may_rewrite = tries_fused or mode.fused or self.computation.context.kernels
         self._update = Update(subject)
         self.accumulated = Accumulation(subject)
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
+        self.single_rows = SingleRows(self._model)
         self._recorded_whole: set[tuple[str, int, str]] = set()
+        self.ranks = ranks
+        self.averaging = None if ranks is None else Averaging(subject, ranks)
+        self.computation.shared = ranks is not None
+        if ranks is not None and not ranks.can_record(self._device) and self.scope == "step":
+            self.recording = replace(recording, scope="forward_backward")
+
+    @property
+    def joins_collation(self) -> bool:
+        """Whether training steps are also recorded together with the making of their batches."""
+        recording = self.recording
+        return self.store is not None and recording.one_launch and recording.scope != "forward"
 
     @property
     def scope(self) -> Scope:
@@ -108,11 +135,11 @@ class Steps:
                 f"a step takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
                 f"{type(batch).__name__}; runner.predict(graphs) takes a list of Data"
             )
-        if batch.bucket >= len(self._capacities) or (
-            batch.capacity != self._capacities[batch.bucket]
-        ):
+        layout, bucket = batch.layout, batch.bucket
+        known = self._capacities[bucket] if bucket < len(self._capacities) else None
+        if layout.capacity is not known and layout.capacity != known:
             raise ValueError(
-                f"the batch belongs to bucket {batch.bucket} of {batch.capacity}, which is not in "
+                f"the batch belongs to bucket {bucket} of {layout.capacity}, which is not in "
                 "this runner's plan: give the loader and the runner the same plan"
             )
         if batch.device.type != self._device.type:
@@ -121,34 +148,52 @@ class Steps:
                 f"StaticLoader(..., device={str(self._device)!r}), or batch.to(...); a model is "
                 "moved before its runner is made"
             )
-        if self._pointers and not batch.layout.pointers:
+        if self._pointers is layout.pointers and (self._pointers or not self._may_rewrite):
+            return batch
+        if self._pointers:
             raise ValueError(
                 "the model was converted with kernels=True, which read row pointers, but the batch "
                 "carries none: make it with StaticLoader(..., pointers=True), or with "
                 "StaticBatch.of(..., pointers=True)"
             )
-        # A compiled step has the arrays it was made for.
-        return batch if self._pointers else batch.without_pointers()
+        return self._as_way_takes(batch)
 
-    def way_of(self, bucket: int, phase: str) -> str:
-        """``eager``, ``cuda-graph``, or the compiled mode."""
-        return self.ways.get((bucket, phase), self.mode.name)
+    def _as_way_takes(self, batch: StaticBatch) -> StaticBatch:
+        """A batch of a model none of whose layers reads pointers: a rewritten step does."""
+        if not self.rewrites or batch.layout.schema.hetero:
+            # A compiled step has the arrays it was made for.
+            return batch.without_pointers()
+        return with_pointers(batch)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether any way that is run here is rewritten to this library's operators."""
+        fused = self.mode.fused or FUSED in self.ways.values()
+        return fused or self.computation.context.kernels
 
     def run(self, work: str, batch: StaticBatch, way: str | None = None) -> Any:
         """The output for work ``forward``, the mean loss for ``step``."""
         phase = work
         if work == "forward" and not self._model.training and not torch.is_grad_enabled():
             phase = "eval"
-        way = way or self.way_of(batch.bucket, phase)
+        way = way or self.ways.get((batch.bucket, phase), self._way)
+        if way == OWN and self.records(phase):
+            return self._replayed(work, batch, phase == "forward")
         if way != "eager":
             self.computation.check_not_single(batch)
-        if way == OWN and self.records(phase):
-            recorded = self._recordings(batch.layout.schema)
-            return recorded.forward(batch) if phase == "forward" else recorded.run(work, batch)
-        if way != "eager":
-            return self.compiled.run(work, batch)
+            return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
+
+    def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
+        """A recording's result. Most batches have no level with a single row: nothing to ask."""
+        real = batch.real
+        if real is not None and (1 in real or real.extra):
+            self.computation.check_not_single(batch)
+        if self.recorded is None:
+            self._recordings(batch.layout.schema, late=True)
+        assert self.recorded is not None
+        return self.recorded.forward(batch) if gradients else self.recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward; the update, where enough
@@ -157,26 +202,67 @@ class Steps:
         Returns:
             The mean loss, 0-dim, detached.
         """
-        train(self._model)
-        way = way or self.way_of(batch.bucket, "step")
-        if way == OWN and self.records("step"):
-            loss = self.run("step", batch, way)
-            if self.scope != "step" and self.accumulated.add():
-                self._update()
+        if not self._model.training:
+            train(self._model)
+        if batch.real is None:
+            self.single_rows.note(batch, self.computation.known(batch))
+        way = way or self.ways.get((batch.bucket, "step"), self._way)
+        if way == OWN and (scope := self.recording.scope) != "forward":
+            loss = self._replayed("step", batch)
+            if scope != "step":
+                if self.averaging is not None:
+                    loss = self._averaged(loss, batch)
+                if self.accumulated.add():
+                    self._update()
             return loss
         self._update.zero_grad()
         if way == "eager":
             with self.computation.active():
-                loss = self.computation.run("step", batch, keep=True)
-                self.finite.before_update(loss, batch)
-                loss.backward()
+                loss = self._backward(self.computation.run("step", batch, keep=True), batch)
         else:
-            loss = self.run("step", batch, way)
-            self.finite.before_update(loss, batch)
-            loss.backward()
+            loss = self._backward(self.run("step", batch, way), batch)
         if self.accumulated.add():
             self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
+
+    def count(self) -> None:
+        """One more training step is done; what it flagged is read where it is time.
+
+        Raises:
+            NonFiniteLoss: as :meth:`check`.
+        """
+        if self.finite.count():
+            self.single_rows.check()
+
+    def check(self) -> None:
+        """Waits for the device and reads what the steps so far have flagged.
+
+        Raises:
+            NonFiniteLoss: a loss was NaN or infinite.
+        """
+        self.single_rows.check()
+        self.finite.check()
+
+    def clear(self) -> None:
+        """Takes back what was flagged."""
+        self.single_rows.clear()
+        self.finite.clear()
+
+    def _backward(self, result: Any, batch: StaticBatch) -> Tensor:
+        """From what a step computed to gradients, over all ranks where they are several; returns
+        the mean loss."""
+        if self.averaging is None:
+            self.finite.before_update(result, batch)
+            result.backward()
+            return result
+        result.total.backward()
+        return self._averaged(result, batch)
+
+    def _averaged(self, share: Share, batch: StaticBatch) -> Tensor:
+        assert self.averaging is not None
+        loss = self.averaging(share, batch)
+        self.averaging.check(loss, batch, self.finite)
+        return loss
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""
@@ -211,7 +297,9 @@ class Steps:
 
     def layout(self, bucket: int, schema: Schema) -> SlotLayout:
         """The arrays of a bucket's batches."""
-        return SlotLayout(bucket, self._capacities[bucket], schema, self._pointers)
+        reads = self.rewrites or self._tries_fused
+        pointers = self._pointers or (reads and not schema.hetero)
+        return SlotLayout(bucket, self._capacities[bucket], schema, pointers)
 
     def prepare(self, way: str, bucket: int, phase: str, schema: Schema) -> None:
         """Compiles, or records, what a phase of a bucket needs; nothing for ``eager``.
@@ -226,6 +314,8 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
+            if self.averaging is not None and phase == "step":
+                self.averaging.check_recordable()
             if phase == "forward":
                 self._recordings(schema).record_forward(bucket, training=True)
             else:
@@ -256,10 +346,10 @@ class Steps:
             train(self._model)
             result = self.run(work, batch, way)
             if phase == "step":
-                result.backward()
+                (result if self.averaging is None else result.total).backward()
 
-    def _recordings(self, schema: Schema) -> RecordedSteps:
-        """The recordings, made now where there are none."""
+    def _recordings(self, schema: Schema, late: bool = False) -> RecordedSteps:
+        """The recordings, made now where there are none; ``late`` where batches come already."""
         if self.recorded is None:
             self.recorded = RecordedSteps(
                 self._subject,
@@ -268,6 +358,8 @@ class Steps:
                 self._update,
                 self.recording,
                 self.finite if self.finite.watches else None,
+                late,
+                self.averaging,
             )
             self.recorded.prepare([self.layout(b, schema) for b in range(len(self._capacities))])
             if self.store is not None:

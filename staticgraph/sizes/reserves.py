@@ -3,8 +3,8 @@
 The problem: an index that counts edges needs an edge for its padding, positions need two padding
 nodes apart, and where nodes have types, the rows of all types together must be no type's own. The
 idea: whoever makes up or rounds a capacity, for a plan or for a probe, dresses it here last. The
-invariant: rows never fall; where
-nodes have types, all nodes and all edges become the sums that their types make. Pure numbers.
+invariant: rows never fall; where nodes have types, all nodes and all edges become the sums that
+their types make. Pure numbers.
 """
 
 from __future__ import annotations
@@ -37,27 +37,13 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
     rows = dict(capacity.extra)
     of_nodes = [axis.name for axis in schema.node_axes]
     of_edges = [axis.name for axis in schema.edge_axes]
-    while True:
-        total_nodes = sum(rows[name] for name in of_nodes)
-        total_edges = sum(rows[name] for name in of_edges)
-        totals = [total for total, of in ((total_nodes, of_nodes), (total_edges, of_edges))]
-        numbers = [
-            graphs,
-            *rows.values(),
-            *(t for t, of in zip(totals, (of_nodes, of_edges), strict=True) if len(of) > 1),
-        ]
-        if len(set(numbers)) == len(numbers):
-            break
-        seen: set[int] = {graphs}
-        for name in (*of_edges, *of_nodes):
-            while rows[name] in seen:
-                rows[name] += 1
-            seen.add(rows[name])
-        if len({graphs, *rows.values()}) == len(rows) + 1:  # only a total coincides
-            # More edges part the totals from each other, but never the nodes from another type.
-            last = (of_edges or of_nodes)[-1]
-            others = {graphs, *(count for name, count in rows.items() if name != last)}
-            rows[of_nodes[-1] if len(of_nodes) > 1 and total_nodes in others else last] += 1
+    last = {of[-1] for of in (of_nodes, of_edges) if of}
+    taken = {graphs}
+    for name in (*of_edges, *of_nodes):
+        if name not in last:
+            rows[name] = _raised(rows[name], taken)
+    total_nodes = _with_total(rows, of_nodes, taken)
+    total_edges = _with_total(rows, of_edges, taken)
     nodes = max(total_nodes, capacity.max_graph_nodes + 1)
     edges = total_edges
     while len({nodes, edges, graphs, *rows.values()}) < 3 + len(rows):
@@ -66,3 +52,21 @@ def with_reserves(capacity: Capacity, schema: Schema | None) -> Capacity:
         else:
             edges += 1
     return Capacity(nodes, edges, graphs, capacity.max_graph_nodes, tuple(rows.items()))
+
+
+def _raised(rows: int, taken: set[int], others: int = 0) -> int:
+    """The first number from ``rows`` on that is not taken, nor, where ``others`` are added to it,
+    their sum; both are taken from now on. Both rise by one at every try, so one is found."""
+    while rows in taken or rows + others in taken:
+        rows += 1
+    taken.update((rows, rows + others))
+    return rows
+
+
+def _with_total(rows: dict[str, int], types: list[str], taken: set[int]) -> int:
+    """Raises the rows of the last of some types until they and the total are told from all that is
+    taken; gives the total."""
+    others = sum(rows[name] for name in types[:-1])
+    if types:
+        rows[types[-1]] = _raised(rows[types[-1]], taken, others)
+    return sum(rows[name] for name in types)

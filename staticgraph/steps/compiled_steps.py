@@ -17,7 +17,7 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.steps.compiled import CompileCounts, CompiledFunction
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.graph_trees import Counted
-from staticgraph.steps.modes import Mode
+from staticgraph.steps.modes import FUSED, Mode
 
 
 class Key(NamedTuple):
@@ -27,12 +27,13 @@ class Key(NamedTuple):
     work: str
     training: bool
     grad: bool
+    fused: bool = False
     inputs: tuple[str, ...] = ()  # fields that require a gradient
 
     def __str__(self) -> str:
         return (
             f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
-            f"{'' if self.grad else ' no_grad'}"
+            f"{'' if self.grad else ' no_grad'}{' fused' if self.fused else ''}"
             f"{' by ' + ' '.join(self.inputs) if self.inputs else ''}"
         )
 
@@ -57,17 +58,23 @@ class CompiledSteps:
     def __len__(self) -> int:
         return len(self._functions)
 
-    def run(self, work: str, batch: StaticBatch) -> Any:
-        """The work's result for a batch; see :class:`CompiledFunction` for what it raises."""
-        with Restored(nothing=True):  # its guards say that no forward runs around it
-            return self.of(work, batch)(*batch.tensors().values())
+    def run(self, work: str, batch: StaticBatch, fused: bool = False) -> Any:
+        """The work's result for a batch; see :class:`CompiledFunction` for what it raises.
 
-    def of(self, work: str, batch: StaticBatch) -> CompiledFunction:
+        Args:
+            fused: by the rewritten graph without Inductor, whatever the mode; the batch then has
+                row pointers, where nodes have one type.
+        """
+        with Restored(nothing=True):  # its guards say that no forward runs around it
+            return self.of(work, batch, fused)(*batch.tensors().values())
+
+    def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
         """The function of a batch's key under the present flags; warns where it is made late."""
+        fused = fused or self._mode.fused
         grad = torch.is_grad_enabled()
         asked = grad and work == "forward"
         inputs = tuple(n for n, t in batch.tensors().items() if t.requires_grad) if asked else ()
-        key = Key(batch.bucket, work, self._model.training, grad, inputs)
+        key = Key(batch.bucket, work, self._model.training, grad, fused, inputs)
         if key not in self._functions:
             if self.warmed_up:
                 self.late[key.bucket] += 1
@@ -76,8 +83,11 @@ class CompiledSteps:
                     "warmup(phases=...)",
                     stacklevel=5,
                 )
-            function = self._computation.of_tensors(work, batch)
-            self._functions[key] = CompiledFunction(function, self._mode, str(key))
+            rewritten = fused or self._computation.context.kernels
+            function = self._computation.of_tensors(work, batch, leaves=rewritten)
+            mode = Mode(FUSED, "as asked") if fused else self._mode
+            device = batch.device.type if rewritten else None
+            self._functions[key] = CompiledFunction(function, mode, str(key), device)
         return self._functions[key]
 
     def note_recorded(self, bucket: int, work: str, training: bool, found: Counted) -> None:

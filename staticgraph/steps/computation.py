@@ -18,13 +18,15 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.norm.batch_norm import single_row
+from staticgraph.nn.norm.batch_norm import flag_single_rows, single_row
 from staticgraph.nn.refused import caching_layers, unheard_hooks
-from staticgraph.schema import Level
+from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
+from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
-from staticgraph.steps.losses import mean_loss
+from staticgraph.steps.losses import mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
@@ -36,6 +38,9 @@ from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
+# Of a batch, what tells a rewrite which index is the batch's own.
+ARRAYS = tuple(COUNTS if name == "counts" else name for name in FACTS)
+
 
 class Computation:
     """One model with its loss.
@@ -43,13 +48,19 @@ class Computation:
     Args:
         subject: its model is converted in place; fields that it takes derivatives by are
             differentiable in evaluation too, though gradients are off around it.
+
+    Attributes:
+        shared: a step gives its :class:`~staticgraph.distributed.share.Share` of a mean over
+            ranks, instead of the mean over its own rows.
     """
 
     def __init__(self, subject: Subject) -> None:
         model = subject.model
         self._rows = dict(subject.rows or {})
         self._known: dict[bool, Provenance] = {}  # by the training flag
+        self.shared = False
         self._sizes: frozenset[int] = frozenset()  # of the buckets that it was asked about
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self._model = model
         self._forward = subject.forward or forward_of(model)
         self._loss = subject.loss
@@ -88,6 +99,8 @@ class Computation:
                     self._device,
                     self._sizes,
                 )
+            for path in found.uncounted:
+                flag_single_rows(self._model.get_submodule(path), self._device)
             self._known[training] = found
             self._context.apart = {**self._context.apart, **found.apart}
         return found
@@ -95,8 +108,12 @@ class Computation:
     def _output_elsewhere(self, batch: StaticBatch) -> Any:
         """The model's output over a batch that no user gave; a counter in its forward is put
         back."""
-        with untouched(self._model, trained=False, attributes=True):
-            return self._forward_of(batch)[1]
+        with untouched(self._model, trained=False, attributes=True), asks() as asked:
+            self._own_sizes, before = True, self._own_sizes
+            try:
+                return self._forward_of(batch)[1]
+            finally:
+                self._own_sizes = before or bool(asked)
 
     def assume_rows(self) -> None:
         """No run of its own: outputs are what their leading sizes say."""
@@ -121,17 +138,25 @@ class Computation:
         return level_in(out, batch, self.known(batch), self._rows)
 
     def run(
-        self, work: str, batch: StaticBatch, keep: bool = False, known: Provenance | None = None
+        self,
+        work: str,
+        batch: StaticBatch,
+        keep: bool = False,
+        known: Provenance | None = None,
+        leaves: bool = False,
     ) -> Any:
-        """The output for work ``forward``, the mean loss for ``step``, both for ``both``.
+        """The output for work ``forward``, the mean loss (or a share of one) for ``step``, output
+        and mean for ``both``.
 
-        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it.
+        With ``keep`` the batch stays bound until :meth:`active` ends, for a backward inside it;
+        with ``leaves`` what is traced will be rewritten.
         """
         known = known or self.known(batch)
         with self._precision():
-            batch, result, seen = self._forward_of(batch)
+            batch, result, seen = self._forward_of(batch, leaves)
             out = zero_padding(result, batch, level_in(result, batch, known, self._rows))
-            result = out if work == "forward" else self._mean_loss(out, seen, batch, known)
+            shared = self.shared and work == "step"
+            result = out if work == "forward" else self._mean_loss(out, seen, batch, known, shared)
             if work == "both":
                 result = out, result
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -145,15 +170,20 @@ class Computation:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._autocast)
 
-    def _forward_of(self, batch: StaticBatch) -> tuple[StaticBatch, Any, StaticBatch]:
+    def _forward_of(
+        self, batch: StaticBatch, leaves: bool = False
+    ) -> tuple[StaticBatch, Any, StaticBatch]:
         """The batch as the model gets it, which its layers see from now on, the model's output, and
         the batch as the model left it."""
         if self._sanitize:
             batch = sanitized(batch)
         if self._differentiable:
             batch = self._with_derivatives(batch)
-        self._context.enter(batch)
-        seen = batch.replace()  # what the model sets on its batch ends with this forward
+        self._context.enter(batch, leaves)
+        if leaves and batch.layout.pointers:
+            batch_facts(*(batch.tensors()[array] for array in ARRAYS))
+        # What the model sets on its batch ends with this forward.
+        seen = with_own_sizes(batch) if self._own_sizes else batch.replace()
         return batch, self._output(seen), seen
 
     def _output(self, batch: StaticBatch) -> Any:
@@ -173,9 +203,10 @@ class Computation:
             none = 0 * anchor.flatten()[0]
             return batch.replace(**{name: batch[name] + none for name in self._differentiable})
 
-    def of_tensors(self, work: str, like: StaticBatch) -> Callable[..., Any]:
+    def of_tensors(self, work: str, like: StaticBatch, leaves: bool = False) -> Callable[..., Any]:
         """:meth:`run` as a function of tensors alone, given in the order of ``like``'s: what can be
-        compiled. The batch it makes knows no real counts, so nothing depends on them.
+        compiled. The batch it makes knows no real counts, so nothing depends on them. With
+        ``leaves`` the trace is made to be rewritten (:mod:`staticgraph.rewrites`).
 
         Raises:
             NotStatic: the model has hooks that a compiled step would leave out.
@@ -187,7 +218,7 @@ class Computation:
 
         def function(*tensors: Tensor) -> Any:
             batch = StaticBatch(layout, dict(zip(names, tensors, strict=True)))
-            return run(work, batch, known=known)
+            return run(work, batch, known=known, leaves=leaves)
 
         return function
 
@@ -196,17 +227,24 @@ class Computation:
         return self._mean_loss(out, batch, batch, self.known(batch))
 
     def _mean_loss(
-        self, out: Any, batch: StaticBatch, given: StaticBatch, known: Provenance
-    ) -> Tensor:
+        self,
+        out: Any,
+        batch: StaticBatch,
+        given: StaticBatch,
+        known: Provenance,
+        shared: bool = False,
+    ) -> Any:
         """``given`` is the batch as the model got it, where it may have set other tensors."""
         assert self._loss is not None
         if known.loss is None:
             raise ValueError(
                 "the loss has no rows of the batch: its leading size does not change with the "
                 "batch's; return one value a row, such as "
-                "F.mse_loss(out, batch.y, reduction='none')"
+                "F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] return "
+                "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
+                "scalar)"
             )
-        return mean_loss(self._loss, out, batch, given)
+        return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
 
 
 def _detached(out: Any) -> Any:

@@ -7,6 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 from staticgraph.errors import NotStatic
 from staticgraph.steps.obstacles import Obstacle
@@ -103,8 +104,8 @@ def observed(error: BaseException | None) -> str | None:
     return None
 
 
-def defined_at(kind: type) -> str:
-    """``file:line`` of a class."""
+def defined_at(kind: Any) -> str:
+    """``file:line`` of a class or a function."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):

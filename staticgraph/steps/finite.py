@@ -57,8 +57,15 @@ class FiniteLosses:
 
     # ------------------------------------------------------------------ in a step
 
-    def before_update(self, loss: Tensor, batch: StaticBatch) -> None:
+    def before_update(
+        self, loss: Tensor, batch: StaticBatch, elsewhere: Sequence[int] | None = None
+    ) -> None:
         """Notes a loss that is on a device; reads one that is on the CPU.
+
+        Args:
+            loss: of the batch, or the mean over all ranks' batches.
+            batch: of this rank.
+            elsewhere: the ranks whose batches it is, where this rank's is finite.
 
         Raises:
             NonFiniteLoss: it was read, and is not finite.
@@ -68,6 +75,12 @@ class FiniteLosses:
         if self._device.type != "cpu":
             self.note(loss, batch)
         elif not math.isfinite(value := loss.item()):
+            if elsewhere is not None:
+                raise NonFiniteLoss(
+                    f"the loss of this step is {value}, and this rank's part of it is finite: "
+                    f"the message of rank {', '.join(map(str, elsewhere))} names the graphs; the "
+                    "update was left out on all ranks"
+                )
             raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
 
     def note(self, loss: Tensor, batch: StaticBatch) -> None:
@@ -92,15 +105,17 @@ class FiniteLosses:
 
     # ------------------------------------------------------------------ between steps
 
-    def count(self) -> None:
-        """One more step is done; checks where it is time.
+    def count(self) -> bool:
+        """One more step is done; checks where it is time, and says whether it was.
 
         Raises:
             NonFiniteLoss: see :meth:`check`.
         """
         self._steps += 1
-        if self._every and self._steps % self._every == 0:
-            self.check()
+        if not self._every or self._steps % self._every:
+            return False
+        self.check()
+        return True
 
     def check(self) -> None:
         """Reads the flags, and takes them back.

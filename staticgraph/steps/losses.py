@@ -2,28 +2,98 @@
 
 ``loss(out, batch)`` gives one value a row; the padded rows, and targets that are NaN (OGB's way of
 saying "no label", see :mod:`staticgraph.steps.missing`), must take no part, neither in the mean
-nor in a gradient.
+nor in a gradient. Rows may have weights, by whose sum a mean divides, and a term that is no row's
+(a penalty on parameters, a KL term) is added once, so a loss gives ``values``, ``(values,
+weights)`` or ``(values, weights, added)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.share import Share
 from staticgraph.steps.missing import for_loss, labelled
 
-Loss = Callable[[Any, StaticBatch], Tensor]
+Loss = Callable[[Any, StaticBatch], Any]
+
+
+class LossTerms(NamedTuple):
+    """What a loss gives; a plain tuple does as well.
+
+    Attributes:
+        values: one value a row, or several: ``[rows, ...]``.
+        weights: None for a plain mean; else numbers or bool with as many dimensions as ``values``,
+            each as long or 1: the mean is ``sum(weights * values) / sum(weights)``.
+        added: a 0-dim tensor or a number, added to the mean once.
+    """
+
+    values: Tensor
+    weights: Tensor | None = None
+    added: Tensor | float | None = None
+
+    @classmethod
+    def of(cls, result: Any) -> LossTerms:
+        """The terms in what a loss returned.
+
+        Raises:
+            TypeError: something else than values, weights and a number.
+            ValueError: weights that do not go with the values, or an addend that has rows.
+        """
+        several = isinstance(result, tuple) and 1 <= len(result) <= 3
+        parts: tuple[Any, ...] = result if several else (result,)
+        terms = cls(*parts)
+        values, weights, added = terms
+        if not isinstance(values, Tensor):
+            raise TypeError(
+                f"the loss gives a {type(values).__name__}: return a tensor of one value a row, "
+                "such as F.mse_loss(out, batch.y, reduction='none'), or (values, weights), or "
+                "(values, weights or None, a scalar to add once)"
+            )
+        if weights is not None:
+            _check_weights(values, weights)
+        if isinstance(added, Tensor) and added.dim():
+            raise ValueError(
+                f"the loss adds a tensor of shape {list(added.shape)}; what is added once is a "
+                "scalar: take its sum, or sg.masked_mean(rows, batch) of a term of rows"
+            )
+        return terms
+
+    def mean(self) -> Tensor:
+        """The loss where every row is real: over an unpadded batch."""
+        mean = self.values.mean()
+        if self.weights is not None:
+            shares = self.weights.to(self.values.dtype).expand(self.values.shape)
+            mean = (self.values * shares).sum() / shares.sum()
+        return mean if self.added is None else mean + self.added
+
+
+def _check_weights(values: Tensor, weights: object) -> None:
+    if not isinstance(weights, Tensor):
+        raise TypeError(
+            f"the loss gives weights of type {type(weights).__name__}: return (values, weights) "
+            "as two tensors"
+        )
+    fits = weights.dim() == values.dim() and all(
+        own in (1, of) for own, of in zip(weights.shape, values.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"the loss gives weights of shape {list(weights.shape)} with values of shape "
+            f"{list(values.shape)}: give as many dimensions, each as long or 1 (weights[:, None] "
+            "for one a row, weights[None] for one a task)"
+        )
 
 
 def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None) -> Tensor:
     """The mean of ``loss(out, batch)`` over real rows and labelled targets, 0-dim.
 
     Args:
-        loss: one value a row.
+        loss: one value a row, or :class:`LossTerms`.
         out: the model's output.
         batch: perhaps with other tensors that the model has set.
         given: as the model got it.
@@ -32,13 +102,43 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
         ValueError: see :func:`masked_mean`.
     """
     given = batch if given is None else given
+    terms, read = _terms(loss, out, batch, given)
+    mean = masked_mean(terms.values, given, read, weights=terms.weights)
+    return mean if terms.added is None else mean + terms.added
+
+
+def share_of_loss(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | None = None
+) -> Share:
+    """What a batch adds to the mean over the batches of all ranks; as :func:`mean_loss`, which is
+    its ``total / weight``. What is added once counts as much as the rows beside it."""
+    given = batch if given is None else given
+    terms, read = _terms(loss, out, batch, given)
+    total, count = _masked_sum(terms.values, given, read, terms.weights)
+    physical = max(1, terms.values.numel())
+    exact = torch.float64 if total.dtype == torch.float64 else torch.float32
+    total, weight = total / physical, count.to(exact) / physical
+    return Share(total if terms.added is None else total + terms.added * weight, weight)
+
+
+def _terms(
+    loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch
+) -> tuple[LossTerms, Sequence[str]]:
+    """The loss, and the float fields that it read."""
     seen, fields = for_loss(batch, given)
-    values = loss(out, seen)
-    check_not_broadcast(values, out)
-    return masked_mean(values, given, fields.read)
+    terms = LossTerms.of(loss(out, seen))
+    if terms.weights is None:
+        check_not_broadcast(terms.values, out)
+    return terms, fields.read
 
 
-def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) -> Tensor:
+def masked_mean(
+    values: Tensor,
+    batch: StaticBatch,
+    read: Sequence[str] = (),
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
     """The mean of a loss over the real rows of a batch.
 
     Args:
@@ -47,6 +147,8 @@ def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) ->
             left out.
         batch: with its targets as they came, NaN included.
         read: the float fields that the loss read.
+        weights: as in :class:`LossTerms`; where one is 0 the value counts for nothing, be it
+            infinite.
 
     Returns:
         A 0-dim tensor; 0 where nothing is real, NaN where a missing label cannot be left out.
@@ -55,21 +157,39 @@ def masked_mean(values: Tensor, batch: StaticBatch, read: Sequence[str] = ()) ->
         ValueError: a scalar, rows that are not the batch's, or a loss already summed over targets
             of which some are missing.
     """
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            f"the loss gives a {type(values).__name__}: return a tensor of one value a row, such "
-            "as F.mse_loss(out, batch.y, reduction='none')"
-        )
+    total, count = _masked_sum(values, batch, read, weights)
+    if weights is None:
+        return total / count.clamp(min=1)
+    return total / torch.where(count == 0, 1, count)
+
+
+def _masked_sum(
+    values: Tensor, batch: StaticBatch, read: Sequence[str], weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The sum of a loss over real rows and labelled targets, NaN where a missing label cannot be
+    left out; and how many values that were, or the sum of their weights."""
     if values.dim() == 0:
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value a row, "
-            "such as F.mse_loss(out, batch.y, reduction='none')"
+            "such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
+            "penalty, a KL term) is added once: return (values, None, scalar)"
         )
-    mask = batch.mask_of(values).view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
+    try:
+        rows = batch.mask_of(values)
+    except ValueError as error:
+        raise ValueError(
+            f"the loss has no rows of this batch ({error}). Values of chosen rows, loss[mask], are "
+            "as many as the mask has True: return (values, mask) of all rows instead; targets "
+            "that are NaN are left out anyway, without a mask"
+        ) from None
+    mask = rows.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
     mask, lost = labelled(values, batch, mask, read)
-    count = mask.sum().clamp(min=1)
-    mean = torch.where(mask, values, 0).sum() / count
-    return mean if lost is None else torch.where(lost, torch.nan, mean)
+    if weights is None:
+        total, count = torch.where(mask, values, 0).sum(), mask.sum()
+    else:
+        shares = torch.where(mask, weights.to(values.dtype), 0)
+        total, count = (torch.where(shares != 0, values, 0) * shares).sum(), shares.sum()
+    return total if lost is None else torch.where(lost, torch.nan, total), count
 
 
 def check_not_broadcast(values: Tensor, out: object) -> None:
@@ -86,5 +206,6 @@ def check_not_broadcast(values: Tensor, out: object) -> None:
         raise ValueError(
             f"the loss of an output of shape {list(out.shape)} has the shape {list(values.shape)}: "
             "each row was compared with every row's target; use out.squeeze(1), or "
-            "batch.y.view(-1, 1)"
+            "batch.y.view(-1, 1); a loss of pairs gives (values, weights), 0 where a pair counts "
+            "for nothing"
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 MODES = (
     "auto",
     "eager",
+    "fused",
     "default",
     "reduce-overhead",
     "max-autotune",
@@ -19,6 +20,8 @@ MODES = (
 )
 # Ours: compiled by Inductor without its graphs, recorded by staticgraph.recording.recorded.
 OWN = "cuda-graph"
+# Ours: the captured graph rewritten to this library's operators, and run as it is.
+FUSED = "fused"
 RECORDING_MODES = frozenset({"reduce-overhead", "max-autotune"})
 
 
@@ -32,6 +35,11 @@ class Mode(NamedTuple):
     def compiled(self) -> bool:
         """Whether torch.compile is used."""
         return self.name != "eager"
+
+    @property
+    def fused(self) -> bool:
+        """Whether the captured graph is rewritten and runs as it is, without Inductor."""
+        return self.name == FUSED
 
     @property
     def recording(self) -> bool:

@@ -85,6 +85,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "to take a root or a norm, has no finite derivative there",
         "give it one: count.clamp(min=1) before a division, (x.square().sum(-1) + eps).sqrt()",
     ),
+    "the mean of the loss": (
+        "this function's own mean divides by the weights of its targets, the runner's by the rows",
+        "return (values, weights): F.cross_entropy(out, batch.y, reduction='none'), w[batch.y] for "
+        "weights of classes, and batch.y != i for ignore_index=i",
+    ),
     "differs from plain PyG": (
         "on the same graphs without padding the model gives something else",
         "look for a number of nodes, edges or graphs that it takes from a shape, and for a mean "

@@ -34,6 +34,8 @@ from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.losses import LossTerms
+from staticgraph.steps.stock_means import StockMeans, warn_of_stock_means
 
 # A tensor in an output: its keys and places from the outside in.
 Path = tuple[Any, ...]
@@ -53,6 +55,8 @@ class Provenance:
             where the model did not run.
         loss: likewise of the loss; ``""`` where unknown.
         norms: the paths of norms over rows of the batch, by the level.
+        uncounted: the paths of norms over rows that a pool chose, whose number the host does not
+            know.
         apart: sizes of the model's own that layers asked about, each with the layer.
         ran: whether the model ran over other sizes.
         sizes: those.
@@ -62,6 +66,7 @@ class Provenance:
     levels: Mapping[Path, Level | None] = field(default_factory=dict)
     loss: Level | None = ""
     norms: tuple[tuple[str, Level], ...] = ()
+    uncounted: tuple[str, ...] = ()
     apart: Mapping[int, str] = field(default_factory=dict)
     ran: bool = False
     sizes: frozenset[int] = frozenset()
@@ -181,7 +186,8 @@ def run_elsewhere(
     except NeedsStems:
         stems = Stems(batch)
         noted, out = _noting(forward, batch, stems)
-    names = {module: path or "the model" for path, module in model.named_modules()}
+    paths = {module: path for path, module in model.named_modules()}
+    names = {module: path or "the model" for module, path in paths.items()}
     for norm in noted.apart:
         if norm in noted.norms:
             raise NotStatic(
@@ -212,6 +218,7 @@ def run_elsewhere(
         levels=levels,
         loss=_loss_level(loss, out, batch) if ran and loss is not None else "",
         norms=tuple(sorted(norms)),
+        uncounted=tuple(sorted(paths[norm] for norm in noted.uncounted)),
         apart={
             size: "a layer" if layer is None else names.get(layer, type(layer).__name__)
             for size, layer in unknown.items()
@@ -244,10 +251,13 @@ def _loss_level(
     loss: Callable[[Any, StaticBatch], Tensor], out: Any, batch: StaticBatch
 ) -> Level | None:
     try:
-        values = loss(out, batch.replace())
+        with StockMeans() as watch:
+            result = loss(out, batch.replace())
+        values = LossTerms.of(result).values
     except Exception:  # whatever the loss raises over padding alone
         return ""
-    return _by_size(values, batch) if isinstance(values, Tensor) else ""
+    warn_of_stock_means(loss, watch.called, result)
+    return _by_size(values, batch)
 
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:

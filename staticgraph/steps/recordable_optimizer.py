@@ -8,6 +8,7 @@ that changes later is an error, not a silent no-op.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -132,11 +133,12 @@ class RecordableOptimizer:
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
         self._versions = [rate._version for rate in self._rates]
         # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
-        self._settings = [
-            {name: group.get(name) for name in optimizer.defaults if name != "lr"}
-            for group in optimizer.param_groups
-        ]
+        self._names = [name for name in optimizer.defaults if name != "lr"]
+        self._settings = [self._of(group) for group in optimizer.param_groups]
         self._hook = optimizer.register_load_state_dict_post_hook(self._note_replaced)
+
+    def _of(self, group: dict[str, Any]) -> list[Any]:
+        return list(map(group.get, self._names))
 
     def _as_tensor(self, group: dict[str, Any]) -> Tensor:
         rate = group["lr"]
@@ -163,21 +165,27 @@ class RecordableOptimizer:
             )
         # torch's schedulers warn unless a step was seen; a replay is one that Python does not see.
         self._optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+        for group, rate, noted in zip(
+            self._optimizer.param_groups, self._rates, self._settings, strict=True
+        ):
             if group["lr"] is not rate:
                 rate.fill_(group["lr"])
                 group["lr"] = rate
-        changed = sorted(
-            name
-            for settings, group in zip(self._settings, self._optimizer.param_groups, strict=True)
-            for name, value in settings.items()
-            if _differs(group.get(name), value)
-        )
+            # The same objects as a rule, which costs no comparison of values.
+            if not all(map(is_, map(group.get, self._names), noted)):
+                self._compare(group, noted)
+
+    def _compare(self, group: dict[str, Any], noted: list[Any]) -> None:
+        """Refuses other values; other objects of the same value are what is expected next."""
+        present = self._of(group)
+        pairs = zip(self._names, present, noted, strict=True)
+        changed = [name for name, now, before in pairs if _differs(now, before)]
         if changed:
             raise NotStatic(
-                f"the optimizer's {', '.join(changed)} changed after its step was recorded; only "
-                "lr may: call warmup() again, or use scope='forward_backward'"
+                f"the optimizer's {', '.join(sorted(changed))} changed after its step was "
+                "recorded; only lr may: call warmup() again, or use scope='forward_backward'"
             )
+        noted[:] = present
 
     def close(self) -> None:
         """Stops watching; a learning rate that nobody wrote to is again the number it was. Reads

@@ -27,7 +27,8 @@ class Subject:
     Attributes:
         model: any PyG model, on the device where it will run.
         loss: ``loss(out, batch)``, one value a graph (or node, or edge); the mean is taken over the
-            real rows.
+            real rows. ``(values, weights)`` for a weighted mean, ``(values, weights or None,
+            scalar)`` for a term that is added once: :class:`staticgraph.LossTerms`.
         optimizer: over the model's parameters.
         forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
         autocast: a dtype, such as ``torch.bfloat16``, to run the forward and the loss in.

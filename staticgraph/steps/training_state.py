@@ -27,10 +27,13 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from staticgraph.nn.context.asked import APART
+from staticgraph.nn.norm.batch_norm import SINGLE
 from staticgraph.steps.recordable_optimizer import starts_at_zero
 
 # Of a model that is looked at: every look draws the same numbers.
 SEED = 0
+# What a look finds out of a norm, and the whole runner goes on knowing.
+KEPT = {APART, SINGLE}
 
 
 def train(model: torch.nn.Module) -> None:
@@ -145,9 +148,8 @@ class _Attributes:
 
 
 def _put_back(present: dict[str, Any], before: dict[str, Any]) -> None:
-    """Only what has changed: another thread may be reading the rest. What was found out of a norm
-    meanwhile is known to the whole runner, and stays."""
-    for name in present.keys() - before.keys() - {APART}:
+    """Only what has changed, since another thread may be reading the rest; :data:`KEPT` stays."""
+    for name in present.keys() - before.keys() - KEPT:
         del present[name]
     for name, value in before.items():
         if name not in present or present[name] is not value:

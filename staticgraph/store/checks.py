@@ -26,7 +26,7 @@ from staticgraph.store.structure import EDGES, Damage, check_graphs
 # A chosen compromise: a batch of a shuffled epoch touches as many blocks as it has graphs.
 BLOCK_BYTES = 1 << 20
 # Read whole when a store is opened; their blocks would be of no use.
-WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.")
+WHOLE = ("node_offsets", "edge_offsets", "offsets.", "split.", "checks.", "object")
 
 
 def by_block(name: str) -> bool:

@@ -49,6 +49,7 @@ from staticgraph.store.indices import (
     sort_types,
     with_first_numbers,
 )
+from staticgraph.store.objects import ObjectColumn, ObjectsOf
 
 # Whichever class of store is asked for.
 Kept = TypeVar("Kept", bound="GraphColumns")
@@ -74,11 +75,13 @@ class GraphColumns:
         offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
             schema.
         origins: edge type -> where each edge stood among all of the type before they were sorted;
-            types that were sorted are left out. Where nodes have types the four arrays of edges
-            above are empty, and each type's ``edge_index`` is a column.
+            types that were sorted are left out. Where nodes have types, or ``edge_index`` joins two
+            levels, the arrays of edges above are empty but ``edge_origin``, and each
+            ``edge_index`` is a column.
         checks: which blocks of a large store on disk are still to be compared with their
             checksums; batches and single graphs do that, a column taken by hand does not (see
             :meth:`column`).
+        objects: strings and other small objects, one a graph, which stay on the host.
     """
 
     schema: Schema
@@ -95,6 +98,7 @@ class GraphColumns:
     offsets: Mapping[str, IntArray] = field(default_factory=dict)
     origins: Mapping[str, Array] = field(default_factory=dict)
     checks: Checks | None = field(default=None, repr=False)
+    objects: Mapping[str, ObjectColumn] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ building
 
@@ -133,7 +137,8 @@ class GraphColumns:
             rules: index field -> where its rows stand, and what its values count. Where nodes have
                 types, ``num_nodes`` and ``num_edges`` are the sums over the types, and there are
                 no ``edge_src`` and ``edge_dst``: a type's edges are the field
-                ``a__to__b.edge_index``.
+                ``a__to__b.edge_index``. Where a bipartite graph's edges lead from one level to
+                another, likewise, they are the field ``edge_index`` of level ``edge``.
 
         Raises:
             BadGraph: no graph at all, an edge outside its graph, a column of the wrong length, or
@@ -151,9 +156,10 @@ class GraphColumns:
         origins: dict[str, Array] = {}
         order = None
         src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if schema.hetero:
-            row_ptr = transpose = np.empty(0, np.int64)
+        if schema.hetero or schema.two_sided:
+            src = dst = row_ptr = transpose = np.empty(0, np.int64)
             columns, origins = sort_types(schema, columns, offsets, graphs)
+            order = origins.pop("edge", None)
         else:
             if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
@@ -289,7 +295,13 @@ class GraphColumns:
         splits = {f"split.{key}": value for key, value in self.splits.items()}
         offsets = {f"offsets.{key}": value for key, value in self.offsets.items()}
         origins = {f"origins.{key}": value for key, value in self.origins.items()}
-        return structure | columns | splits | offsets | origins
+        texts = {f"objects.{key}": value.text for key, value in self.objects.items()}
+        ends = {f"object_ends.{key}": value.ends for key, value in self.objects.items()}
+        return structure | columns | splits | offsets | origins | texts | ends
+
+    def objects_of(self, graphs: IntArray) -> ObjectsOf | None:
+        """The objects of some graphs, read when asked for; None where the data set has none."""
+        return ObjectsOf(self.objects, graphs) if self.objects else None
 
     def with_splits(self, **splits: Array) -> Self:
         """The same store with these named lists of graph numbers."""
@@ -328,7 +340,10 @@ class GraphColumns:
             if (place := places.get(item.level)) is not None:
                 value = value[np.argsort(place)]
             values[item.name] = torch.from_numpy(as_tensor_shape(value, item))
-        return self._assembled(graph, values, places["edge"])
+        data = self._assembled(graph, values, places["edge"])
+        for name, column in self.objects.items():
+            setattr(data, name, column.at(graph))
+        return data
 
     def _origin(self, graph: int, level: Level, origin: Array | None) -> Array | None:
         """Where each edge of one graph stood before it was sorted, or None."""
@@ -346,12 +361,15 @@ class GraphColumns:
         if self.schema.hetero:
             return assembled.assembled_typed(self.schema, values, rows)
         nodes, edges = self.size(graph)
+        counts = {"node": nodes, "edge": edges, **rows}
+        if self.schema.two_sided:
+            return assembled.assembled(self.schema, values, counts)
         here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
         pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
         if place is not None:
             pair = pair[:, np.argsort(place)]
         values = {"edge_index": torch.from_numpy(pair), **values}
-        return assembled.assembled(self.schema, values, {"node": nodes, "edge": edges, **rows})
+        return assembled.assembled(self.schema, values, counts)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[graph] for graph in range(len(self)))
@@ -364,7 +382,8 @@ class GraphColumns:
         return slice(int(offsets[graph]), int(offsets[graph + 1]))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{item.name}: {item.describe()}" for item in self.schema)
+        described = [f"{item.name}: {item.describe()}" for item in self.schema]
+        fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         return (
             f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
             f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"

@@ -45,7 +45,10 @@ class GraphStore(GraphColumns):
 
         Args:
             dataset: graphs: a data set, a sequence, or anything that gives one after the other,
-                such as a generator. A transform of the data set is applied once, now.
+                such as a generator. A transform of the data set is applied once, now; where it
+                draws random numbers a warning says so, and ``StaticLoader(transform=...)`` draws
+                for every batch. Strings and other objects that JSON keeps stay on the host, a list
+                in a batch (``batch.smiles``).
             schema: the fields to expect, as for new graphs given to a trained model; without it
                 they are read off the data. Targets (``y``) that new graphs lack are filled with
                 zeros.
@@ -57,7 +60,8 @@ class GraphStore(GraphColumns):
             check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
                 named.
             name: what messages call the data set; its class by default.
-            progress: show a bar for data sets that take more than a moment.
+            progress: show a bar for data sets that take more than a moment, and then, on stderr,
+                one line that says what was kept, dropped and applied.
 
         Raises:
             BadGraph: an empty data set; a graph without a field that others have, or with another

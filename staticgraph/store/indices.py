@@ -105,17 +105,16 @@ def renumbered(
 def sort_types(
     schema: Schema, columns: Mapping[str, Array], offsets: Offsets, graphs: int
 ) -> tuple[dict[str, Array], dict[str, IntArray]]:
-    """The edges of each type by destination, and where each stood before, as positions among all
-    of the type; types that were in order already are left out."""
+    """The edges of each type, or of a bipartite graph, by destination, and where each stood before,
+    as positions among all of its level; what was in order already is left out."""
     sorted_columns, origins = dict(columns), {}
-    for axis in schema.edge_axes:
-        index = f"{axis.name}.edge_index"
+    for level, index in schema.edge_fields:
         field = schema[index]
         source, target = sorted_columns[index].T
-        order = sort_by_destination(source, target, offsets[field.counts[1]], offsets[axis.name])
+        order = sort_by_destination(source, target, offsets[field.counts[1]], offsets[level])
         if order is not None:
-            sorted_columns = renumbered(schema, sorted_columns, offsets, graphs, axis.name, order)
-            origins[axis.name] = order
+            sorted_columns = renumbered(schema, sorted_columns, offsets, graphs, level, order)
+            origins[level] = order
     return sorted_columns, origins
 
 

@@ -26,7 +26,7 @@ from staticgraph.store.indices import counted
 EDGES = ("edge_src", "edge_dst", "transpose", "edge_origin")
 # Arrays that every store has, whatever its fields are; others are of a kind.
 STRUCTURE = ("node_offsets", "edge_offsets", "row_ptr", *EDGES)
-KINDS = ("column", "split", "offsets", "origins", "checks")
+KINDS = ("column", "split", "offsets", "origins", "checks", "objects", "object_ends")
 REMEDY = "the store was changed; build it again"
 
 
@@ -81,9 +81,11 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
         name = f"{level}_offsets" if level in LEVELS else f"offsets.{level}"
         _check_offsets(name, values, graphs)
     nodes, edges = int(offsets["node"][-1]), int(offsets["edge"][-1])
-    if schema.hetero:
-        nodes, edges = -1, 0
-    expected = {**dict.fromkeys(EDGES, edges), "row_ptr": nodes + 1}
+    own_edges = edges
+    if schema.hetero or schema.two_sided:
+        nodes, own_edges = -1, 0
+    expected = {**dict.fromkeys(EDGES, own_edges), "row_ptr": nodes + 1}
+    expected["edge_origin"] = 0 if schema.hetero else edges
     if not len(arrays["edge_origin"]):
         expected["edge_origin"] = 0
     expected |= {
@@ -114,6 +116,8 @@ def check_forms(schema: Schema, arrays: Mapping[str, Array], graphs: int) -> Non
     for name, ids in arrays.items():
         if name.startswith("split."):
             _check_split(name, ids, graphs)
+        if name.startswith("object_ends."):
+            _check_objects(name, ids, arrays.get(f"objects.{name.partition('.')[2]}"), graphs)
 
 
 def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: int) -> None:
@@ -124,7 +128,8 @@ def check_graphs(schema: Schema, arrays: Mapping[str, Array], first: int, last: 
     """
     here = _Stretch(schema, arrays, first, last)
     if not schema.hetero:
-        here.check_edges()
+        if not schema.two_sided:
+            here.check_edges()
         here.check_permutation("edge_origin", "edge")
     for axis in schema.edge_axes:
         here.check_permutation(f"origins.{axis.name}", axis.name)
@@ -238,6 +243,7 @@ def _check_schema(schema: Schema) -> None:
             raise Damage(f"the schema's field {field.name!r} cannot be: {field}: {REMEDY}")
         if unknown := set(field.counts) - axes - {"", *LEVELS}:
             raise Damage(f"field {field.name!r} counts {unknown}, which is no level: {REMEDY}")
+    _check_types(schema)
     for axis in schema.edge_axes:
         name = f"{axis.name}.edge_index"
         ends = schema[name].counts if name in schema else ()
@@ -246,6 +252,23 @@ def _check_schema(schema: Schema) -> None:
             raise Damage(f"the edges of type {axis.name!r} have no index of nodes: {REMEDY}")
         if schema[name].level != axis.name or schema[name].width != 2:
             raise Damage(f"field {name!r} has no two ends for an edge: {REMEDY}")
+
+
+# How many words the type of an axis of each kind has in PyG.
+WORDS = {"rows": 0, "node": 1, "edge": 3}
+
+
+def _check_types(schema: Schema) -> None:
+    """The types of nodes and edges are those of a heterogeneous graph, each there once."""
+    nodes = {axis.key for axis in schema.node_axes}
+    for axis in schema.axes:
+        words = all(isinstance(word, str) for word in axis.type)
+        known = words and len(axis.type) == WORDS.get(axis.kind, -1)
+        if not known or (axis.kind == "edge" and not {axis.type[0], axis.type[2]} <= nodes):
+            raise Damage(f"rows {axis.name!r} cannot be of type {axis.type}: {REMEDY}")
+    types = [axis.type for axis in schema.axes if axis.type]
+    if len(set(types)) < len(types):
+        raise Damage(f"a type of nodes or edges is there twice: {types}: {REMEDY}")
 
 
 def _check_offsets(name: str, values: Array, graphs: int) -> None:
@@ -260,6 +283,12 @@ def _check_offsets(name: str, values: Array, graphs: int) -> None:
             f"{name} goes from {values[graph]} to {values[graph + 1]} in graph {graph}; offsets "
             f"begin at 0 and do not fall: {REMEDY}"
         )
+
+
+def _check_objects(name: str, ends: Array, text: Array | None, graphs: int) -> None:
+    _check_offsets(name, ends, graphs)
+    if text is None or text.dtype != np.uint8 or text.shape != (int(ends[-1]),):
+        raise Damage(f"{name} ends at {ends[-1]}, where its text does not: {REMEDY}")
 
 
 def _check_split(name: str, ids: Array, graphs: int) -> None:

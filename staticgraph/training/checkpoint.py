@@ -101,14 +101,20 @@ def _digest(file: BinaryIO, length: int) -> bytes:
     return hashed.digest()
 
 
-def random_state() -> dict[str, Any]:
-    """The states of torch's generators, on the CPU and on every CUDA device."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+def random_state(device: torch.device | None = None) -> dict[str, Any]:
+    """The states of torch's generators, on the CPU and on every CUDA device, or on one."""
+    if device is not None:
+        cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    else:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any], device: torch.device | None = None) -> None:
     """Puts back what :func:`random_state` gave; devices that are not here are left out."""
     torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+    if device is not None:
+        if device.type == "cuda" and state["cuda"]:
+            torch.cuda.set_rng_state(state["cuda"][0], device)
+    elif torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -20,6 +20,7 @@ from torch import Tensor
 from staticgraph import datasets, models
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
@@ -31,10 +32,11 @@ from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
-from staticgraph.training.config import TrainConfig
+from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
+from staticgraph.training.job import SilentEvents, first_alone, own_device
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.tasks import task_of
 from staticgraph.training.timed_batches import timed
@@ -42,10 +44,10 @@ from staticgraph.training.timed_batches import timed
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# Models that the fused kernels train faster on a CPU: GINE at 1.78 times plain PyG against 0.99 for
-# static batches alone, GPS 1.90 against 1.76, GCN 1.83 against 1.02 (bench/bench_training.py, two
-# cores, 2026-11-20). The other models, and any model on a GPU, are not measured.
-KERNELS_GAIN = frozenset({"gine", "gps", "gcn"})
+    Events = SummaryWriter | SilentEvents
+
+# Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
+APART = 1_000_003
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
 READ_EVERY = 20
 # Of a GPU's free memory, what a data set may take unasked: the steps, whose need is not known
@@ -62,12 +64,20 @@ class Training:
         folder: Path,
         progress: bool,
         state: Mapping[str, Any] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.folder, self.progress = config, folder, progress
-        self.device = _device(config.device)
-        self.store = datasets.open(
-            config.data, target=config.target, seed=config.seed, progress=progress
-        )
+        self.config, self.folder, self.ranks = config, folder, ranks
+        self.writes = ranks is None or ranks.first
+        self.progress = progress and self.writes
+        self.device = _device(config.device, ranks)
+
+        def opened() -> GraphStore:
+            return datasets.open(
+                config.data, target=config.target, seed=config.seed, progress=self.progress
+            )
+
+        # One process downloads what the others then find.
+        self.store = first_alone(ranks, opened) or opened()
         self.data = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
@@ -86,8 +96,12 @@ class Training:
             pool=config.pool,
             num_outputs=task.num_outputs,
         ).to(self.device)
-        gains = self.device.type == "cpu" and config.model in KERNELS_GAIN
-        self.kernels = config.kernels == "on" or (config.kernels == "auto" and gains)
+        if ranks is not None:
+            ranks.check_alike(**{"the data": self.data})
+            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+            if not ranks.first:  # or every rank would drop the same places
+                torch.manual_seed(config.seed + APART * ranks.rank)
+        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
         convert(self.model, kernels=self.kernels)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
@@ -125,14 +139,19 @@ class Training:
         """Trains what is left, and writes every file; also where it diverges, before it says so."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.plan.save(self.folder / "plan.json")
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.plan.save(self.folder / "plan.json")
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
         if self.state is not None:
             self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
         self.runner.warmup(self.source, progress=self.progress)
-        events = SummaryWriter(str(self.folder), purge_step=resumed_at)
+        events = (
+            SummaryWriter(str(self.folder), purge_step=resumed_at)
+            if self.writes
+            else SilentEvents()
+        )
         with events, Interrupt() as interrupt:
             try:
                 while self.loader.epoch < self.config.epochs:
@@ -145,8 +164,11 @@ class Training:
 
     # ------------------------------------------------------------------ training
 
-    def _train_epoch(self, events: SummaryWriter, interrupt: Interrupt) -> None:
+    def _train_epoch(self, events: Events, interrupt: Interrupt) -> None:
         epoch = self.loader.epoch
+        # Of all ranks together.
+        batcher = self.loader.batcher
+        rows = iter(batcher.rows(epoch).sum(axis=1).tolist()[batcher.position :])
         unread: list[tuple[Step, Tensor]] = []
         done = sum(step.graphs for step in self.steps if step.epoch == epoch)
         clock = time.perf_counter()
@@ -158,9 +180,8 @@ class Training:
             show=self.progress,
         ) as shown:
             for batch in self._batches():
-                real = batch.real
-                assert real is not None, "a loader knows what it filled in"
-                step = Step(epoch, batch.bucket, real.graphs, real.nodes, real.edges, math.nan)
+                graphs, nodes, edges, *_ = next(rows)
+                step = Step(epoch, batch.bucket, graphs, nodes, edges, math.nan)
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
@@ -169,14 +190,15 @@ class Training:
                     self._diverged(f"the loss of step {len(self.steps)}: {error}", error)
                 unread.append((step, loss))
                 number = len(self.steps) + len(unread)
-                due = number % self.config.checkpoint_every == 0 or interrupt.requested
-                if due or len(unread) == READ_EVERY:
+                due = number % self.config.checkpoint_every == 0
+                stops = self._stops(interrupt, due or len(unread) == READ_EVERY)
+                if due or stops or len(unread) == READ_EVERY:
                     self._read(unread, events, shown)
-                shown.update(real.graphs)
-                if due:
+                shown.update(graphs)
+                if due or stops:
                     self.seconds, clock = self._elapsed(clock)
                     self._save()
-                if interrupt.requested:
+                if stops:
                     raise Interrupted(
                         f"stopped after {number} steps; continue with "
                         f"staticgraph train --resume --out {self.folder}"
@@ -204,11 +226,18 @@ class Training:
                 self.loader.load_state_dict(state)
         yield from self.loader
 
+    def _stops(self, interrupt: Interrupt, asking: bool) -> bool:
+        """Whether the run stops after this step: on one process as soon as it is asked to; several
+        stop together, at a step where they ask each other."""
+        if self.ranks is None:
+            return interrupt.requested
+        return asking and self.ranks.any(interrupt.requested)
+
     def _elapsed(self, clock: float) -> tuple[float, float]:
         now = time.perf_counter()
         return self.seconds + now - clock, now
 
-    def _read(self, unread: list[tuple[Step, Tensor]], events: SummaryWriter, shown: Bar) -> None:
+    def _read(self, unread: list[tuple[Step, Tensor]], events: Events, shown: Bar) -> None:
         """Fetches losses from the device, in one go, and ends the run where one is not finite."""
         if not unread:
             return
@@ -231,7 +260,7 @@ class Training:
             epoch,
         ) from cause
 
-    def _finish_epoch(self, events: SummaryWriter) -> None:
+    def _finish_epoch(self, events: Events) -> None:
         number = self.loader.epoch - 1
         train_loss, graphs = summary(self.steps, number)
         val_loss, val_metric = self._evaluate("val")
@@ -254,7 +283,7 @@ class Training:
         """Loss and metric over a split; None and None where it is empty."""
         if not len(self.store.splits.get(split, ())):
             return None, None
-        return evaluate(self.runner, self._loader(split), self.task)
+        return evaluate(self.runner, self._loader(split), self.task, self.ranks)
 
     def _source(self) -> GraphStore | DeviceStore:
         """Where batches are made of: the store, moved to the device if so chosen."""
@@ -277,6 +306,8 @@ class Training:
             device=self.device,
             num_workers=self.workers or 0,
             pointers=self.kernels,
+            rank=0 if self.ranks is None else self.ranks.rank,
+            world_size=1 if self.ranks is None else self.ranks.world_size,
         )
 
     # ------------------------------------------------------------------ keeping
@@ -287,8 +318,14 @@ class Training:
         # A checkpoint that is not finite would take the place of the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
+        others = {}
+        if self.ranks is not None:
+            others["ranks_random"] = self.ranks.told(checkpoint.random_state(self.device))
+        if not self.writes:
+            return
         checkpoint.save(
             self.folder,
+            **others,
             config=asdict(self.config),
             data=self.data,
             plan=self.plan.to_dict(),
@@ -303,16 +340,35 @@ class Training:
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.loader.load_state_dict(state["loader"])
         self.steps = [Step(*step) for step in state["steps"]]
         self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
         self.seconds = state["seconds"]
-        checkpoint.set_random_state(state["random"])
+        now = self.loader.batcher.world_size
+        then = state["loader"]["of"].get("world_size", 1)
+        if now != then:
+            self._regroup(state["loader"], now, then)
+            return
+        self.loader.load_state_dict(state["loader"])
+        if self.ranks is None:
+            checkpoint.set_random_state(state["random"])
+        else:
+            checkpoint.set_random_state(state["ranks_random"][self.ranks.rank], self.device)
+
+    def _regroup(self, loader: Mapping[str, Any], now: int, then: int) -> None:
+        """Goes on with another number of processes: their steps are others, so an epoch that had
+        begun is not continued."""
+        begun = loader["position"] > 0
+        self.loader.set_epoch(loader["epoch"] + begun)
+        if begun:
+            self.seconds = 0.0
+            self._say(
+                f"begun on {then} processes, now {now}: what is left of epoch "
+                f"{loader['epoch'] + 1} is left out"
+            )
 
     def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
         from staticgraph.training.plots import save_picture
 
-        write_steps(self.folder / STEPS, self.steps)
         report = TrainReport(
             folder=str(self.folder),
             config=asdict(self.config),
@@ -332,6 +388,9 @@ class Training:
             files={"steps": STEPS, "report": FILE, "picture": PICTURE},
             diverged=diverged,
         )
+        if not self.writes:
+            return report
+        write_steps(self.folder / STEPS, self.steps)
         report.save(self.folder / FILE)
         save_picture(self.folder / PICTURE, report, self.steps, self.plan.capacities)
         return report
@@ -345,9 +404,13 @@ class Training:
         return (
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
             f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
-            f"mode {mode.name} ({mode.reason}) on {self.device}, graphs {self._place()}, "
+            f"mode {mode.name} ({mode.reason}) on {self.device}{self._several()}, "
+            f"graphs {self._place()}, "
             f"kernels {'on' if self.kernels else 'off'}"
         )
+
+    def _several(self) -> str:
+        return "" if self.ranks is None else f" of {self.ranks.world_size} processes"
 
     def _place(self) -> str:
         if isinstance(self.source, DeviceStore):
@@ -364,9 +427,11 @@ def _number(workers: int | str) -> int:
     return 0 if isinstance(workers, str) else workers
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, ranks: Ranks | None = None) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and ranks is not None:
+        name = f"cuda:{own_device()}"
     try:
         device = torch.device(name)
     except RuntimeError:

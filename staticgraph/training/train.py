@@ -12,16 +12,19 @@ TensorBoard's event files.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import MissingPackage
 from staticgraph.files.folder_lock import folder_lock
 from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
+from staticgraph.training.job import first_alone, joined, restarted
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import Training
 
@@ -50,17 +53,52 @@ def train(
     """
     folder = Path(folder)
     _require_extra()
-    with folder_lock(folder):
-        if (folder / checkpoint.FILE).exists() and not overwrite:
-            raise FileExistsError(
-                f"{folder} holds a run already: continue it with --resume, replace it with "
-                "--overwrite, or choose another --out"
-            )
-        training = Training(config, folder, progress)
-        for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
-            for old in folder.glob(pattern):
-                old.unlink()
+    with _job(folder) as ranks:
+        there = first_alone(ranks, lambda: _begin(folder, overwrite))
+        if there if ranks is None else ranks.from_first(there):
+            return _resume(folder, {}, progress, ranks)
+        training = Training(config, folder, progress, ranks=ranks)
+        first_alone(ranks, lambda: _clear(folder))
         return training.run()
+
+
+@contextmanager
+def _job(folder: Path) -> Iterator[Ranks | None]:
+    """The processes that train into a folder, which rank 0 holds."""
+    with joined() as ranks:
+        if ranks is not None and not ranks.first:
+            first_alone(ranks, lambda: None)
+            yield ranks
+            return
+        lock = folder_lock(folder)
+        first_alone(ranks, lock.__enter__)
+        try:
+            yield ranks
+        finally:
+            lock.__exit__(None, None, None)
+
+
+def _begin(folder: Path, overwrite: bool) -> bool:
+    """Whether the run is there already and goes on, since its job was started again.
+
+    Raises:
+        FileExistsError: it is there, and nobody said what to do with it.
+    """
+    there = (folder / checkpoint.FILE).exists()
+    if there and restarted():
+        return True
+    if there and not overwrite:
+        raise FileExistsError(
+            f"{folder} holds a run already: continue it with --resume, replace it with "
+            "--overwrite, or choose another --out"
+        )
+    return False
+
+
+def _clear(folder: Path) -> None:
+    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
+        for old in folder.glob(pattern):
+            old.unlink()
 
 
 def resume(
@@ -84,12 +122,15 @@ def resume(
     """
     folder, changes = Path(folder), changes or {}
     _require_extra()
-    with folder_lock(folder):
-        return _resume(folder, changes, progress)
+    with _job(folder) as ranks:
+        return _resume(folder, changes, progress, ranks)
 
 
-def _resume(folder: Path, changes: Mapping[str, Any], progress: bool) -> TrainReport:
-    state = checkpoint.load(folder)
+def _resume(
+    folder: Path, changes: Mapping[str, Any], progress: bool, ranks: Ranks | None
+) -> TrainReport:
+    state = first_alone(ranks, lambda: checkpoint.load(folder))
+    state = state if ranks is None else ranks.from_first(state)
     config = TrainConfig(**state["config"])
     for name, value in changes.items():
         was = getattr(config, name)
@@ -98,7 +139,7 @@ def _resume(folder: Path, changes: Mapping[str, Any], progress: bool) -> TrainRe
                 f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
                 f"{value!r}: leave it out to resume, or begin another run"
             )
-    return Training(replace(config, **changes), folder, progress, state).run()
+    return Training(replace(config, **changes), folder, progress, state, ranks).run()
 
 
 def _require_extra() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 FLOATS = ("float64", "float32", "float16")
 WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
@@ -80,6 +80,10 @@ class GraphSet:
         """The graphs, the same every time."""
         rng = np.random.default_rng(self.seed)
         return [self._graph(rng, nodes, edges) for nodes, edges in self.sizes]
+
+    def expected(self) -> list[Ruled]:
+        """The graphs as a batch has them."""
+        return [by_destination(graph, self.levels) for graph in self.graphs()]
 
     def _graph(self, rng: np.random.Generator, nodes: int, edges: int) -> Ruled:
         index = _edges(rng, self.edges, nodes, edges)
@@ -216,30 +220,3 @@ def graph_sets(draw: st.DrawFn, empty: bool = True, most: int = 9) -> GraphSet:
         draw(st.sampled_from(("graph", "graph", "node", "edge"))),
         draw(st.booleans()),
     )
-
-
-# ---------------------------------------------------------------------- of several types
-
-
-def typed_graphs(sizes: tuple[tuple[int, int, int], ...], seed: int) -> list[HeteroData]:
-    """Graphs of two types of nodes and three of edges: nodes of the first, of the second, edges of
-    each type."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for a, b, e in sizes:
-        data = HeteroData()
-        data["a"].x = torch.from_numpy(rng.normal(size=(a, 3)))
-        data["b"].x = torch.from_numpy(rng.normal(size=(b, 2)))
-        for source, name, target, m, n in (
-            ("a", "to", "b", a, b),
-            ("b", "back", "a", b, a),
-            ("a", "near", "a", a, a),
-        ):
-            count = e if m and n else 0
-            ends = [rng.integers(0, max(1, m), count), rng.integers(0, max(1, n), count)]
-            order = np.argsort(ends[1], kind="stable")
-            data[source, name, target].edge_index = torch.from_numpy(np.stack(ends)[:, order])
-        data["a", "near", "a"].edge_attr = torch.from_numpy(rng.normal(size=(count, 2)))
-        data.y = torch.from_numpy(rng.normal(size=(1, 1)))
-        made.append(data)
-    return made

@@ -13,8 +13,11 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 
-from .graph_sets import GraphSet, by_destination, graph_sets
+from .equal import equal
+from .graph_sets import GraphSet, graph_sets
 from .subject import Subject
+from .typed_batch import check_typed_batch
+from .typed_sets import TypedSet, typed_sets
 
 
 @dataclass(frozen=True)
@@ -22,18 +25,18 @@ class Case:
     """Data, a plan, and a loader's options.
 
     Attributes:
-        data: the graphs.
+        data: the graphs, some of several types.
         batch_size: of exact batches; None packs.
         buckets: how many capacities, where packed.
         exact: None leaves it to the plan.
-        shuffle, seed, workers, pointers, window: of the loader.
+        shuffle, seed, workers, pointers, window: of the loader; several types have no pointers.
         moved: the store is "on the device", which here is the CPU; rules of its own stay behind.
         share: of so many ranks all are run one after another.
         half: only every second graph is asked for.
         break_off: the first epoch is left after so many batches and resumed in another loader.
     """
 
-    data: GraphSet
+    data: GraphSet | TypedSet
     batch_size: int | None
     buckets: int
     exact: bool | None
@@ -66,7 +69,7 @@ class Case:
                 shuffle=self.shuffle,
                 seed=self.seed,
                 num_workers=self.workers,
-                pointers=self.pointers,
+                pointers=self.pointers and self.data.rules != "typed",
                 rank=rank,
                 world_size=self.share,
                 **window,
@@ -78,7 +81,7 @@ class Case:
 def cases() -> st.SearchStrategy[Case]:
     return st.builds(
         Case,
-        graph_sets(),
+        graph_sets() | graph_sets() | typed_sets(),
         st.none() | st.integers(1, 6),
         st.integers(1, 3),
         st.sampled_from((None, True, False)),
@@ -98,7 +101,8 @@ def check(case: Case) -> None:
     graphs = case.data.graphs()
     store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
     plan = case.plan(store)
-    expected = [by_destination(graph, case.data.levels) for graph in graphs]
+    expected = case.data.expected()
+    compared = check_typed_batch if isinstance(case.data, TypedSet) else check_batch
     wanted = sorted(range(0, len(store), 2) if case.half else range(len(store)))
     loaders = case.loaders(store, plan)
     for epoch in range(2):
@@ -107,7 +111,7 @@ def check(case: Case) -> None:
         for rank, loader in enumerate(loaders):
             count = 0
             for batch in _epoch(case, store, plan, loader, rank, epoch):
-                seen += check_batch(batch, expected)
+                seen += compared(batch, expected)
                 count += 1
             steps.add(count)
         assert len(steps) == 1, f"ranks take {steps} steps"
@@ -195,14 +199,6 @@ def _check_pointers(batch: sg.StaticBatch, counts: dict[str, int]) -> None:
     order = batch.transpose.long()
     assert torch.equal(order.sort().values, torch.arange(batch.num_edges))
     assert bool((source[order].diff() >= 0).all()), "the transpose is by source"
-
-
-def equal(found: Tensor, expected: Tensor, name: str) -> None:
-    """Same dtype, shape and bits."""
-    assert found.dtype == expected.dtype, f"{name}: {found.dtype} for {expected.dtype}"
-    assert found.shape == expected.shape, f"{name}: {found.shape} for {expected.shape}"
-    one, two = (t.contiguous().view(-1).numpy().tobytes() for t in (found, expected))
-    assert one == two, f"{name}: {found} for {expected}"
 
 
 SUBJECT = Subject("loading", cases, check, 40)

@@ -44,9 +44,20 @@ class Net:
     label: str
     seed: int
 
+    alone = True  # a graph's output is the same in any batch
+
     def build(self) -> Model:
         torch.manual_seed(self.seed)
         return Model(self).double()
+
+    def plain(self, model: nn.Module, data: Any) -> Tensor:
+        """The model on PyG's own batch."""
+        return model(
+            data.x, data.edge_index, data.edge_attr, data.edge_weight, data.batch, data.num_graphs
+        )
+
+    def label_of(self, batch: Any) -> Tensor:
+        return batch.y
 
 
 def nets(label: str) -> st.SearchStrategy[Net]:

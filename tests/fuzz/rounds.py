@@ -17,8 +17,10 @@ from random import Random
 
 from .subject import Subject
 
-# Seconds without a new case after which a round counts as hung.
-PATIENCE_S = 300.0
+# Seconds without a new case after which a round counts as hung: of its processor where it computes,
+# which a busy machine does not shorten, and of the clock where it only waits.
+PATIENCE_S = 120.0
+WAITING_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -113,17 +115,24 @@ def _frames(error: BaseException, most: int = 8) -> str:
 
 def _wait(child: int, notes: Path) -> int:
     """The exit status of the child, or less a signal; kills one that checks no new case."""
-    seen, since = -1, time.monotonic()
+    seen, since, spent = -1, time.monotonic(), 0.0
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         if (size := (notes / "cases").stat().st_size) != seen:
-            seen, since = size, time.monotonic()
-        if time.monotonic() - since > PATIENCE_S:
+            seen, since, spent = size, time.monotonic(), _computed(child)
+        hung = _computed(child) - spent > PATIENCE_S
+        if hung or time.monotonic() - since > WAITING_S:
             os.kill(child, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         time.sleep(0.02)
+
+
+def _computed(process: int) -> float:
+    """Seconds of processor that a child has taken, its own children that ended included."""
+    numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, numbers[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_for(

@@ -21,9 +21,11 @@ from torch_geometric.data import Batch
 
 import staticgraph as sg
 
-from .graph_sets import GraphSet, by_destination, graph_sets
+from .graph_sets import GraphSet, graph_sets
 from .nets import Net, nets
 from .subject import Subject
+from .typed_nets import TypedNet, typed_nets
+from .typed_sets import TypedSet, typed_sets
 
 TOLERANCE = 1e-10
 STEPS = 4
@@ -35,7 +37,7 @@ class Case:
     """Data, a model, and how it runs.
 
     Attributes:
-        data, net: what.
+        data, net: what; some of several types, which kernels leave alone.
         way: one of :data:`WAYS`, or ``compiled``.
         batch_size: of exact batches; None packs.
         workers: of the loader.
@@ -45,8 +47,8 @@ class Case:
         poisoned: garbage stands in the padding of every float field.
     """
 
-    data: GraphSet
-    net: Net
+    data: GraphSet | TypedSet
+    net: Net | TypedNet
     way: str
     batch_size: int | None
     workers: int
@@ -58,10 +60,12 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, ways: tuple[str, ...] = WAYS) -> Case:
-    data = draw(graph_sets(empty=False, most=7))
+    sets = graph_sets(empty=False, most=7)
+    data = draw(sets | sets | sets | typed_sets(empty=False, most=7))
+    net = draw(typed_nets(data.label) if isinstance(data, TypedSet) else nets(data.label))
     return Case(
         data,
-        draw(nets(data.label)),
+        net,
         draw(st.sampled_from(ways)),
         draw(st.none() | st.integers(1, 5)),
         draw(st.sampled_from((0, 0, 2))),
@@ -79,16 +83,16 @@ def check(case: Case) -> None:
 
 
 def _check(case: Case) -> None:
-    graphs = [by_destination(graph, case.data.levels) for graph in case.data.graphs()]
+    graphs = case.data.expected()
     store = sg.GraphStore.from_pyg(graphs, levels=case.data.levels, progress=False)
     plan = sg.plan_buckets(store, case.batch_size, **({} if case.batch_size else {"graphs": 4}))
     plain = case.net.build()
     model = copy.deepcopy(plain)
-    kernels = "kernels" in case.way
+    kernels = _kernels(case)
     if kernels:
         sg.convert(model, kernels="all")
     runner = made_runner(
-        model, plan, loss=_loss(case.loss), optimizer=_sgd(model), clip_norm=case.clip,
+        model, plan, loss=_loss(case), optimizer=_sgd(model), clip_norm=case.clip,
         check_finite=0, **_mode(case.way),
     ).warmup(store, progress=False)  # fmt: skip
     twin = _sgd(plain)
@@ -120,6 +124,10 @@ def _check(case: Case) -> None:
     _same_outputs(runner, plain, store, graphs, plan, case)
 
 
+def _kernels(case: Case) -> bool:
+    return "kernels" in case.way and not isinstance(case.data, TypedSet)
+
+
 def _mode(way: str) -> dict[str, Any]:
     if way.startswith("recorded"):
         scope = "forward_backward" if way == "recorded gradients" else "step"
@@ -131,27 +139,21 @@ def _sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=torch.tensor(0.05), momentum=0.5, fused=True)
 
 
-def _loss(kind: str):
+def _loss(case: Case):
     def of(out: Tensor, batch: Any) -> Tensor:
-        off = out - batch.y
-        return off.abs() if kind == "absolute" else off.square()
+        off = out - case.net.label_of(batch)
+        return off.abs() if case.loss == "absolute" else off.square()
 
     return of
-
-
-def _plain_forward(model: nn.Module, data: Any) -> Tensor:
-    return model(
-        data.x, data.edge_index, data.edge_attr, data.edge_weight, data.batch, data.num_graphs
-    )
 
 
 def _plain_step(model: nn.Module, optimizer: Any, data: Any, case: Case) -> Tensor:
     """The user's own loop: the mean over what is labelled, without any padding."""
     model.train()
     optimizer.zero_grad()
-    out = _plain_forward(model, data)
-    there = ~data.y.isnan()
-    off = out[there] - data.y[there]
+    out, label = case.net.plain(model, data), case.net.label_of(data)
+    there = ~label.isnan()
+    off = out[there] - label[there]
     values = off.abs() if case.loss == "absolute" else off.square()
     loss = values.mean() if values.numel() else (out * 0).sum()
     loss.backward()
@@ -168,12 +170,15 @@ def _poisoned(batch: sg.StaticBatch) -> sg.StaticBatch:
     """The batch with large finite values in the padding of the fields of floats."""
     random = torch.Generator().manual_seed(3)
     changed = {}
-    for name in ("x", "edge_attr", "edge_weight", "y"):
-        value = batch[name].clone()
-        padding = ~batch.mask_of(value)
-        garbage = torch.randn(value.shape, generator=random, dtype=value.dtype).abs() * 1e3
-        value[padding] = garbage[padding]
-        changed[name] = value
+    for field in batch.layout.schema:
+        value = batch[field.name]
+        if field.is_index or not value.is_floating_point():
+            continue
+        padding = ~batch[f"{field.level}_mask"].repeat_interleave(field.rows)
+        garbage = torch.randn(value.shape, generator=random, dtype=torch.float64).abs() * 1e3
+        value = value.clone()
+        value[padding] = garbage[padding].to(value.dtype)
+        changed[field.name] = value
     return batch.replace(**changed)
 
 
@@ -189,23 +194,23 @@ def _same_outputs(
 ) -> None:
     """Evaluation of batches packed freely, and predictions graph by graph."""
     plain.eval()
-    kernels = "kernels" in case.way
+    kernels = _kernels(case)
     given = case.data.graphs()  # edges in the order in which the user has them
     with torch.no_grad():
         for batch in sg.StaticLoader(store, plan, exact=False, pointers=kernels):
             ids = batch.graph_ids[batch.graph_mask].tolist()
             out = runner.eval_step(batch).out
             data = Batch.from_data_list([graphs[i] for i in ids])
-            expected = _plain_forward(plain, data)
+            expected = case.net.plain(plain, data)
             close(out[: len(expected)], expected, "output", 1.0)
             pieces = batch.unpad(out)
             assert len(pieces) == len(ids)
+        if not case.net.alone:
+            return
         predicted = runner.predict(sg.GraphStore.from_pyg(
             given, levels=case.data.levels, progress=False
         ))  # fmt: skip
-        expected = [
-            _plain_forward(plain, Batch.from_data_list([graph])) for graph in given
-        ]  # fmt: skip
+        expected = [case.net.plain(plain, Batch.from_data_list([graph])) for graph in given]
     for number, (found, wanted) in enumerate(zip(predicted, expected, strict=True)):
         wanted = wanted[0] if case.data.label == "graph" else wanted
         close(found, wanted, f"prediction of graph {number}", 1.0)
@@ -228,4 +233,5 @@ def close(found: Tensor, expected: Tensor, name: str, scale: float) -> None:
 
 
 SUBJECT = Subject("running", cases, check, 12)
+# A case takes some seconds of a compiler, so a round is one.
 COMPILED = Subject("compiled", lambda: cases(("compiled",)), check, 1)

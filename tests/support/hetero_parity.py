@@ -34,10 +34,10 @@ def poisoned(batch: sg.StaticBatch, scale: float) -> sg.StaticBatch:
     return batch.replace(**tensors)
 
 
-def plain(model: nn.Module, batch) -> Result:
+def plain(model: nn.Module, batch, follow: tuple[str, ...] = ()) -> Result:
     """PyG itself, on the unpadded batch."""
     model = copy.deepcopy(model)
-    data = Batch.from_data_list(batch.to_data_list())
+    data = Batch.from_data_list(batch.to_data_list(), follow_batch=list(follow))
     out = model(data)
     mean = loss(out, data).mean()
     mean.backward()

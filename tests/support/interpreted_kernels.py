@@ -28,6 +28,8 @@ from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
 from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
+from staticgraph.kernels.linear import linear_reference  # noqa: E402
+from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
 from staticgraph.kernels.segments import gpu as segments  # noqa: E402
@@ -77,23 +79,30 @@ def graph(nodes: int = 23, edges: int = 60):
         ("relu_add", "edge"),
         ("relu_add", "table"),
         ("multiply", "table"),
+        ("relu_add", "each"),
     ],
 )
 def test_neighbour_sum(dtype, width, mean, transform, operand):
     torch.manual_seed(0)
     src, dst, row_ptr, col_ptr, transpose = graph()
     x = torch.randn(23, width).to(dtype)
-    shape = {"scalar": (60,), "edge": (60, width), "table": (7, width), None: None}[operand]
+    shape = {"scalar": (60,), "edge": (60, width), None: None}.get(operand, (7, width))
     edge = None if shape is None else torch.randn(shape).to(dtype)
-    code = torch.randint(7, (60,)) if operand == "table" else None
+    each = operand == "each"
+    code = torch.randint(7, (60,)) if operand in ("table", "each") else None
     eps = torch.tensor([0.5]) if mean else None
     grad = torch.randn(23, width).to(dtype)
     out = neighbour.forward(x, edge, code, src, row_ptr, eps, transform, mean)
     # What the gradients start from, where the operands were handed on: added at the end.
-    into = [torch.randn_like(t) if mean and t is not None else None for t in (x, edge)]
+    kept = torch.zeros(60, width) if each else edge
+    into = [torch.randn_like(t) if mean and t is not None else None for t in (x, kept)]
     dx, dedge = neighbour.backward(
-        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, *into, transform, mean
+        grad, x, edge, code, dst, row_ptr, col_ptr, transpose, eps, *into, transform, mean, each
     )
+    if each:
+        assert dedge.dtype == torch.float32
+        dedge = torch.zeros(7, width).index_add(0, code, dedge)
+        into[1] = None if into[1] is None else torch.zeros(7, width).index_add(0, code, into[1])
     expected, gradients = exact(
         neighbour_sum_reference, [x, edge], grad, code, src, dst, eps, transform, mean
     )
@@ -171,7 +180,12 @@ def test_batch_norm(dtype, relu, joined, norm, rows, real):
         assert not real or close(total[:real], (x.double() + addend)[:real], 1)
         total[real:] = x[real:]
         x = total
-    dx, dweight, dbias = norm.backward(grad, x, weight, bias, mean, var, count, 1e-5, relu)
+    dx, dweight, dbias, both = norm.backward(
+        grad, x, weight, bias, mean, var, count, residual, 1e-5, relu
+    )
+    if joined:  # a gradient that the addend brings from elsewhere
+        assert both.dtype == dtype
+        assert close(both, dx.double() + residual.double(), 2)
     expected, gradients = exact(
         batch_norm_reference, [x, residual, weight, bias], grad, count, 1e-5, relu
     )
@@ -308,3 +322,66 @@ def test_masked_sums(dtype):
     expected = torch.where(out > 0, grad, 0)
     assert torch.equal(masked, expected)
     assert close(sums, expected.double().sum(0), 2100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("held", DTYPES)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "columns"), [(90, 70, 40), (1300, 33, 17), (1, 5, 1), (40, 64, 130)]
+)
+def test_linear_of_few_rows(dtype, held, relu, rows, width, columns):
+    """All tiles of a launch, one chunk and two; operands kept in float32 for results of a half
+    precision, gradients in their own dtypes. Operands have few digits, since the interpreter
+    truncates where the device rounds."""
+    torch.manual_seed(0)
+    if held == torch.bfloat16 and dtype == torch.float32:
+        pytest.skip("autocast casts to the narrower dtype alone")
+    x, into = (torch.randn(2, rows, width) + 0.1).to(dtype).to(held)
+    weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
+    grad = torch.randn(rows, columns).to(dtype)
+    out = small_dense.forward(x, weight, bias, relu, dtype)
+    into = into if relu else None
+    found = small_dense.backward(grad, x, weight, out if relu else None, into)
+    wide = [t.double().requires_grad_() for t in (x, weight, bias)]
+    plain = linear_reference(*wide, False)
+    assert out.dtype == dtype
+    assert close(out, plain.relu() if relu else plain, width)
+    kept = grad.double() * (out > 0) if relu else grad.double()
+    gradients = list(torch.autograd.grad(plain, wide, kept))
+    gradients[0] = gradients[0] if into is None else gradients[0] + into
+    for ours, exactly, terms in zip(found, gradients, (columns, rows, rows), strict=True):
+        assert ours.dtype == held
+        assert close(ours, exactly, terms)
+    again = small_dense.backward(grad, x, weight, out if relu else None, into)
+    assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
+
+
+def test_linear_keeps_a_nan_and_reads_no_row_beyond():
+    """What is not finite shows in the rows and columns that it belongs to, and in no other."""
+    x, weight, grad = torch.ones(40, 5), torch.ones(3, 5), torch.ones(40, 3)
+    grad[7, 1] = torch.nan
+    dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None)
+    assert torch.isnan(dx).any(1).nonzero().tolist() == [[7]]
+    assert (
+        torch.isnan(dweight).all(1).tolist() == torch.isnan(dbias).tolist() == [False, True, False]
+    )
+
+
+def test_neighbour_sum_of_mixed_precision():
+    """Nodes in bfloat16, edges in float32: a sum in float32, each gradient in its operand's."""
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    x, edge, grad = torch.randn(23, 20).bfloat16(), torch.randn(60, 20), torch.randn(23, 20)
+    out = neighbour.forward(x, edge, None, src, row_ptr, None, "relu_add", False)
+    pointers = (dst, row_ptr, col_ptr, transpose)
+    found = neighbour.backward(
+        grad, x, edge, None, *pointers, None, x, None, "relu_add", False, False
+    )
+    expected, gradients = exact(
+        neighbour_sum_reference, [x, edge], grad, None, src, dst, None, "relu_add", False
+    )
+    assert [t.dtype for t in (out, *found)] == [torch.float32, torch.bfloat16, torch.float32]
+    assert close(out, expected, 12)
+    assert close(found[0], gradients[0] + x, 12)
+    assert close(found[1], gradients[1], 12)

@@ -202,15 +202,18 @@ def apply_gradient_kernel(
     var_in,
     count,
     partial,
+    into,
     dx,
     dweight,
     dbias,
+    both,
     eps,
     rows,
     width: tl.constexpr,
     chunks,
     rows_a_chunk,
     RELU: tl.constexpr,
+    INTO: tl.constexpr,
     WIDE: tl.constexpr,
     CHUNKS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -250,6 +253,9 @@ def apply_gradient_kernel(
         part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
         part = tl.where((r < real)[:, None], part, 0)
         tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
+        if INTO:
+            part += tl.load(into + at, mask=here, other=0).to(WIDE)
+            tl.store(both + at, part.to(both.dtype.element_ty), mask=here)
 
 
 def forward(
@@ -321,32 +327,38 @@ def backward(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
+    into: Tensor | None,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the operator; two launches."""
     grad = grad.contiguous()
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
     partial = wide_like(x, chunks, 2, width)
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    into = None if into is None else into.contiguous()
+    both = x.new_empty(0) if into is None else torch.empty_like(into)
     given = (grad, x, weight, bias, mean, var, count, partial)
     gradient_sums_kernel[grid](*given, eps, width, rows_a_chunk, RELU=relu, **options)
     apply_gradient_kernel[grid](
         *given,
+        x if into is None else into,
         dx,
         dweight,
         dbias,
+        dx if into is None else both,
         eps,
         rows,
         width,
         chunks,
         rows_a_chunk,
         RELU=relu,
+        INTO=into is not None,
         CHUNKS=triton.next_power_of_2(chunks),
         **options,
     )
-    return dx, dweight, dbias
+    return dx, dweight, dbias, both
 
 
 def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:

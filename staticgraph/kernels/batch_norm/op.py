@@ -90,9 +90,10 @@ def _backward_on_cpu(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
+    into: Tensor | None,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     wide = _wide(x)
     dtype = wide.dtype
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
@@ -110,7 +111,9 @@ def _backward_on_cpu(
         dweight.numpy(),
         dbias.numpy(),
     )
-    return dx.to(x.dtype), dweight.to(weight.dtype), dbias.to(bias.dtype)
+    dx = dx.to(x.dtype)
+    both = x.new_empty(0) if into is None else (dx + into).to(into.dtype)
+    return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), both
 
 
 def launches(x: Tensor, cumulative: bool) -> int:
@@ -153,24 +156,28 @@ _forward = operator(
 )
 _backward = operator(
     "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, "
-    "Tensor var, Tensor count, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    "Tensor var, Tensor count, Tensor? into, float eps, bool relu) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
-    fake=lambda grad, x, weight, bias, *_: (
+    fake=lambda grad, x, weight, bias, mean, var, count, into, *_: (
         torch.empty_like(x),
         torch.empty_like(weight),
         torch.empty_like(bias),
+        x.new_empty(0) if into is None else torch.empty_like(into),
     ),
 )
 
 
 class BatchNorm(torch.autograd.Function):
-    """The derivative; mean and variance have none."""
+    """The derivative; mean and variance have none. The addend may be handed on to whoever reads it
+    next."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        x, addend, residual, weight, bias, count, *running, eps, relu = inputs
-        out, mean, var, total = _forward(*inputs)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        *given, handed = inputs
+        x, addend, residual, weight, bias, count, *running, eps, relu = given
+        out, mean, var, total = _forward(*given)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
                 torch.autograd.graph.increment_version(moved)
@@ -180,17 +187,18 @@ class BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return out, mean, var
+        return (out, mean, var, addend.view_as(addend)) if handed else (out, mean, var)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        grad = grads[0]
+        grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
-            return (None,) * 12
-        dx, dweight, dbias = _backward(grad, *ctx.saved_tensors, ctx.eps, ctx.relu)
-        daddend = None if ctx.addend is None else dx.to(ctx.addend)
+            return None, into, *(None,) * 11
+        dx, dweight, dbias, both = _backward(grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu)
+        if into is None:
+            both = None if ctx.addend is None else dx.to(ctx.addend)
         dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-        return dx, daddend, dresidual, dweight, dbias, *(None,) * 7
+        return dx, both, dresidual, dweight, dbias, *(None,) * 8
 
 
 def batch_norm(
@@ -221,17 +229,36 @@ def batch_norm(
         ``[R, F]``, zero (or the residual) on padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
-    return BatchNorm.apply(
-        x.contiguous(),
-        None if addend is None else addend.to(x.dtype).contiguous(),
-        None if residual is None else residual.contiguous(),
-        weight,
-        bias,
-        count,
-        *((None,) * 4 if running is None else running),
-        eps,
-        relu,
-    )
+    running = (None,) * 4 if running is None else running
+    x, addend, residual = _contiguous(x, addend, residual)
+    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    return BatchNorm.apply(*given, False)
+
+
+def batch_norm_handed_on(
+    x: Tensor,
+    addend: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    *,
+    eps: float,
+    relu: bool = False,
+    residual: Tensor | None = None,
+    running: Running | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The first of :func:`batch_norm`, and the addend to be read from now on: whatever gradient
+    comes back through it is added by the norm, where autograd would need an operation of its own.
+    """
+    running = (None,) * 4 if running is None else running
+    x, addend, residual = _contiguous(x, addend, residual)
+    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    out, _, _, addend = BatchNorm.apply(*given, True)
+    return out, addend
+
+
+def _contiguous(*values: Tensor | None) -> Any:
+    return [None if value is None else value.contiguous() for value in values]
 
 
 def _wide(value: Tensor) -> Any:

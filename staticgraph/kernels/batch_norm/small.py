@@ -101,13 +101,16 @@ def backward_kernel(
     mean_in,
     var_in,
     count,
+    into,
     dx,
     dweight,
     dbias,
+    both,
     eps,
     rows,
     width: tl.constexpr,
     RELU: tl.constexpr,
+    INTO: tl.constexpr,
     WIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -137,7 +140,11 @@ def backward_kernel(
     slope = products * inverse * inverse / n
     part = scale[None, :] * (part - share[None, :] - slope[None, :] * away)
     part = tl.where(given, part, 0)
-    tl.store(dx + at, part.to(dx.dtype.element_ty), mask=(r < rows)[:, None] & inside[None, :])
+    here = (r < rows)[:, None] & inside[None, :]
+    tl.store(dx + at, part.to(dx.dtype.element_ty), mask=here)
+    if INTO:
+        part += tl.load(into + at, mask=here, other=0).to(WIDE)
+        tl.store(both + at, part.to(both.dtype.element_ty), mask=here)
 
 
 def forward(
@@ -194,16 +201,21 @@ def backward(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
+    into: Tensor | None,
     eps: float,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As the operator; one launch."""
     rows, width = x.shape
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    into = None if into is None else into.contiguous()
+    both = x.new_empty(0) if into is None else torch.empty_like(into)
     grid, options = _options(x)
-    given = (grad.contiguous(), x, weight, bias, mean, var, count)
-    backward_kernel[grid](*given, dx, dweight, dbias, eps, rows, width, RELU=relu, **options)
-    return dx, dweight, dbias
+    given = (grad.contiguous(), x, weight, bias, mean, var, count, x if into is None else into)
+    found = (dx, dweight, dbias, dx if into is None else both)
+    options["INTO"] = into is not None
+    backward_kernel[grid](*given, *found, eps, rows, width, RELU=relu, **options)
+    return dx, dweight, dbias, both
 
 
 def _options(x: Tensor) -> tuple[tuple[int], dict[str, Any]]:

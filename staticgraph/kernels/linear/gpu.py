@@ -1,4 +1,5 @@
-"""``linear`` on CUDA: torch's products, and ReLU's mask and the bias's gradient in one pass.
+"""``linear`` on CUDA: torch's products, and ReLU's mask and the bias's gradient in one pass. What
+is small enough goes by :mod:`staticgraph.kernels.linear.small`.
 
 torch needs a kernel for the mask, one for the sum over rows, and an addition for an input that is
 read twice. Here the mask is applied and summed chunk by chunk, the partial sums are added up in
@@ -92,10 +93,17 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
 def backward(
     grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the operator; two products, and two launches with ReLU, one without."""
+    """As the operator; two products, and two launches with ReLU, one without, and the casts that
+    mixed dtypes need."""
     if out is None:
         dbias = grad.sum(0)
     else:
         grad, dbias = masked_sums(grad, out)
-    dx = grad @ weight if into is None else torch.addmm(into, grad, weight)
-    return dx, grad.t() @ x, dbias
+    by = weight.to(grad.dtype)
+    if into is None:
+        dx = (grad @ by).to(x.dtype)
+    elif x.dtype == grad.dtype:
+        dx = torch.addmm(into, grad, by)
+    else:
+        dx = into + grad @ by
+    return dx, (grad.t() @ x.to(grad.dtype)).to(weight.dtype), dbias.to(weight.dtype)

@@ -1,4 +1,8 @@
-"""``linear`` as an operator of torch: oneDNN on a CPU, torch's products and Triton on CUDA."""
+"""``linear`` as an operator of torch: oneDNN on a CPU, torch's products and Triton on CUDA.
+
+Operands may have other dtypes than the result: they are rounded to its dtype as autocast would
+round them, and gradients come back in their own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.linear.limits import chunks_of, fits
+from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import operator
 
 
@@ -31,7 +37,11 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none
     return ONEDNN(a, b, bias, post, [], "")
 
 
-def _on_cpu(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+def _on_cpu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    if {x.dtype, weight.dtype, dtype} != {torch.float32}:
+        return linear_reference(x, weight, bias, relu, dtype)
     return _product(x, weight, bias, "relu" if relu else "none")
 
 
@@ -40,29 +50,72 @@ def _backward_on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if out is not None:
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
+    if {grad.dtype, x.dtype, weight.dtype} != {torch.float32}:
+        return _backward_of_casts(grad, x, weight, into)
     dx = _product(grad, weight.t())
     if into is not None:
         dx.add_(into)
     return dx, _product(grad.t(), x.t()), grad.sum(0)
 
 
-def _on_cuda(*arguments):
-    from staticgraph.kernels.linear import gpu
+def _backward_of_casts(
+    grad: Tensor, x: Tensor, weight: Tensor, into: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = (grad @ weight.to(grad.dtype)).to(x.dtype)
+    if into is not None:
+        dx += into
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    dbias = grad.sum(0, dtype=wide).to(weight.dtype)
+    return dx, (grad.t() @ x.to(grad.dtype)).to(weight.dtype), dbias
 
-    return gpu.forward(*arguments)
+
+def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: bool) -> int:
+    """What a layer gives a CUDA device forward."""
+    if _same_or_large(x, weight, dtype):
+        return 2 if relu and not biased else 1
+    return 1
 
 
-def _backward_on_cuda(*arguments):
-    from staticgraph.kernels.linear import gpu
+def backward_launches(grad: Tensor, x: Tensor, weight: Tensor, relu: bool) -> int:
+    """And backward."""
+    if not fits(*_shape(x, weight), grad.dtype, x.dtype, weight.dtype):
+        return 3 + relu
+    return 1 if chunks_of(x.size(0))[0] == 1 else 2
 
-    return gpu.backward(*arguments)
+
+def _shape(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
+    return x.size(0), weight.size(1), weight.size(0)
+
+
+def _same_or_large(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether forward is torch's product: nothing to cast, or too large for ours."""
+    if x.dtype == weight.dtype == dtype:
+        return True
+    return not fits(*_shape(x, weight), x.dtype, weight.dtype, dtype)
+
+
+def _on_cuda(x, weight, bias, relu, dtype):
+    from staticgraph.kernels.linear import gpu, small
+
+    if _same_or_large(x, weight, dtype):
+        cast = None if bias is None else bias.to(dtype)
+        return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
+    return small.forward(x, weight, bias, relu, dtype)
+
+
+def _backward_on_cuda(grad, x, weight, out, into):
+    from staticgraph.kernels.linear import gpu, small
+
+    if fits(*_shape(x, weight), grad.dtype, x.dtype, weight.dtype):
+        return small.backward(grad, x, weight, out, into)
+    return gpu.backward(grad, x, weight, out, into)
 
 
 _forward = operator(
-    "linear(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias, bool relu, ScalarType dtype) -> Tensor",
     cpu=_on_cpu,
     cuda=_on_cuda,
-    fake=lambda x, weight, *_: x.new_empty(x.size(0), weight.size(0)),
+    fake=lambda x, weight, bias, relu, dtype: x.new_empty(x.size(0), weight.size(0), dtype=dtype),
 )
 _backward = operator(
     "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? out, Tensor? into) "
@@ -82,8 +135,8 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        x, weight, bias, relu, handed_on = inputs
-        out = _forward(x, weight, bias, relu)
+        x, weight, bias, relu, dtype, handed_on = inputs
+        out = _forward(x, weight, bias, relu, dtype)
         ctx.save_for_backward(x, weight, out if relu else None)
         ctx.handed_on = handed_on
         return (out, x.view_as(x)) if handed_on else out
@@ -92,28 +145,56 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         into = grads[1] if ctx.handed_on else None
         dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)
-        return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None
+        return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    relu: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """``x @ weight.T + bias``, with ReLU if asked.
 
     Args:
-        x: ``[R, I]``; float32 on the CPU.
+        x: ``[R, I]``.
         weight: ``[O, I]``.
-        bias: ``[O]``.
+        bias: ``[O]``, in the dtype of ``weight``.
         relu: apply ReLU in the same pass.
+        dtype: of the result, to which operands are rounded before they are multiplied; that of
+            ``x`` where None. Sums are float32.
 
     Returns:
-        ``[R, O]``, differentiable once.
+        ``[R, O]``, differentiable once. The same bits every time.
     """
-    return Linear.apply(x.contiguous(), weight, bias, relu, False)
+    dtype = dtype or x.dtype
+    x, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
+    return Linear.apply(x, weight, bias, relu, dtype, False)
 
 
 def linear_handed_on(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    relu: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`linear`, and ``x`` to be read from now on: whatever gradient comes back through it is
     added by the product, where autograd would need an operation of its own."""
-    out, x = Linear.apply(x.contiguous(), weight, bias, relu, True)
-    return out, x
+    dtype = dtype or x.dtype
+    given, weight, bias = _cast_if_large(x.contiguous(), weight, bias, dtype)
+    if given.dtype != x.dtype:
+        return Linear.apply(given, weight, bias, relu, dtype, False), x
+    return Linear.apply(given, weight, bias, relu, dtype, True)
+
+
+def _cast_if_large(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Operands of the library's products in its dtype, so that they are cast once and kept so."""
+    if x.device.type != "cuda" or not _same_or_large(x, weight, dtype):
+        return x, weight, bias
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

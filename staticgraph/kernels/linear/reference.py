@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+def linear_reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    relu: bool,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Differentiable, on any device. Args: as :func:`staticgraph.kernels.linear`."""
-    out = F.linear(x, weight, bias)
+    dtype = dtype or x.dtype
+    out = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     return out.relu() if relu else out

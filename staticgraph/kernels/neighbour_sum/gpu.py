@@ -151,7 +151,8 @@ def forward(
     mean: bool,
 ) -> Tensor:
     """As the operator; one launch."""
-    out, columns = torch.empty_like(x), block(x.size(1))
+    dtype = x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
+    out, columns = torch.empty_like(x, dtype=dtype), block(x.size(1))
     forward_kernel[(len(x),)](
         x,
         x if edge is None else edge,
@@ -182,8 +183,9 @@ def backward(
     into_edge: Tensor | None,
     transform: str,
     mean: bool,
+    each: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As the operator; one launch, three where edges share a table."""
+    """As the operator; one launch, three where edges share a table and ``each`` is not asked."""
     dx, columns = torch.empty_like(x), block(x.size(1))
     into_x = None if into_x is None else into_x.contiguous()
     into_edge = None if into_edge is None else into_edge.contiguous()
@@ -191,9 +193,9 @@ def backward(
         dedge = x.new_empty(0)
     else:
         # An edge's share of a table's gradient stays wide until it is added up.
-        dtype = edge.dtype if code is None or edge.dtype == torch.float64 else torch.float32
+        dtype = edge.dtype if code is None else torch.promote_types(edge.dtype, torch.float32)
         dedge = edge.new_empty(len(dst), *edge.shape[1:], dtype=dtype)
-    into_each = into_edge if code is None else None
+    into_each = into_edge if code is None or each else None
     backward_kernel[(len(x),)](
         grad.contiguous(),
         x,
@@ -215,7 +217,7 @@ def backward(
         BLOCK=columns,
         num_warps=warps(columns),
     )
-    if edge is not None and code is not None:
+    if edge is not None and code is not None and not each:
         rows = dedge.unsqueeze(1) if dedge.dim() == 1 else dedge
         dedge = tables.backward(rows, code.view(-1, 1), None, len(edge), into_edge, edge.dtype)
         dedge = dedge.view(edge.shape)
@@ -236,5 +238,5 @@ def _options(
         "SCALAR": edge is not None and edge.dim() == 1,
         "SCALED": self_eps is not None,
         "MEAN": mean,
-        "WIDE": wide(x.dtype),
+        "WIDE": wide(x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)),
     }

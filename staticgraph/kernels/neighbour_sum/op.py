@@ -15,6 +15,7 @@ from torch import Tensor
 from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
 from staticgraph.kernels.register import operator
+from staticgraph.kernels.table_sum.op import table_gradient
 
 
 class Summed(NamedTuple):
@@ -23,7 +24,7 @@ class Summed(NamedTuple):
     Attributes:
         out: ``[N, F]``.
         x: the nodes that were given.
-        edge: the edge operand that was given, or None.
+        edge: the edge operand that was given, ``each`` where that was given, or None.
     """
 
     out: Tensor
@@ -44,7 +45,8 @@ def _on_cpu(
     transform: str,
     mean: bool,
 ) -> Tensor:
-    dtype, x, edge = x.dtype, _wide(x), _wide(edge)
+    dtype = common(x, edge)
+    x, edge = _wide(x, dtype), _wide(edge, dtype)
     out = torch.empty_like(x)
     cpu.FORWARD[transform](
         x.numpy(),
@@ -74,8 +76,15 @@ def _backward_on_cpu(
     into_edge: Tensor | None,
     transform: str,
     mean: bool,
+    each: bool,
 ) -> tuple[Tensor, Tensor]:
-    dtype, grad, x, edge = x.dtype, _wide(grad), _wide(x), _wide(edge)
+    dtype, types = common(x, edge), (x.dtype, x.dtype if edge is None else edge.dtype)
+    if each:  # the kernel's own way of edges that each have a row
+        assert edge is not None
+        assert code is not None
+        edge, code = edge.index_select(0, code), None
+        types = types[0], torch.promote_types(dtype, torch.float32)
+    grad, x, edge = _wide(grad, dtype), _wide(x, dtype), _wide(edge, dtype)
     dx, dedge = torch.empty_like(x), _gradient_like(edge, x)
     if code is not None and not len(code):
         dedge.zero_()  # a table that no edge reads
@@ -89,14 +98,14 @@ def _backward_on_cpu(
         row_ptr.numpy(),
         col_ptr.numpy(),
         transpose.numpy(),
-        _rows(_wide(into_x), x).numpy(),
-        _rows(_wide(into_edge), x).numpy(),
+        _rows(_wide(into_x, dtype), x).numpy(),
+        _rows(_wide(into_edge, dtype), x).numpy(),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
         dx.numpy(),
         dedge.view(rows.shape).numpy(),
     )
-    return dx.to(dtype), dedge.to(dtype)
+    return dx.to(types[0]), dedge.to(types[1])
 
 
 def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
@@ -119,29 +128,37 @@ _forward = operator(
     f"neighbour_sum({_OPERANDS}, str transform, bool mean) -> Tensor",
     cpu=_on_cpu,
     cuda=_on_cuda,
-    fake=lambda x, *_: torch.empty_like(x),
+    fake=lambda x, edge, *_: torch.empty_like(x, dtype=common(x, edge)),
 )
+
+
+def _fake_backward(grad, x, edge, code, src, *rest):
+    dx = torch.empty_like(x)
+    return dx, each_like(edge, src) if rest[-1] else _gradient_like(edge, x)
+
+
 _backward = operator(
     f"neighbour_sum_backward(Tensor grad, {_OPERANDS}, Tensor? into_x, Tensor? into_edge, "
-    "str transform, bool mean) -> (Tensor, Tensor)",
+    "str transform, bool mean, bool each) -> (Tensor, Tensor)",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
-    fake=lambda grad, x, edge, *_: (torch.empty_like(x), _gradient_like(edge, x)),
+    fake=_fake_backward,
 )
 
 
 class NeighbourSum(torch.autograd.Function):
-    """The derivative; ``handed`` tells which operands are handed on: "", "x", "xe"."""
+    """The derivative; ``handed`` tells which operands are handed on: "", "x", "xe". The gradient of
+    edges goes to ``each`` where it is given, else to the edge operand."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        *tensors, transform, mean, handed = inputs
+        *tensors, each, transform, mean, handed = inputs
         ctx.save_for_backward(*tensors)
-        ctx.transform, ctx.mean, ctx.handed = transform, mean, handed
+        ctx.transform, ctx.mean, ctx.handed, ctx.each = transform, mean, handed, each is not None
         out = _forward(*tensors, transform, mean)
         if not handed:
             return out
-        x, edge = tensors[:2]
+        x, edge = tensors[0], tensors[1] if each is None else each
         if handed == "x":
             return out, x.view_as(x)
         return out, x.view_as(x), edge.view_as(edge)
@@ -151,9 +168,43 @@ class NeighbourSum(torch.autograd.Function):
         into_x = grads[1] if ctx.handed else None
         into_edge = grads[2] if ctx.handed == "xe" else None
         dx, dedge = _backward(
-            grads[0], *ctx.saved_tensors, into_x, into_edge, ctx.transform, ctx.mean
+            grads[0], *ctx.saved_tensors, into_x, into_edge, ctx.transform, ctx.mean, ctx.each
         )
-        return (dx, dedge if ctx.needs_input_grad[1] else None, *(None,) * 10)
+        of_edge = dedge if ctx.needs_input_grad[1] else None
+        if ctx.each:
+            return dx, *(None,) * 8, dedge, *(None,) * 3
+        return dx, of_edge, *(None,) * 11
+
+
+class EachEdge(torch.autograd.Function):
+    """The rows of a table that edges read, one an edge, as a place for their gradients alone."""
+
+    @staticmethod
+    def forward(ctx: Any, edge: Tensor, code: Tensor) -> Tensor:
+        ctx.save_for_backward(code)
+        ctx.entries, ctx.dtype = edge.size(0), edge.dtype
+        wide = torch.promote_types(edge.dtype, torch.float32)
+        return edge.new_empty(1, dtype=wide).expand(code.size(0), edge.size(1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (code,) = ctx.saved_tensors
+        return table_gradient(grads[0], code.view(-1, 1), None, ctx.entries).to(ctx.dtype), None
+
+
+def each_edge(edge: Tensor, code: Tensor) -> Tensor:
+    """Where several sums read one table by one ``code``, each would add its edges' gradients up by
+    entry; handed from sum to sum as :func:`neighbour_sum_handed_on` takes it, they are added edge
+    by edge, and by entry once, here.
+
+    Args:
+        edge: ``[V, F]``.
+        code: ``[E]`` int64.
+
+    Returns:
+        ``[E, F]`` float32 (float64 of float64) that has no values, only a gradient.
+    """
+    return EachEdge.apply(edge, code)
 
 
 def neighbour_sum(
@@ -184,14 +235,15 @@ def neighbour_sum(
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
     Returns:
-        ``[N, F]``, differentiable once in ``x`` and ``edge``. The same bits every time.
+        ``[N, F]`` in the dtype that ``x`` and ``edge`` have in common, differentiable once in both.
+        The same bits every time.
 
     Raises:
         ValueError: an unknown transform, or an edge operand where none, or one, is needed.
     """
     x, edge = _checked(x, edge, transform)
     pointers = (src, dst, row_ptr, col_ptr, transpose)
-    return NeighbourSum.apply(x, edge, code, *pointers, self_eps, transform, mean, "")
+    return NeighbourSum.apply(x, edge, code, *pointers, self_eps, None, transform, mean, "")
 
 
 def neighbour_sum_handed_on(
@@ -205,6 +257,7 @@ def neighbour_sum_handed_on(
     *,
     edge_too: bool = False,
     code: Tensor | None = None,
+    each: Tensor | None = None,
     self_eps: Tensor | None = None,
     transform: str = "copy",
     mean: bool = False,
@@ -214,12 +267,15 @@ def neighbour_sum_handed_on(
     Args:
         edge_too: hand on the edge operand as well; only where something reads it, since an operand
             that nothing reads brings back a gradient of zeros, an operation more.
+        each: as :func:`each_edge` gives it, or the sum before; it is then what is handed on for the
+            edges, and the table itself gets no gradient from here.
     """
     x, edge = _checked(x, edge, transform)
     handed = "xe" if edge_too and edge is not None else "x"
     pointers = (src, dst, row_ptr, col_ptr, transpose)
-    results = NeighbourSum.apply(x, edge, code, *pointers, self_eps, transform, mean, handed)
-    return Summed(results[0], results[1], results[2] if handed == "xe" else edge)
+    results = NeighbourSum.apply(x, edge, code, *pointers, self_eps, each, transform, mean, handed)
+    kept = edge if each is None else each
+    return Summed(results[0], results[1], results[2] if handed == "xe" else kept)
 
 
 def _checked(x: Tensor, edge: Tensor | None, transform: str) -> tuple[Tensor, Tensor | None]:
@@ -231,18 +287,24 @@ def _checked(x: Tensor, edge: Tensor | None, transform: str) -> tuple[Tensor, Te
             "operand: 'copy' reads the node alone, 'multiply' and 'relu_add' node and edge"
         )
     if edge is not None:
-        if x.dtype != edge.dtype:
-            common = torch.promote_types(x.dtype, edge.dtype)
-            x, edge = x.to(common), edge.to(common)
         edge = edge.contiguous()
     return x.contiguous(), edge
 
 
-def _wide(value: Tensor | None) -> Any:
-    """Half precisions as float32, in which they are added up."""
-    if value is None or value.dtype in (torch.float32, torch.float64):
-        return value
-    return value.float()
+def common(x: Tensor, edge: Tensor | None) -> torch.dtype:
+    """The dtype of a sum."""
+    return x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
+
+
+def _wide(value: Tensor | None, dtype: torch.dtype) -> Any:
+    """A value in the dtype that ``dtype`` is added up in: half precisions in float32."""
+    return None if value is None else value.to(torch.promote_types(dtype, torch.float32))
+
+
+def each_like(edge: Tensor, src: Tensor) -> Tensor:
+    """Room for a gradient an edge, in the dtype in which gradients are added up."""
+    wide = torch.promote_types(edge.dtype, torch.float32)
+    return edge.new_empty(src.size(0), *edge.shape[1:], dtype=wide)
 
 
 def _rows(value: Tensor | None, x: Tensor) -> Tensor:

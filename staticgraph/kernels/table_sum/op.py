@@ -34,8 +34,9 @@ def _check(place: int, index: Tensor, offsets: Tensor) -> None:
     )
 
 
-def _backward_on_cpu(grad: Tensor, index: Tensor, offsets: Tensor, entries: int) -> Tensor:
+def _backward_on_cpu(grad: Tensor, index: Tensor, offsets: Tensor | None, entries: int) -> Tensor:
     wide = grad if grad.dtype == torch.float64 else grad.float()
+    offsets = torch.tensor([0, entries]) if offsets is None else offsets
     dweight = wide.new_empty(entries, grad.size(1))
     cpu.backward(wide.contiguous().numpy(), index.numpy(), offsets.numpy(), dweight.numpy())
     return dweight.to(grad.dtype)
@@ -59,8 +60,9 @@ _forward = operator(
     cuda=_on_cuda,
     fake=lambda index, offsets, weight: weight.new_empty(index.size(0), weight.size(1)),
 )
-_backward = operator(
-    "table_sum_backward(Tensor grad, Tensor index, Tensor offsets, SymInt entries) -> Tensor",
+# By table and index; of one table where there are no offsets.
+table_gradient = operator(
+    "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt entries) -> Tensor",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,
     fake=lambda grad, index, offsets, entries: grad.new_empty(entries, grad.size(1)),
@@ -80,7 +82,7 @@ class TableSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         index, offsets = ctx.saved_tensors
-        return None, None, _backward(grads[0], index, offsets, ctx.entries)
+        return None, None, table_gradient(grads[0], index, offsets, ctx.entries)
 
 
 def table_sum(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:

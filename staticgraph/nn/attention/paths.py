@@ -14,8 +14,12 @@ from torch import Tensor
 
 from staticgraph.kernels.dropout_sum import draw_seed
 from staticgraph.kernels.graph_attention import graph_attention
+from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.varlen_attention import varlen_attention
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.choosing import device_type
+from staticgraph.nn.context.leaf import leaf, leaves
+from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.sizes.attention import Setting
 
 
@@ -47,16 +51,19 @@ def attend(context: BatchContext, attn: torch.nn.MultiheadAttention, x: Tensor) 
     rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
     setting = setting_of(
         attn,
-        rows.device.type,
+        device_type(rows) if context.kernels else rows.device.type,
         rows.dtype,
         attn.training,
         torch.compiler.is_compiling(),
-        context.kernels,
+        context.kernels or leaves(),
     )
     name = context.attention_path(setting).name
     if name == "kernel":
         seed = draw_seed(rows.device) if setting.dropout else None
         return attn.out_proj(by_kernel(context, attn, rows, setting.dropout, seed, 0))
+    plain = attn.bias_k is None and not attn.add_zero_attn
+    if plain and leaves() and name in ("dense", "size-classed"):
+        return attn.out_proj(by_blocks(context, name, attn, rows, setting.dropout))
     qkv = rows.unflatten(-1, (3, attn.num_heads, -1))
     if name == "flex":
         out = _flex(context, qkv)
@@ -85,6 +92,48 @@ def by_kernel(
         seed=seed,
         site=site,
     )
+
+
+def by_blocks(
+    context: BatchContext,
+    name: str,
+    attn: torch.nn.MultiheadAttention,
+    rows: Tensor,
+    dropout: float,
+) -> Tensor:
+    """``[N, 3 * C]`` -> ``[N, C]``: as :func:`_blocked`, by this library's own gathers."""
+    layout = context.classed(name)
+    masks = context.once(("attention masks", name, rows.dtype), lambda: _added(layout, rows.dtype))
+    places = (layout.node_of_place, layout.place_of_node)
+    shapes = [(block.graphs, block.width) for block in layout.blocks]
+    return attend_blocks(rows, *places, masks, shapes, attn.num_heads, dropout)
+
+
+@leaf
+def attend_blocks(
+    rows: Tensor,
+    node_of_place: Tensor,
+    place_of_node: Tensor,
+    masks: list[Tensor],
+    shapes: list[tuple[int, int]],
+    heads: int,
+    dropout: float,
+) -> Tensor:
+    """Attention of ``rows`` ``[N, 3 * C]`` in blocks of ``shapes`` (graphs, width), each with a
+    mask that is added to its scores; ``[N, C]``."""
+    blocks = qkv_blocks(rows, node_of_place, place_of_node, shapes, heads)
+    outs = [
+        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        for (q, k, v), mask in zip(blocks, masks, strict=True)
+    ]
+    return nodes_of_blocks(outs, place_of_node, node_of_place)
+
+
+def _added(layout: ClassedLayout, dtype: torch.dtype) -> list[Tensor]:
+    """A layout's masks as what is added to scores: attention makes it of a boolean mask in every
+    layer, here it is made once for all."""
+    masks = [attendable[:, None, None, :] for attendable in layout.attendable]
+    return [torch.zeros_like(m, dtype=dtype).masked_fill(~m, -torch.inf) for m in masks]
 
 
 def _blocked(

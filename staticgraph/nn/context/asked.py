@@ -33,6 +33,8 @@ class Asked:
         unknown: leading sizes that were asked about and belong to nothing in the batch, each with
             the layer that asked.
         norms: of each norm over rows of the batch, the level, where rows are one value each.
+        uncounted: norms over rows of which the host does not know how many are real, as those that
+            a pool chose, where rows are one value each.
         apart: norms over tensors of the model's own.
     """
 
@@ -40,6 +42,7 @@ class Asked:
         self._stems = stems
         self.unknown: dict[int, torch.nn.Module | None] = {}
         self.norms: dict[torch.nn.Module, set[str]] = {}
+        self.uncounted: set[torch.nn.Module] = set()
         self.apart: set[torch.nn.Module] = set()
 
     def size(self, size: int) -> None:
@@ -49,8 +52,11 @@ class Asked:
     def norm(self, norm: torch.nn.Module, value: Tensor, known: bool, level: str | None) -> bool:
         """Notes a norm over a tensor; True where the tensor is the model's own."""
         if known:
-            if level is not None and value[0].numel() == value.shape[1]:
-                self.norms.setdefault(norm, set()).add(level)
+            if value[0].numel() == value.shape[1]:
+                if level is None:
+                    self.uncounted.add(norm)
+                else:
+                    self.norms.setdefault(norm, set()).add(level)
             return False
         if self._stems is None:
             raise NeedsStems

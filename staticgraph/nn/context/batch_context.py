@@ -43,10 +43,10 @@ class BatchContext:
         self.kernels = False
         self.all_kernels = False
 
-    def enter(self, batch: StaticBatch) -> None:
+    def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
-        present before is so again."""
-        bind(self, batch, rows_of_batch(batch))
+        present before is so again. With ``leaves`` the forward is traced to be rewritten."""
+        bind(self, batch, rows_of_batch(batch), leaves)
 
     def leave(self) -> None:
         """Ends the last :meth:`enter` of this context in this thread; nothing where there is
@@ -109,12 +109,33 @@ class BatchContext:
             raise AssertionError(f"{size} rows are {known.what} already, not {rows.what}")
         self._rows[size] = rows
 
-    def free_size(self, at_least: int) -> int:
-        """The smallest row count from ``at_least`` on that means nothing yet."""
-        assert self._rows is not None
+    def free_size(self, at_least: int, asker: torch.nn.Module) -> int:
+        """The smallest row count from ``at_least`` on that means nothing yet; where a backward runs
+        a layer again (activation checkpointing), the one that it had in the forward.
+
+        Args:
+            at_least: the fewest rows.
+            asker: the layer that makes such rows, and registers them before it asks again.
+
+        Raises:
+            NotStatic: in a backward, of a layer that was called more than once over as many rows.
+        """
+        binding = present()
+        assert binding is not None
+        given = binding.made.setdefault(("free size", asker, at_least), [])
+        if binding.again and given:
+            if len(given) > 1:
+                raise NotStatic(
+                    f"{type(asker).__name__.removeprefix('Static')} ran {len(given)} times over as "
+                    "many rows in one forward, and backward runs it again (activation "
+                    "checkpointing), where the calls cannot be told apart: give each call a layer "
+                    "of its own, or leave them out of the checkpointed block"
+                )
+            return given[0]
         size = at_least
-        while size in self._rows:
+        while size in binding.rows:
             size += 1
+        given.append(size)
         return size
 
     def may_become(self, size: int, what: str) -> bool:
@@ -124,10 +145,54 @@ class BatchContext:
         known = self._rows.get(size)
         return known is None or known.what == what
 
+    def lay_out(self, groups: int, width: int, places: Callable[[], Tensor] | None = None) -> None:
+        """Says that tensors of leading size ``groups * width`` may be blocks laid out flat, as a
+        norm over ``x.view(groups * width, -1)`` gets them.
+
+        Args:
+            groups: the batch's graphs, or what stands for them.
+            width: places in each.
+            places: gives ``[groups, width]`` bool, the places that plain PyG's block would have;
+                all of real groups where None. Called if a norm asks.
+        """
+        rows = self._known_rows(groups)
+        if rows is None:
+            return
+
+        def make() -> Rows:
+            mask = rows.mask[:, None].expand(groups, width)
+            mask = mask if places is None else mask & places()
+            return Rows("places of a dense block", mask.reshape(-1), groups)
+
+        self._made["places", groups * width] = make
+
+    def _known_rows(self, size: int) -> Rows | None:
+        """What is registered of a size, or a dense block laid out flat."""
+        assert self._rows is not None
+        rows = self._rows.get(size)
+        if rows is None and ("places", size) in self._made:
+            rows = self._rows[size] = self._made["places", size]()
+        return rows
+
+    def _check_apart_from_places(self, size: int) -> None:
+        """Refuses to tell rows of the batch from a dense block of as many places.
+
+        Raises:
+            NotStatic: a size is both.
+        """
+        assert self._rows is not None
+        rows = self._rows.get(size)
+        if rows is not None and rows.counted and ("places", size) in self._made:
+            raise NotStatic(
+                f"{size} rows are {rows.what} in this bucket, and a dense block laid out flat has "
+                "as many places, so which of them a norm runs over cannot be told: plan with "
+                "another number of rows (raise the capacity by 1)"
+            )
+
     def find_rows(self, size: int) -> Rows | None:
         """What tensors of this leading size are, or None."""
         assert self._rows is not None
-        rows, noted = self._rows.get(size), asked()
+        rows, noted = self._known_rows(size), asked()
         if noted is not None:
             if rows is None:
                 noted.size(size)
@@ -165,9 +230,10 @@ class BatchContext:
         """
         assert self._rows is not None
         noted = asked()
+        self._check_apart_from_places(value.shape[0])
         if noted is None:
             return None if getattr(norm, APART, False) else self.rows_of(value)
-        rows = self._rows.get(value.shape[0])
+        rows = self._known_rows(value.shape[0])
         if noted.norm(norm, value, rows is not None, rows and rows.counted):
             return None
         return self.rows_of(value)

@@ -74,6 +74,11 @@ class DenseLayout(NamedTuple):
         place_of_node = torch.where(inside, owner * width + within, graphs * width)
         return cls(graphs, width, node_of_place.view(-1), place_of_node, occupied)
 
+    def reached(self) -> Tensor:
+        """``[1, M]`` bool: places that the largest group reaches, as wide as PyG's own block is."""
+        widest = self.occupied.sum(1).max().clamp(min=1)
+        return (torch.arange(self.width, device=self.occupied.device) < widest)[None]
+
     @property
     def attendable(self) -> Tensor:
         """``[graphs, M]`` bool: real nodes, and the first place of a graph that has none, so that

@@ -41,12 +41,32 @@ class Binding:
         blocks: dense blocks by their shape.
         before: what was bound in this thread when it was entered.
         task: the backward inside of which it was entered; -1 for none.
+        leaves: whether the forward is traced to be rewritten; see
+            :mod:`staticgraph.nn.context.leaf`.
+        again: what runs is a part of a forward that has ended, in its backward.
     """
 
-    __slots__ = ("__weakref__", "batch", "before", "blocks", "context", "made", "rows", "task")
+    __slots__ = (
+        "__weakref__",
+        "again",
+        "batch",
+        "before",
+        "blocks",
+        "context",
+        "leaves",
+        "made",
+        "rows",
+        "task",
+    )
 
     def __init__(
-        self, context: Any, batch: StaticBatch, rows: Any, before: Binding | None, task: int
+        self,
+        context: Any,
+        batch: StaticBatch,
+        rows: Any,
+        before: Binding | None,
+        task: int,
+        leaves: bool = False,
     ) -> None:
         self.context = context
         self.batch = batch
@@ -55,6 +75,8 @@ class Binding:
         self.blocks: dict[Any, Any] = {}
         self.before = before
         self.task = task
+        self.leaves = leaves
+        self.again = False
 
 
 class _Here(threading.local):
@@ -78,10 +100,10 @@ def present() -> Binding | None:
     return _OF_TASK.get(task, binding)
 
 
-def bind(context: Any, batch: StaticBatch, rows: Any) -> None:
+def bind(context: Any, batch: StaticBatch, rows: Any, leaves: bool = False) -> None:
     """Makes a batch the present one of this thread."""
     task = -1 if torch.compiler.is_compiling() else _graph_task()
-    _HERE.binding = Binding(context, batch, rows, _HERE.binding, task)
+    _HERE.binding = Binding(context, batch, rows, _HERE.binding, task, leaves)
 
 
 def unbind(context: Any) -> None:
@@ -126,6 +148,7 @@ def remember(results: list[Tensor]) -> None:
     batch = StaticBatch(binding.batch.layout, arrays, binding.batch.real)
     kept = Binding(binding.context, batch, binding.rows, None, -1)
     kept.made, kept.blocks = binding.made, binding.blocks
+    kept.again = True
 
     def enter(_: Tensor) -> None:
         _OF_TASK[_graph_task()] = kept

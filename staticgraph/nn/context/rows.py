@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
-from staticgraph.schema import Axis
+from staticgraph.schema import EDGE_INDEX, Axis
 
 
 class Rows(NamedTuple):
@@ -60,12 +60,22 @@ def rows_of_batch(batch: StaticBatch) -> dict[int, Rows]:
             rows[edges] = rows[edges]._replace(groups=nodes)
     else:
         widest = batch.capacity.max_graph_nodes
-        rows[batch.num_edges] = Rows("edges", batch.edge_mask, batch.num_nodes, "edge")
+        rows[batch.num_edges] = _rows_of_edges(batch)
         rows[batch.num_nodes] = Rows("nodes", batch.node_mask, graphs, "node", widest)
     for axis in schema.axes:
         rows[batch.capacity.rows(axis.name)] = _rows_of_axis(batch, axis)
     rows[graphs] = Rows("graphs", batch.graph_mask, None, "graph")
     return rows
+
+
+def _rows_of_edges(batch: StaticBatch) -> Rows:
+    """Edges of one kind; where they join two levels no number of nodes is that of both."""
+    schema = batch.layout.schema
+    groups, ends = batch.num_nodes, None
+    if schema.two_sided:
+        source, target = schema[EDGE_INDEX].counts
+        groups, ends = batch.capacity.rows(target), None if source == target else 0
+    return Rows("edges", batch.edge_mask, groups, "edge", ends=ends)
 
 
 def _rows_of_axis(batch: StaticBatch, axis: Axis) -> Rows:

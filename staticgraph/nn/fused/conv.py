@@ -10,7 +10,8 @@ from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAG
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_max import neighbour_max
-from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
+from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.fused.encoder import Folded, folded, written_out
 from staticgraph.nn.fused.layer import Fused, unhooked
 
@@ -105,7 +106,7 @@ class FusedGINEConv(Fused, GINEConv):
         if self.lin is not None:
             edge = self.lin(edge_attr)
         elif self.aggr != "max" and (fold := folded(edge_attr)) is not None:
-            edge, code = fold
+            edge, code, _ = fold
         if edge.size(-1) != x.size(-1):
             return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
         return self.nn(_with_self(self, batch, x, edge, code=code, transform="relu_add"))
@@ -119,24 +120,29 @@ class FusedGINEConv(Fused, GINEConv):
         if not plain or edges is None or obstacle(self, batch, x, edge_index, None) is not None:
             return None
         fold = folded(edges)
-        rows, code = (edges, None) if fold is None else fold
+        rows, code, each = (edges, None, None) if fold is None else fold
         assert batch is not None
         assert isinstance(rows, Tensor)
         if rows.size(-1) != x.size(-1):
             return None
         self.use(None)
+        if code is not None and each is None and more and device_type(x) != "cpu":
+            each = each_edge(rows, code)  # a CPU adds up by entry in the same loop
         found = neighbour_sum_handed_on(
             x,
             rows,
             *_pointers(batch),
             edge_too=more,
             code=code,
+            each=each,
             self_eps=self.eps,
             transform="relu_add",
             mean=self.aggr == "mean",
         )
         assert found.edge is not None
-        after = found.edge if code is None else Folded(found.edge, code)
+        after: Tensor | Folded = found.edge
+        if code is not None:
+            after = Folded(found.edge, code) if each is None else Folded(rows, code, found.edge)
         return self.nn(found.out), found.x, after
 
 

@@ -39,10 +39,13 @@ class Folded(NamedTuple):
     Attributes:
         rows: ``[V, F]``.
         code: ``[E]`` int64, the row of each edge.
+        each: as :func:`staticgraph.kernels.neighbour_sum.each_edge` gives it, where gradients of
+            several layers are added up edge by edge.
     """
 
     rows: Tensor
     code: Tensor
+    each: Tensor | None = None
 
     @property
     def value(self) -> Tensor:

@@ -20,6 +20,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segments import segment_sum
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.fused.conv import SUM, obstacle
 from staticgraph.nn.fused.layer import Fused
 
@@ -40,7 +41,7 @@ class _Attending(Fused):
         reason = obstacle(self, self.batch, x, edge_index, size, node_dim=0, aggr=SUM)
         if reason is not None:
             return reason
-        on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
+        on_cpu = isinstance(x, Tensor) and device_type(x) == "cpu"
         if on_cpu and not self._staticgraph.all_kernels:
             return SLOWER_ON_CPU
         if returned is not None:

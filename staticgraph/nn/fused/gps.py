@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
-from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
-from staticgraph.nn.attention.paths import attend, by_kernel, setting_of
-from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.nn.attention.paths import attend, by_blocks, by_kernel, setting_of
+from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.fused.conv import handing_on
 from staticgraph.nn.fused.encoder import Folded, written_out
@@ -74,9 +73,11 @@ class FusedGPSConv(Fused, StaticGPSConv):
         local = None
         if self.conv is not None:
             local, x, edges = handing_on(self.conv, x, edge_index, edges, more)
-        out = self._normed(second, attended, x, None, 0)
-        if local is not None:
-            out = self._normed(first, local, x, out, 1)
+        if local is None:
+            out, _ = self._normed(second, attended, x, None, 0)
+        else:
+            out, x = self._normed(second, attended, x, None, 0, more=True)
+            out, _ = self._normed(first, local, x, out, 1)
         mlp = self.mlp
         if isinstance(mlp, FusedSequential):
             h, out = mlp.handing_on(out)
@@ -97,16 +98,24 @@ class FusedGPSConv(Fused, StaticGPSConv):
         return None
 
     def _normed(
-        self, norm: FusedBatchNorm1d, h: Tensor, x: Tensor, residual: Tensor | None, site: int
-    ) -> Tensor:
-        """``residual + norm(dropout(h) + x)``."""
+        self,
+        norm: FusedBatchNorm1d,
+        h: Tensor,
+        x: Tensor,
+        residual: Tensor | None,
+        site: int,
+        more: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """``residual + norm(dropout(h) + x)``, and ``x`` to be read from now on, if ``more``."""
         p = self.dropout
-        if not self.training or not p:
-            return norm.joined(h, addend=x, residual=residual)
-        if p >= 1:
+        if self.training and 0 < p < 1:
+            dropped = self.dropped(h, site, p, residual=x)
+            return norm.joined(dropped, residual=residual), x
+        if self.training and p:
             h = F.dropout(h, p=p)
-            return norm.joined(h, addend=x, residual=residual)
-        return norm.joined(self.dropped(h, site, p, residual=x), residual=residual)
+        if more:
+            return norm.handing_on(h, x, residual)
+        return norm.joined(h, addend=x, residual=residual), x
 
     def _attended(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, C]`` -> ``[N, C]``: multi-head attention among the nodes of each graph; and ``x``,
@@ -114,7 +123,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
         attn, context = self.attn, self._staticgraph
         assert isinstance(attn, torch.nn.MultiheadAttention)
         setting = setting_of(
-            attn, x.device.type, x.dtype, attn.training, torch.compiler.is_compiling(), True
+            attn, device_type(x), x.dtype, attn.training, torch.compiler.is_compiling(), True
         )
         name = context.attention_path(setting).name
         if name == "kernel":
@@ -125,22 +134,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
             return product(out, attn.out_proj.weight, attn.out_proj.bias), x
         if name not in ("dense", "size-classed"):
             return attend(context, attn, x), x
-        layout = context.classed(name)
         rows, x = product_handing_on(x, attn.in_proj_weight, attn.in_proj_bias)
-        shapes = [(block.graphs, block.width) for block in layout.blocks]
-        blocks = qkv_blocks(
-            rows, layout.node_of_place, layout.place_of_node, shapes, attn.num_heads
-        )
-        masks = context.once(
-            ("attention masks", name, rows.dtype), lambda: _added(layout, rows.dtype)
-        )
-        outs = [
-            F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=attn.dropout if self.training else 0.0
-            )
-            for (q, k, v), mask in zip(blocks, masks, strict=True)
-        ]
-        back = nodes_of_blocks(outs, layout.place_of_node, layout.node_of_place)
+        back = by_blocks(context, name, attn, rows, attn.dropout if self.training else 0.0)
         return product(back, attn.out_proj.weight, attn.out_proj.bias), x
 
 
@@ -150,10 +145,3 @@ def _inner(norm: torch.nn.Module | None) -> FusedBatchNorm1d | None:
         return None
     inner = norm.module
     return inner if isinstance(inner, FusedBatchNorm1d) and unhooked(norm) else None
-
-
-def _added(layout: ClassedLayout, dtype: torch.dtype) -> list[Tensor]:
-    """A layout's masks as what is added to scores: attention makes it of a boolean mask in every
-    layer, here it is made once for all."""
-    masks = [attendable[:, None, None, :] for attendable in layout.attendable]
-    return [torch.zeros_like(m, dtype=dtype).masked_fill(~m, -torch.inf) for m in masks]

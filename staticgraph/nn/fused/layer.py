@@ -8,6 +8,7 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.leaf import leaves
 
 
 class Fused:
@@ -49,6 +50,8 @@ class Fused:
         """
         if not torch.compiler.is_compiling():
             self.stock_reason = reason
+        elif leaves():  # the traced graph is rewritten, which knows more than the class
+            return False
         return reason is None
 
 

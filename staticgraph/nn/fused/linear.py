@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from staticgraph.kernels.linear import available, linear, linear_handed_on
+from staticgraph.nn.context.choosing import any_size, device_type
+from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.fused.layer import Fused, unhooked
 
 # Multiplications below which the stock layer's smaller overhead wins; see docs/kernels.md.
@@ -22,20 +24,20 @@ class FusedLinear(Fused, torch.nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.use(self._obstacle(input)):
             return super().forward(input)
-        return linear(*autocast(input, self.weight, self.bias))
+        return linear(input, self.weight, self.bias, dtype=autocast(input))
 
     def handing_on(self, input: Tensor, relu: bool) -> tuple[Tensor, Tensor] | None:
         """The layer, with ReLU if asked, and its input to be read from now on; None where stock
         code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
-        return handed_on(input, self.weight, self.bias, relu)
+        return linear_handed_on(input, self.weight, self.bias, relu=relu, dtype=autocast(input))
 
     def with_relu(self, input: Tensor) -> Tensor | None:
         """ReLU of the layer in one operator; None where stock code or hooks must run."""
         if not unhooked(self) or not self.use(self._obstacle(input)):
             return None
-        return linear(*autocast(input, self.weight, self.bias), relu=True)
+        return linear(input, self.weight, self.bias, relu=True, dtype=autocast(input))
 
     def _obstacle(self, input: Tensor) -> str | None:
         if self.batch is None:
@@ -45,8 +47,8 @@ class FusedLinear(Fused, torch.nn.Linear):
 
 def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
     """Why a product runs as torch's own; None where ours gains."""
-    device = input.device.type
-    cast = torch.is_autocast_enabled(device)
+    device = device_type(input)
+    cast = torch.is_autocast_enabled(input.device.type)
     if input.dim() != 2 or (input.dtype != weight.dtype and not cast):
         return "only matrices of the weight's dtype have a fused form"
     if device != "cpu":
@@ -58,30 +60,16 @@ def linear_obstacle(input: Tensor, weight: Tensor) -> str | None:
         return "a compiled step on a CPU does as well by itself"
     if input.dtype != torch.float32:
         return "on a CPU only float32 has a fused form"
-    if input.numel() * weight.size(0) < SMALL:
+    if input.numel() * weight.size(0) < SMALL and not any_size():
         return "too small to gain"
     return None if available() else "this torch has no mkldnn._linear_pointwise"
 
 
-def autocast(
-    x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast would give torch's own linear layer; our operator is none that it knows."""
+def autocast(x: Tensor) -> torch.dtype:
+    """What autocast would give torch's own linear layer; our operator is none that it knows, and
+    casts as it reads."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return x, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def handed_on(
-    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The layer, and ``x`` to be read from now on; as it is where the layer reads a cast of it."""
-    given, weight, bias = autocast(x, weight, bias)
-    if given.dtype != x.dtype:
-        return linear(given, weight, bias, relu=relu), x
-    return linear_handed_on(given, weight, bias, relu=relu)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class FusedSequential(Fused, torch.nn.Sequential):
@@ -98,7 +86,7 @@ class FusedSequential(Fused, torch.nn.Sequential):
                 joined = module.with_relu(input)
             if joined is not None:
                 input = joined
-            elif self.batch is not None and input.dim() == 2 and _drops(module):
+            elif self.batch is not None and not leaves() and input.dim() == 2 and _drops(module):
                 input = self.dropped(input, at, module.p)
             else:
                 input = module(input)
@@ -131,12 +119,12 @@ def _relu_follows(modules: list[torch.nn.Module], at: int) -> bool:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear layer without a module."""
     if linear_obstacle(x, weight) is None:
-        return linear(*autocast(x, weight, bias))
+        return linear(x, weight, bias, dtype=autocast(x))
     return F.linear(x, weight, bias)
 
 
 def product_handing_on(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same, and ``x`` to be read from now on."""
     if linear_obstacle(x, weight) is None:
-        return handed_on(x, weight, bias)
+        return linear_handed_on(x, weight, bias, dtype=autocast(x))
     return F.linear(x, weight, bias), x

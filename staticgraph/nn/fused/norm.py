@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm import Running, batch_norm
+from staticgraph.kernels.batch_norm import Running, batch_norm, batch_norm_handed_on
 from staticgraph.nn.fused.layer import Fused
-from staticgraph.nn.norm.batch_norm import MaskedBatchNorm1d, check_not_single
-
-COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
+from staticgraph.nn.norm.batch_norm import COUNTED, MaskedBatchNorm1d, check_not_single
 
 
 class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
@@ -26,6 +24,44 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
         residual: Tensor | None = None,
     ) -> Tensor:
         """``residual + relu(norm(input + addend))``; all but the norm where asked for."""
+        count = self._count(input)
+        if count is None:
+            input = input if addend is None else input + addend
+            out = MaskedBatchNorm1d.forward(self, input)
+            out = out.relu() if relu else out
+            return out if residual is None else residual + out
+        return batch_norm(
+            input,
+            self.weight,
+            self.bias,
+            count,
+            eps=self.eps,
+            relu=relu,
+            addend=addend,
+            residual=residual,
+            running=self._running(),
+        )[0]
+
+    def handing_on(
+        self, input: Tensor, addend: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``residual + norm(input + addend)``, and the addend to be read from now on."""
+        count = self._count(input)
+        if count is None:
+            return self.joined(input, addend=addend, residual=residual), addend
+        return batch_norm_handed_on(
+            input,
+            addend,
+            self.weight,
+            self.bias,
+            count,
+            eps=self.eps,
+            residual=residual,
+            running=self._running(),
+        )
+
+    def _count(self, input: Tensor) -> Tensor | None:
+        """How many rows are real; None where the stock code must run."""
         batch, count = self.batch, None
         if batch is None:
             reason = "no batch is bound: it ran outside the runner"
@@ -39,23 +75,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
                 check_not_single(input, self._staticgraph.real_rows(rows))
                 count = getattr(batch, COUNTED[rows.counted])
             reason = None if count is not None else "rows that are not the batch's own"
-        if not self.use(reason):
-            input = input if addend is None else input + addend
-            out = MaskedBatchNorm1d.forward(self, input)
-            out = out.relu() if relu else out
-            return out if residual is None else residual + out
-        assert count is not None
-        return batch_norm(
-            input,
-            self.weight,
-            self.bias,
-            count,
-            eps=self.eps,
-            relu=relu,
-            addend=addend,
-            residual=residual,
-            running=self._running(),
-        )[0]
+        return count if self.use(reason) else None
 
     def _running(self) -> Running | None:
         """What moves along in training."""

@@ -11,13 +11,30 @@ the real rows of all ranks, so that a rank with a half-empty batch weighs half.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
+from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.leaf import leaf, leaves
+
+# Of the counts that a batch carries, the one that says how many rows of a level are real.
+COUNTED = {"node": "num_real_nodes", "edge": "num_real_edges", "graph": "num_real_graphs"}
+
+# A buffer of a norm over rows that a pool chose: True once there was one real row. Not part of the
+# model's state.
+SINGLE = "_staticgraph_single"
+
+
+def flag_single_rows(norm: torch.nn.Module, device: torch.device) -> None:
+    """Gives a norm its flag, at an address that stays, where it has none."""
+    if norm._buffers.get(SINGLE) is None:
+        flag = torch.zeros((), dtype=torch.bool, device=device)
+        norm.register_buffer(SINGLE, flag, persistent=False)
 
 
 def _shapes(input: Tensor) -> tuple[list[int], tuple[int, ...]]:
@@ -70,6 +87,8 @@ def _update_running(
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     seen = count > 1
+    if (flag := getattr(norm, SINGLE, None)) is not None:
+        flag.logical_or_(count == 1)
     norm.num_batches_tracked.add_(seen)
     running = norm.running_mean.dtype
     factor = seen.to(running)
@@ -117,12 +136,41 @@ def _over_real_rows(
     rows = context.real_rows(found)
     check_not_single(input, rows)
     if rows is None or rows < 2:
+        if leaves() and found.counted in COUNTED and input.dim() == 2 and norm.weight is not None:
+            return _as_leaf(norm, input, getattr(context.present, COUNTED[found.counted]))
         return masked_batch_norm(norm, input, found.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
     # runs over just those: 0.23 ms forward and backward over 3,000 rows of 64 columns where the
     # masked arithmetic takes 1.5 (one CPU core, 2026-11-20).
     out = stock(input[:rows])
     return F.pad(out, (*(0, 0) * (out.dim() - 1), 0, len(input) - rows))
+
+
+@leaf
+def normed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
+    eps: float,
+) -> Tensor:
+    """BatchNorm of ``x`` ``[R, F]`` over its first ``count`` rows, as :func:`masked_batch_norm`,
+    by one operator; moves the running statistics that are given."""
+    running = None
+    if mean is not None and var is not None and tracked is not None:
+        running = Running(mean, var, tracked, momentum)
+    return batch_norm(x, weight, bias, count, eps=eps, running=running)[0]
+
+
+def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: Tensor) -> Tensor:
+    moved = (None, None, None)
+    if norm.training and norm.running_mean is not None:
+        moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    return normed(input, norm.weight, norm.bias, count, *moved, norm.momentum, norm.eps)
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
@@ -206,12 +254,21 @@ class MaskedPygBatchNorm(BatchNorm):
         return torch.where(single, torch.where(mask[:, None], as_alone, 0), out)
 
 
-def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
-    """The sum over all ranks, with its derivative (which is the sum of theirs)."""
-    import torch.distributed.nn.functional as dist
+class _Summed(torch.autograd.Function):
+    """The sum over all ranks; its derivative is the sum of theirs."""
 
-    if not value.is_floating_point():
-        value = value.clone()
-        torch.distributed.all_reduce(value, group=group)
-        return value
-    return dist.all_reduce(value, group=group)
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = value.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Summed.apply(grads[0], ctx.group), None
+
+
+def _summed(value: Tensor, group: torch.distributed.ProcessGroup) -> Tensor:
+    """The sum over all ranks, with its derivative."""
+    return _Summed.apply(value, group)  # pyright: ignore[reportReturnType]

@@ -68,6 +68,7 @@ def static_diff_pool(
         return _stock_diff_pool(x, adj, s, mask, normalize)
     block = _Block(real, x, adj, mask)
     s = torch.softmax(s, dim=-1) * block.mask
+    context.lay_out(s.size(0), s.size(2))
     link = torch.where(real[:, None, None], block.adj - s @ s.transpose(1, 2), 0)
     link_loss = torch.linalg.vector_norm(link)
     if normalize:
@@ -89,6 +90,7 @@ def static_mincut_pool(
         return _stock_mincut_pool(x, adj, s, mask, temp)
     block = _Block(real, x, adj, mask)
     s = torch.softmax(s / temp, dim=-1) * block.mask
+    context.lay_out(s.size(0), s.size(2))
     out, out_adj = _pooled(block, s)
     inside = (s.square() * block.adj.sum(2, keepdim=True)).sum((1, 2))
     cut = -(_trace(out_adj) / inside)
@@ -119,6 +121,7 @@ class StaticDMoNPooling(DMoNPooling):
         block = _Block(real, x, adj, mask)
         s = F.dropout(self.mlp(x), self.dropout, training=self.training)
         s = torch.softmax(s, dim=-1) * block.mask
+        self._staticgraph.lay_out(s.size(0), s.size(2))
         out, out_adj = _pooled(block, s)
         degrees = block.adj.sum(2, keepdim=True) * block.mask
         edges = degrees.sum((1, 2)) / 2

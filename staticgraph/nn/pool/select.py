@@ -98,14 +98,14 @@ def _pool(
         )
     groups = context.size_for(batch)
     scores = _scores(layer.select, attn, batch, groups)
-    selection, rows = _select(context, scores, batch, groups, layer.select)
+    selection, rows = _select(context, scores, batch, groups, layer)
     perm, count = selection.perm, len(selection.perm)
     context.register(count, rows)
     score = torch.where(rows.mask, scores[perm], 0)
     x = torch.where(rows.mask.view(-1, *(1,) * (x.dim() - 1)), x[perm], 0)
     x = x * score.view(-1, 1)
     x = layer.multiplier * x if layer.multiplier != 1 else x
-    edge_index, edge_attr = _keep_edges(context, selection, edge_index, edge_attr)
+    edge_index, edge_attr = _keep_edges(context, selection, edge_index, edge_attr, layer)
     return x, edge_index, edge_attr, batch[perm], perm, score
 
 
@@ -120,8 +120,13 @@ def _scores(select: SelectTopK, attn: Tensor, batch: Tensor, groups: int) -> Ten
 
 
 def _select(
-    context: BatchContext, scores: Tensor, batch: Tensor, groups: int, select: SelectTopK
+    context: BatchContext,
+    scores: Tensor,
+    batch: Tensor,
+    groups: int,
+    layer: TopKPooling | SAGPooling,
 ) -> tuple[Selection, Rows]:
+    select = layer.select
     nodes = context.rows_of(batch)
     if nodes.widest is None:
         raise NotStatic(f"a pool over {nodes.what} has no bound on how many belong together")
@@ -134,7 +139,7 @@ def _select(
         assert select.ratio is not None
         kept, order = _best(scores, batch, groups, select.ratio, nodes.mask)
         most, widest = _most(select.ratio, len(scores), groups, nodes.widest)
-    count = context.free_size(most + 1)  # and one row for padding
+    count = context.free_size(most + 1, layer)  # and one row for padding
     # Kept nodes, in order, to the front; the others write a row that is cut off.
     first = kept[order]
     place = torch.where(first, first.cumsum(0) - 1, count)
@@ -173,13 +178,17 @@ def _most(ratio: float, nodes: int, groups: int, widest: int) -> tuple[int, int]
 
 
 def _keep_edges(
-    context: BatchContext, selection: Selection, edge_index: Tensor, edge_attr: Tensor | None
+    context: BatchContext,
+    selection: Selection,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    layer: TopKPooling | SAGPooling,
 ) -> tuple[Tensor, Tensor | None]:
     """The edges between kept nodes, first and in their order; the rest joins the last node."""
     edges, nodes = edge_index.size(1), len(selection.perm)
     real = context.mask_of(edge_index[0])
     kept = real & selection.kept[edge_index[0]] & selection.kept[edge_index[1]]
-    count = context.free_size(edges + 1)
+    count = context.free_size(edges + 1, layer)
     place = torch.where(kept, kept.cumsum(0) - 1, count)
     moved = selection.place[edge_index]
     out_index = moved.new_full((2, count + 1), nodes - 1).index_copy(1, place, moved)[:, :count]

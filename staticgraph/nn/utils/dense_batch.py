@@ -59,6 +59,7 @@ def static_to_dense_batch(
     block = context.block(batch, groups, width)
     dense = block.to_dense(x)
     mask = block.occupied
+    context.lay_out(groups, width, None if max_num_nodes is not None else block.reached)
     rows = context.find_rows(groups)
     if rows is not None:
         first = torch.arange(width, device=mask.device) == 0

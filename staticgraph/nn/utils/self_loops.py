@@ -28,6 +28,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 
 from staticgraph.nn.context.batch_context import BatchContext, Rows
 from staticgraph.nn.context.dispatch import stock
+from staticgraph.nn.context.leaf import leaf, leaves
 
 Edges = tuple[Tensor, Tensor | None]
 WITHOUT = "edges without self-loops"
@@ -59,9 +60,30 @@ def static_add_self_loops(
         own: Callable[..., Edges] = _stock_add_self_loops
         return own(edge_index, edge_attr, fill_value, num_nodes)
     nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
-    out_index, out_attr = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
     rows = context.find_rows(edge_index.size(1))
+    known = rows is not None and context.find_rows(nodes) is not None
+    if leaves() and known and _plain_fill(fill_value):
+        assert rows is not None
+        size = _size_of(context, WITH, edge_index.size(1) + nodes)
+        _register(context, rows, nodes, size)
+        return loops_added(edge_index, edge_attr, fill_value, nodes, size)
+    out_index, out_attr = _stock_add_self_loops(edge_index, edge_attr, fill_value, nodes)
     return _registered_loops(context, rows, out_index, out_attr, nodes)
+
+
+def _plain_fill(value: Any) -> bool:
+    return value is None or isinstance(value, float | int | str)
+
+
+@leaf
+def loops_added(
+    edge_index: Tensor, edge_attr: Tensor | None, fill_value: Any, nodes: int, size: int
+) -> Edges:
+    """PyG's ``add_self_loops``; more edges of the last node follow up to ``size``."""
+    own: Callable[..., Edges] = _stock_add_self_loops
+    out_index, out_attr = own(edge_index, edge_attr, fill_value, nodes)
+    spared = _with_spare(out_index, size, nodes - 1)
+    return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
 
 
 def static_add_remaining_self_loops(
@@ -101,7 +123,54 @@ def static_gcn_norm(
     if edge_weight is not None and rows is not None:
         # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.
         edge_weight = torch.where(rows.mask, edge_weight, 1)
+    if leaves() and rows is not None and rows.counted == "edge":
+        return _gcn_normed(context, rows, edge_index, edge_weight, *args, **kwargs)
     return _stock_gcn_norm(edge_index, edge_weight, *args, **kwargs)
+
+
+def _gcn_normed(
+    context: BatchContext,
+    rows: Rows,
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = "source_to_target",
+    dtype: torch.dtype | None = None,
+) -> Edges:
+    nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
+    size = edge_index.size(1)
+    if add_self_loops:
+        size = _size_of(context, WITH, size + nodes)
+        loops = edge_index[0] == edge_index[1]
+        _register(context, rows._replace(mask=rows.mask & ~loops), nodes, size)
+    fill = 2.0 if improved else 1.0
+    return gcn_normed(
+        edge_index, edge_weight, rows.mask, nodes, fill, add_self_loops, flow, dtype, size
+    )
+
+
+@leaf
+def gcn_normed(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    edge_mask: Tensor,
+    nodes: int,
+    fill: float,
+    loops: bool,
+    flow: str,
+    dtype: torch.dtype | None,
+    size: int,
+) -> Edges:
+    """PyG's ``gcn_norm`` of edges of which those in ``edge_mask`` are real: one loop a node where
+    asked for, then more edges of the last node up to ``size``."""
+    if loops:
+        edge_index, edge_weight = _remaining(edge_index, edge_weight, edge_mask, fill, nodes)
+        edge_index = _with_spare(edge_index, size, nodes - 1)
+        if edge_weight is not None:
+            edge_weight = _with_spare_rows(edge_weight, size)
+    return _stock_gcn_norm(edge_index, edge_weight, nodes, False, False, flow, dtype)
 
 
 def static_functions() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -133,14 +202,28 @@ def without_self_loops(
     rows = context.find_rows(edges)
     loops = edge_index[0] == edge_index[1]
     size = _size_of(context, WITHOUT, edges + 1)
-    out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
     if rows is not None:
         mask = _with_spare_rows(rows.mask & ~loops, size)
         context.register(size, Rows(WITHOUT, mask, last + 1))
+        if leaves():
+            return loops_removed(edge_index, edge_attr, rows.mask, last, size)
+    out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
     if edge_attr is None:
         return out_index, None
     kept = _only(edge_attr, ~loops if rows is None else rows.mask & ~loops)
     return out_index, _with_spare_rows(kept, size)
+
+
+@leaf
+def loops_removed(
+    edge_index: Tensor, edge_attr: Tensor | None, edge_mask: Tensor, last: int, size: int
+) -> Edges:
+    """What :func:`without_self_loops` gives of edges of which those in ``edge_mask`` are real."""
+    loops = edge_index[0] == edge_index[1]
+    out_index = _with_spare(torch.where(loops, last, edge_index), size, last)
+    if edge_attr is None:
+        return out_index, None
+    return out_index, _with_spare_rows(_only(edge_attr, edge_mask & ~loops), size)
 
 
 def with_remaining_self_loops(
@@ -151,24 +234,35 @@ def with_remaining_self_loops(
     num_nodes: int,
 ) -> Edges:
     """One loop a node, which keeps the attribute of a loop that was there, as PyG's does."""
-    edges = edge_index.size(1)
+    rows = context.find_rows(edge_index.size(1))
+    mask = None if rows is None else rows.mask
+    out_index, out_attr = _remaining(edge_index, edge_attr, mask, fill_value, num_nodes)
+    if rows is not None:
+        rows = rows._replace(mask=rows.mask & (edge_index[0] != edge_index[1]))
+    return _registered_loops(context, rows, out_index, out_attr, num_nodes)
+
+
+def _remaining(
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    edge_mask: Tensor | None,
+    fill_value: Any,
+    num_nodes: int,
+) -> Edges:
     nodes = torch.arange(num_nodes, device=edge_index.device)
     loops = edge_index[0] == edge_index[1]
     moved = torch.where(loops, num_nodes - 1, edge_index)
     out_index = torch.cat([moved, nodes.expand(2, -1)], dim=1)
-    rows = context.find_rows(edges)
-    between, own = ~loops, loops
-    if rows is not None:
-        between, own = rows.mask & between, rows.mask & own
-        rows = rows._replace(mask=between)
     if edge_attr is None:
-        return _registered_loops(context, rows, out_index, None, num_nodes)
+        return out_index, None
+    between, own = ~loops, loops
+    if edge_mask is not None:
+        between, own = edge_mask & between, edge_mask & own
     loop_attr = compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
     owner = torch.where(own, edge_index[0], num_nodes)  # other edges write a row that is dropped
     spare = torch.cat([loop_attr, loop_attr.new_zeros(1, *loop_attr.shape[1:])])
     kept = spare.index_copy(0, owner, edge_attr)[:num_nodes]
-    out_attr = torch.cat([_only(edge_attr, between), kept])
-    return _registered_loops(context, rows, out_index, out_attr, num_nodes)
+    return out_index, torch.cat([_only(edge_attr, between), kept])
 
 
 def _only(edge_attr: Tensor, mask: Tensor) -> Tensor:
@@ -189,10 +283,17 @@ def _registered_loops(
     if rows is None or nodes is None:
         return out_index, out_attr
     size = _size_of(context, WITH, out_index.size(1))
-    mask = torch.cat([rows.mask, nodes.mask])
-    context.register(size, Rows(WITH, _with_spare_rows(mask, size), num_nodes))
+    _register(context, rows, num_nodes, size)
     spared = _with_spare(out_index, size, num_nodes - 1)
     return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
+
+
+def _register(context: BatchContext, rows: Rows, nodes: int, size: int) -> None:
+    """Says that tensors of ``size`` rows are edges and the loops behind them from now on."""
+    found = context.find_rows(nodes)
+    assert found is not None
+    mask = torch.cat([rows.mask, found.mask])
+    context.register(size, Rows(WITH, _with_spare_rows(mask, size), nodes))
 
 
 def _with_spare(index: Tensor, size: int, last: int) -> Tensor:

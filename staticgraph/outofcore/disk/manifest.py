@@ -177,6 +177,8 @@ class Manifest:
             raise ValueError(f"the files are {', '.join(self.files)}")
         for name, record in self.files.items():
             begins = (*record.blocks, record.bytes)
+            if not all(type(value) is int for value in (*begins, *record.crc32)):
+                raise ValueError(f"{name} has bytes, blocks or checksums that are no whole numbers")
             if (
                 record.bytes != sizes.get(name, record.bytes)
                 or len(record.blocks) != blocks.get(name, 1)

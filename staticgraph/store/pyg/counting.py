@@ -9,13 +9,15 @@ index itself. Invariant: with a schema nothing is guessed; a graph that counts o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.pyg.rules import Increments, counted_level
 
 
@@ -32,6 +34,37 @@ class CountedFields:
         self.cat_dims: dict[str, int | None] = {}
         self.increments: dict[str, list[tuple[int, ...]]] = {}
         self.axes: dict[str, IntArray] = {}
+        # What is no tensor, by name and graph, and what of it was left out, with why.
+        self.aside: dict[str, dict[int, Any]] = {}
+        self.dropped: dict[str, str] = {}
+        # False where PyG can only guess a number of nodes from the values of edge_index, which
+        # says nothing where its two rows count rows of two kinds.
+        self.nodes_told = True
+
+    def set_aside(self, number: int, key: str, value: Any) -> None:
+        """Takes what is no tensor: a string, None, a list."""
+        if value is not None and self.schema is None:
+            self.aside.setdefault(key, {})[number] = value
+
+    def objects(self, schema: Schema) -> dict[str, ObjectColumn]:
+        """What was set aside as columns of objects, None where a graph has none; what cannot be
+        one is noted as dropped."""
+        columns = {}
+        for key, found in self.aside.items():
+            if "." in key:
+                self.dropped[key] = "an object of one type of nodes"
+            elif key in self.values:
+                self.dropped[key] = "in some graphs a tensor, in some none"
+            elif not schema.lets(key):
+                self.dropped[key] = "every batch has an attribute of this name"
+            else:
+                column = ObjectColumn.of(found.get(number) for number in range(len(self.nodes)))
+                if column is None:
+                    kind = type(next(iter(found.values()))).__name__
+                    self.dropped[key] = f"a {kind} that is neither text nor numbers"
+                else:
+                    columns[key] = column
+        return columns
 
     def _lengths(self, key: str) -> IntArray:
         tensors = self.values[key]
@@ -51,8 +84,10 @@ class CountedFields:
         nodes, edges = np.asarray(self.nodes), np.asarray(self.edges)
         for key, said in self.increments.items():
             found = []
+            ends = key == EDGE_INDEX  # of edges, which join rows that are no edges
+            told = nodes if self.nodes_told or not ends else None
             for place, steps in enumerate(Increments(key, said).columns()):
-                level = counted_level(steps, nodes, edges, self.axes)
+                level = counted_level(steps, told, None if ends else edges, self.axes)
                 if level is None:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
@@ -62,14 +97,19 @@ class CountedFields:
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
         """A name for what increments of a field count: of the field with so many rows, of the
-        number that says it (``num_clusters``), or of the field itself."""
+        number that says it (``num_clusters``), or of the field itself. Rows that the user says are
+        of nodes, edges or graphs are no axis, though in these graphs there are as many."""
         for other in self.values:
-            if other != key and np.array_equal(self._lengths(other), steps):
-                return self.levels.get(other, other)
+            if key == EDGE_INDEX and "edge" in other:
+                continue
+            name = self.levels.get(other, other)
+            if other != key and name not in LEVELS and np.array_equal(self._lengths(other), steps):
+                return name
         for other, tensors in self.values.items():
             whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
-            if whole and np.array_equal([int(t) for t in tensors], steps):
-                return other.removeprefix("num_") or other
+            name = other.removeprefix("num_") or other
+            if whole and name not in LEVELS and np.array_equal([int(t) for t in tensors], steps):
+                return name
         return f"{key}_{place}"
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:

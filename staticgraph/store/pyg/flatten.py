@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from staticgraph.schema import Level, Schema
 from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.hetero import HeteroReader
 from staticgraph.store.pyg.homogeneous import PygReader
+from staticgraph.store.pyg.summary import summary_of, transform_of, warn_of_frozen_draws
 from staticgraph.text.progress import bar
 
 # Attributes that PyG keeps for itself, or that say what the offsets say already.
@@ -36,6 +38,9 @@ def from_pyg(
     name = name or type(dataset).__name__
     excluded = IGNORED | set(exclude)
     graphs, total = _one_by_one(dataset)
+    transform = transform_of(dataset)
+    if transform is not None:
+        warn_of_frozen_draws(dataset, transform)
     reader: PygReader | None = None
     for number, data in enumerate(
         bar(
@@ -52,7 +57,11 @@ def from_pyg(
         reader.add(number, data)
     if reader is None:
         raise BadGraph(f"{name} is empty: a store needs at least one graph")
-    return reader.store(kind, check_finite)
+    store = reader.store(kind, check_finite)
+    if progress and schema is None:
+        named = None if transform is None else type(transform).__name__
+        print(summary_of(store, reader.dropped, named), file=sys.stderr)
+    return store
 
 
 def _one_by_one(dataset: Any) -> tuple[Iterable[Any], int | None]:

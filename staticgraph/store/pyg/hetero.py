@@ -71,7 +71,7 @@ class HeteroReader(PygReader):
                 rows = self._read_type(number, data, axis, found)
             self.counts_of[axis.name].append(rows)
         for key, value in data._global_store.items():
-            self._read(number, data, key, key, value, found)
+            self._read(number, data, key, key, value, found, data._global_store)
         self._fill_absent(present, found)
         self.nodes.append(sum(self.counts_of[a.name][-1] for a in self.types if a.kind == "node"))
         self.edges.append(sum(self.counts_of[a.name][-1] for a in self.types if a.kind == "edge"))
@@ -130,13 +130,15 @@ class HeteroReader(PygReader):
         key: str,
         value: Any,
         found: dict[str, Said],
-        *store: Any,
+        store: Any,
     ) -> None:
         if key in self.excluded or name in self.excluded:
             return
         tensor = as_tensor(value, name)
-        if tensor is not None:
-            found[name] = said_by(data, key, tensor, number, *store)
+        if tensor is None:
+            self.set_aside(number, name, value)
+        else:
+            found[name] = said_by(data, key, tensor, number, store)
 
     def _fill_absent(self, present: set[Any], found: dict[str, Said]) -> None:
         """No rows in every field of a type that this graph does not have at all."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import BadGraph
-from staticgraph.schema import LEVELS, Axis, Level, Schema
+from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array, IndexRule, native
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.counting import CountedFields
-from staticgraph.store.pyg.rules import Said, asks_nothing, said_by
+from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
 
 # What tells rows of nodes and of edges apart by name: a part of it, or all of it.
 OF_EDGES = ("edge", "bond")
@@ -48,6 +49,8 @@ class PygReader(CountedFields):
         super().__init__(name, schema, levels)
         self.excluded = excluded
         self.edge_index: list[Tensor] = []
+        # What classes with rules of their own say of ``edge_index``, by graph.
+        self.edges_said: dict[int, Said] = {}
 
     def add(self, number: int, data: Any) -> None:
         hetero = hasattr(data, "node_types")
@@ -69,22 +72,31 @@ class PygReader(CountedFields):
                 f"graph {number} has an edge_index of shape {list(edge_index.shape)} and dtype "
                 f"{edge_index.dtype}; expected int64 [2, edges]"
             )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyG warns where it must infer the number
+        with warnings.catch_warnings(record=True) as guessed:
+            warnings.simplefilter("always")  # PyG warns where it must guess the number
             nodes = data.num_nodes
         self.nodes.append(whole_count(nodes, number))
         self.edges.append(edge_index.size(1))
         self.edge_index.append(edge_index)
+        store = data._store
+        if not has_stock_rules(data):
+            self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
+            self.nodes_told &= not guessed
         found = {}
         for key, value in values.items():
-            if key not in self.excluded and (tensor := as_tensor(value, key)) is not None:
+            if key in self.excluded:
+                continue
+            tensor = as_tensor(value, key)
+            if tensor is None:
+                self.set_aside(number, key, value)
+            else:
                 plain = asks_nothing(data, key)
-                found[key] = Said(tensor) if plain else said_by(data, key, tensor, number)
+                found[key] = Said(tensor) if plain else said_by(data, key, tensor, number, store)
         self._collect(number, found)
 
     def _collect(self, number: int, found: dict[str, Said]) -> None:
         if self.schema is not None:
-            expected = [item.name for item in self.schema]
+            expected = [item.name for item in self.schema if item.name != EDGE_INDEX]
         else:
             expected = list(self.values) if number else list(found)
         for key in expected:
@@ -119,8 +131,60 @@ class PygReader(CountedFields):
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
 
+    def _read_two_sides(self) -> None:
+        """Makes ``edge_index`` a field where it joins rows of two levels.
+
+        Raises:
+            BadGraph: rules that edges cannot follow, or that are not the plan's.
+        """
+        for number, said in self.edges_said.items():
+            if said.cat_dim != 1:
+                raise BadGraph(
+                    f"graph {number} gives {said.cat_dim} as __cat_dim__ of 'edge_index'; edges "
+                    "stand side by side, so it must be 1 (or -1): let its class ask super()"
+                )
+        odd = [
+            number
+            for number, said in self.edges_said.items()
+            if {*(said.increments or (0,))} != {self.nodes[number]}
+        ]
+        wanted = self.schema is not None and self.schema.two_sided
+        if not odd and not wanted:
+            return
+        if self.schema is not None and not wanted:
+            raise BadGraph(
+                f"graph {odd[0]} adds {list(self.edges_said[odd[0]].increments)} to 'edge_index' "
+                f"(__inc__), which joins nodes, of which it has {self.nodes[odd[0]]}, in the data "
+                "that the plan was made for: convert the new graphs as the training data was"
+            )
+        for number, index in enumerate(self.edge_index):
+            said = self.edges_said.get(number)
+            rows = index.T.contiguous()
+            steps = (self.nodes[number],) * 2 if said is None else said.increments
+            self.values.setdefault(EDGE_INDEX, []).append(rows)
+            self.increments.setdefault(EDGE_INDEX, []).append(steps)
+        self.cat_dims[EDGE_INDEX] = 1
+        self.edge_index = [torch.empty(2, 0, dtype=torch.int64)]
+
+    def _both_sides(self, counts: tuple[Level, ...]) -> tuple[Level, ...]:
+        """What the two rows of ``edge_index`` count, refused where one counts nothing."""
+        both = counts * 2 if len(counts) == 1 else counts
+        if len(both) == 2 and all(both):
+            return both
+        odd = next(n for n, count in enumerate(self.nodes) if count)
+        said = self.edges_said.get(odd, Said(self.edge_index[0])).increments
+        raise BadGraph(
+            f"graph {odd} adds {list(said) or 0} to 'edge_index' (__inc__), though it has "
+            f"{self.nodes[odd]} nodes: a batch adds what stands before a graph, the nodes of each "
+            "end; let __inc__ say so, as torch.tensor([[sources], [destinations]]) where they are "
+            "of two kinds"
+        )
+
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
+        self._read_two_sides()
         counts = self._counts()
+        if EDGE_INDEX in counts:
+            counts[EDGE_INDEX] = self._both_sides(counts[EDGE_INDEX])
         fields: dict[str, tuple[Level, Array]] = {}
         rows: dict[str, int] = {}
         for key in self._in_order(counts):
@@ -132,6 +196,7 @@ class PygReader(CountedFields):
             fields[key] = (level, _numpy(key, torch.cat(tensors)))
         fields = {key: fields[key] for key in self.values}
         store = self._built(kind, fields, rows, counts, check_finite)
+        store = replace(store, objects=self.objects(store.schema))
         if self.schema is not None:
             self._check_schema(store)
         return store
@@ -170,6 +235,8 @@ class PygReader(CountedFields):
         is_edge = np.array_equal(lengths, self.edges)
         constant = bool((lengths == lengths[0]).all())
         asked = self.levels.get(key)
+        if key == EDGE_INDEX:
+            return "edge", 1
         if self.cat_dims[key] is None:
             return "graph", 1
         if asked is not None and asked not in LEVELS:

@@ -41,20 +41,31 @@ class Said(NamedTuple):
 
 def asks_nothing(data: Any, key: str) -> bool:
     """Whether a graph's class has PyG's own rules and they are the plain ones for this key."""
+    return has_stock_rules(data) and not any(word in key for word in _SPECIAL)
+
+
+def has_stock_rules(data: Any) -> bool:
+    """Whether a graph's class has PyG's own rules."""
     kind = type(data)
-    stock = kind.__inc__ is Data.__inc__ and kind.__cat_dim__ is Data.__cat_dim__
-    return stock and not any(word in key for word in _SPECIAL)
+    return kind.__inc__ is Data.__inc__ and kind.__cat_dim__ is Data.__cat_dim__
 
 
-def said_by(data: Any, key: str, value: Tensor, number: int, *store: Any) -> Said:
-    """Asks a graph about one of its fields.
+def said_by(data: Any, key: str, value: Tensor, number: int, store: Any) -> Said:
+    """Asks a graph about one of its fields, as PyG's collation does.
+
+    Args:
+        data: the graph.
+        key: the field's name.
+        value: its tensor.
+        number: of the graph, for messages.
+        store: the storage of the graph that the field stands in.
 
     Raises:
         BadGraph: an answer that no batch of fixed shape can follow.
     """
     try:
-        dim = data.__cat_dim__(key, value, *store)
-        step = data.__inc__(key, value, *store)
+        dim = data.__cat_dim__(key, value, store)
+        step = data.__inc__(key, value, store)
     except Exception as error:  # whatever a user's method raises
         raise BadGraph(
             f"graph {number}: its __cat_dim__ or __inc__ of {key!r} raised "

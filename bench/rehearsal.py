@@ -1,0 +1,33 @@
+"""What stands in for a GPU where there is none, so that every part of ``bench/gpu.sh`` can be
+rehearsed: ``TINY=1`` sets ``STATICGRAPH_REHEARSAL``.
+
+``cuda-graph`` records in the arena of the tests, and what torch.compile traces runs as it was
+traced. Both are slower than what they stand for and say nothing of its time: whatever such a run
+prints is labelled, and :mod:`bench.fill_figures` refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REHEARSAL = os.environ.get("STATICGRAPH_REHEARSAL") == "1"
+LABEL = "REHEARSAL, NO FIGURES: " if REHEARSAL else ""
+
+if REHEARSAL:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from support.arena import ArenaRecorder
+    from support.places import AsTraced
+
+    if torch.cuda.is_available():
+        sys.exit("a rehearsal is for a machine without a GPU: leave TINY out")
+    torch._TorchCompileInductorWrapper = AsTraced  # pyright: ignore
+
+
+def recorder(mode: str) -> Any:
+    """For ``Recording(recorder=...)``: None, but for the stand-in of ``cuda-graph``."""
+    return ArenaRecorder if REHEARSAL and mode == "cuda-graph" else None

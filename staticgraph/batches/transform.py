@@ -1,0 +1,82 @@
+"""A transform at collation: noise, sign flips, rotations, drawn anew for every batch.
+
+The problem: a data set's ``transform`` runs once, when a store is made, so that a random one is
+frozen. The idea: a filled batch hands the flat arrays of its real rows to a function as a PyG
+``Data``, with the graph of each node in ``data.batch``, before anything reads the batch. What it
+changes is written back in place; padding is never seen.
+
+Invariant: what is drawn depends on seed, epoch, rank and the batch's place in the epoch, so it is
+the same with any number of workers and after a resume; the random states of the process stay as
+they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch_geometric.data import Data
+
+from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.schema import EDGE_INDEX
+from staticgraph.store.random_states import kept_random_states
+
+# ``transform(data)`` changes the data in place, or returns another.
+Transform = Callable[[Any], Any]
+
+
+def apply_transform(
+    transform: Transform,
+    layout: SlotLayout,
+    arrays: Mapping[str, Tensor],
+    real: RealCounts,
+    draw: tuple[int, ...],
+) -> None:
+    """Lets a transform change the real rows of a batch.
+
+    Args:
+        transform: of a ``Data`` of flat arrays.
+        layout: of the batch.
+        arrays: the batch's tensors, on the host.
+        real: how many rows of each level are real.
+        draw: what tells this batch's random numbers from all others.
+
+    Raises:
+        ValueError: it changed which nodes and edges there are, or a field's shape or dtype.
+    """
+    data = Data(
+        edge_index=arrays[EDGE_INDEX][:, : real.edges],
+        batch=arrays["batch"][: real.nodes],
+        ptr=arrays["ptr"][: real.graphs + 1],
+        num_nodes=real.nodes,
+    )
+    fields = {}
+    for field in layout.schema:
+        rows = real.of(field.level) * field.rows
+        fields[field.name] = arrays[field.name].narrow(field.cat_dim or 0, 0, rows)
+        data[field.name] = fields[field.name]
+    given = {name: data[name] for name in (EDGE_INDEX, "batch", "ptr")}
+    with kept_random_states(int(np.random.SeedSequence(draw).generate_state(1)[0])):
+        changed = transform(data)
+    changed = data if changed is None else changed
+    for name, value in given.items():
+        if name not in fields and changed[name] is not value:
+            raise ValueError(
+                f"transform= exchanged {name!r}: it may change fields of the nodes, edges and "
+                "graphs that there are, not which there are; a transform that does belongs into "
+                "the data set, before GraphStore.from_pyg"
+            )
+    for name, rows in fields.items():
+        value = changed.get(name)
+        if not isinstance(value, Tensor) or value.shape != rows.shape or value.dtype != rows.dtype:
+            found = f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else value
+            raise ValueError(
+                f"transform= made {found} of {name!r}, which is {list(rows.shape)} {rows.dtype}: "
+                "shapes and dtypes stay; a field that is to be added belongs into the data set, "
+                "before GraphStore.from_pyg"
+            )
+        if value is not rows:
+            rows.copy_(value)

@@ -1,0 +1,214 @@
+"""The processes of one job, and what they tell each other besides gradients.
+
+The problem: a collective that one process enters and another does not is a job that hangs, so
+whatever decides what runs next must come out alike on every rank. The idea: few calls, each of
+which gives the same answer everywhere, over small things on the host; an error that one rank alone
+could find (another plan, another model, too small a device) is found by all of them, before the
+first step.
+
+What it does not do: start processes. That is ``torchrun``'s work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The processes that train one model.
+
+    Attributes:
+        group: their process group.
+        rank: this process's number in it.
+        world_size: how many they are.
+        backends: of the group, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    world_size: int
+    backends: str
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None = None) -> Ranks:
+        """The processes of a group, by default all of the job.
+
+        Raises:
+            ValueError: this process is not in the group.
+        """
+        if group is None:
+            group = dist.distributed_c10d._get_default_group()
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("this process is not in the group that was given as distributed=")
+        return cls(group, rank, dist.get_world_size(group), str(dist.get_backend_config(group)))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def host(self) -> torch.device:
+        """Where small things stand that are exchanged: the CPU where the group can."""
+        return torch.device("cpu" if "gloo" in self.backends or "mpi" in self.backends else "cuda")
+
+    def can_record(self, device: torch.device) -> bool:
+        """Whether a CUDA graph may hold the group's sums over tensors of a device."""
+        return device.type == "cuda" and "nccl" in self.backends
+
+    # ------------------------------------------------------------------ telling each other
+
+    def gathered(self, value: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in the order of ranks, on the CPU.
+
+        Args:
+            value: ``[n, ...]``, of one dtype and width on all ranks; ``n`` may differ.
+        """
+        value = value.detach().to(self.host)
+        counts = torch.zeros(self.world_size, dtype=torch.int64, device=self.host)
+        counts[self.rank] = len(value)
+        dist.all_reduce(counts, group=self.group)
+        most = int(counts.max())
+        mine = value.new_zeros((most, *value.shape[1:]))
+        mine[: len(value)] = value
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine, group=self.group)
+        return [p[:n].cpu() for p, n in zip(parts, counts.tolist(), strict=True)]
+
+    def told(self, value: Any) -> list[Any]:
+        """Every rank's object, in the order of ranks; for what is small and rare."""
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's object, on every rank."""
+        held = [value if self.first else None]
+        source = dist.get_global_rank(self.group, 0)
+        dist.broadcast_object_list(held, source, group=self.group, device=self.host)
+        return held[0]
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' numbers."""
+        number = torch.tensor(float(value), dtype=torch.float64, device=self.host)
+        dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group)
+        return float(number)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on some rank."""
+        return self.largest(flag) > 0
+
+    def all(self, flag: bool) -> bool:
+        """Whether the flag is set on every rank."""
+        return not self.any(not flag)
+
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        self.any(False)
+
+    def check_alike(self, **values: Any) -> None:
+        """Refuses what is not the same on all ranks, on all of them.
+
+        Args:
+            values: by a name for people; compared by their ``repr``.
+
+        Raises:
+            ValueError: a rank has another one than rank 0.
+        """
+        digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values()]
+        mine = torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.int64).copy())
+        all_of_them = torch.stack(self.gathered(mine))
+        for column, name in enumerate(values):
+            others = (all_of_them[:, column] != all_of_them[0, column]).nonzero().flatten().tolist()
+            if others:
+                raise ValueError(
+                    f"{name} of rank {', '.join(map(str, others))} differs from rank 0's: every "
+                    "process of a job makes the same model and the same plan; make the plan once "
+                    "and load it from its file, or give all the same data and seed"
+                )
+
+    @torch.no_grad()
+    def take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Gives every rank rank 0's values, in place."""
+        source = dist.get_global_rank(self.group, 0)
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), source, group=self.group)
+
+
+def ranks_for(distributed: str | dist.ProcessGroup) -> Ranks | None:
+    """Who trains together.
+
+    Args:
+        distributed: ``"auto"``: all processes, where ``torch.distributed`` is initialised and they
+            are several; ``"off"``: nobody; or a process group.
+
+    Raises:
+        ValueError: none of these.
+    """
+    if isinstance(distributed, str):
+        if distributed not in ("auto", "off"):
+            raise ValueError(
+                f"distributed={distributed!r}; give 'auto', 'off' or a process group of "
+                "torch.distributed"
+            )
+        if distributed == "off" or not dist.is_available() or not dist.is_initialized():
+            return None
+        return Ranks.of() if dist.get_world_size() > 1 else None
+    return Ranks.of(distributed)
+
+
+def check_not_wrapped(model: torch.nn.Module) -> None:
+    """Refuses a model whose gradients someone else averages, or whose parameters are in pieces.
+
+    Raises:
+        ValueError: a module of it is one of torch's wrappers.
+    """
+    for path, module in model.named_modules():
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        found = [kind for kind in kinds if kind in _WRAPPERS]
+        if not found:
+            continue
+        where = f"{path!r} of the model" if path else "the model"
+        raise ValueError(
+            f"{where} is wrapped in {found[0]}, which {_WRAPPERS[found[0]]}: give the runner the "
+            "module inside (model.module), and it averages the gradients itself; or pass "
+            "distributed='off' and train it yourself with runner(batch)"
+        )
+
+
+_MEAN = "takes the mean over ranks, so that a half-empty batch counts as much as a full one"
+_WRAPPERS = {
+    "DistributedDataParallel": _MEAN,
+    "DataParallel": "splits a batch of fixed shape over devices",
+    "FullyShardedDataParallel": "keeps parameters in pieces, which a recorded step cannot read",
+    "FSDPModule": "keeps parameters in pieces, which a recorded step cannot read",
+}
+
+
+def lost_ranks(error: BaseException, wanted: Sequence[str] = ()) -> bool:
+    """Whether an error says that another process of the job is gone or does not answer."""
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(sign in text for sign in (*_GONE, *wanted))
+
+
+# What gloo says, which raises a plain RuntimeError.
+_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Application timeout caused",
+    "gloo/transport",
+)

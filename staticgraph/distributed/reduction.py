@@ -1,0 +1,258 @@
+"""Gradients of all ranks to one: the gradient of the mean over all ranks' real rows.
+
+The problem: ranks have batches of other fillings, and where labels are missing other numbers of
+them, so the mean of the ranks' means is not the mean. The idea: each rank differentiates its *sum*
+(:class:`staticgraph.distributed.share.Share`); the gradients are added over ranks in few flat
+buffers, behind the last of which stands how many rows each rank had, and all is divided by their
+number. One round of communication a step, no rank waits for a count beforehand, and a rank with
+padding alone takes part with weight 0.
+
+Running statistics of norms that see one rank's rows alone (``BatchNorm``, unlike ``SyncBatchNorm``)
+travel along and become the mean over ranks, by weight, so that all ranks keep one model.
+
+Invariants: afterwards loss, gradients and statistics are the same bits on every rank; which
+parameters have a gradient is the same on every rank (on a CPU it is asked, step by step; on CUDA it
+follows from the recorded step, which is everywhere the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.distributed.share import Share
+
+# torch's DistributedDataParallel takes as much; most GNNs fit into one.
+BUFFER_BYTES = 25 << 20
+# What each rank says of its step: Share.total, Share.weight, the bucket, the first graph.
+COLUMNS = 4
+NO_GRAPH = -1.0
+
+
+class Reduction:
+    """Averages the gradients of one model.
+
+    Args:
+        parameters: in the same order on every rank; those without a gradient are left out.
+        ranks: who takes part.
+        statistics: asked before each step for the running statistics of the norms in training.
+        buffer_bytes: the size of a flat buffer.
+
+    Attributes:
+        table: ``[world_size, 4]`` what each rank said of its last step: its ``Share``, its bucket
+            and its first graph (-1 where not asked for).
+        nbytes: that one step sends from each rank.
+
+    Raises:
+        ValueError: a parameter is on another device than the others.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        ranks: Ranks,
+        statistics: Callable[[], Sequence[Tensor]] = tuple,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self._ranks = ranks
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._statistics = statistics
+        self._buffer_bytes = buffer_bytes
+        devices = {parameter.device for parameter in self._parameters}
+        if len(devices) > 1:
+            raise ValueError(f"parameters on {len(devices)} devices: a rank has one")
+        self._device = next(iter(devices), torch.device("cpu"))
+        self._asks = self._device.type == "cpu"  # reading a device would stop it
+        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+        self.table = torch.zeros(ranks.world_size, COLUMNS)
+        self.nbytes = 0
+
+    @torch.no_grad()
+    def __call__(self, share: Share, bucket: int, first_graph: float = NO_GRAPH) -> Tensor:
+        """Adds up what all ranks have, in place of the gradients.
+
+        Args:
+            share: this rank's part of the loss.
+            bucket: of this rank's batch.
+            first_graph: the position of its first graph.
+
+        Returns:
+            The mean loss over all ranks' real rows, 0-dim; 0 where no rank had any.
+
+        Raises:
+            RuntimeError: the ranks took other buckets (on a CPU, where this can be read).
+        """
+        present = [parameter.grad for parameter in self._parameters]
+        if any(grad is not None and grad.layout != torch.strided for grad in present):
+            raise ValueError(
+                "a gradient is sparse, and ranks add dense ones: make the embedding with "
+                "sparse=False"
+            )
+        statistics = list(self._statistics())
+        buffers = self._buffers_for(statistics)
+        buffers.take(present, statistics, share, self._row(share, bucket, first_graph))
+        works = [
+            dist.all_reduce(flat, group=self._ranks.group, async_op=self._asks)
+            for flat in buffers.flats
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.table = buffers.table
+        weight = self.table[:, 1].sum()
+        self._check_buckets(bucket)
+        factor = torch.where(weight > 0, 1 / weight, 0)
+        for flat in buffers.sums:
+            flat.mul_(factor.to(flat.dtype))
+        self._give_back(buffers, statistics, weight)
+        return (self.table[:, 0].sum() * factor).to(share.total.dtype)
+
+    def bad_ranks(self) -> list[int]:
+        """The ranks whose loss of the last step was not finite; reads the device."""
+        return (~torch.isfinite(self.table[:, 0])).nonzero().flatten().tolist()
+
+    # ------------------------------------------------------------------ inside
+
+    def _row(self, share: Share, bucket: int, first_graph: float) -> list[Tensor | float]:
+        return [share.total, share.weight, float(bucket), first_graph]
+
+    def _buffers_for(self, statistics: Sequence[Tensor]) -> _Buffers:
+        key = tuple(statistic.numel() for statistic in statistics)
+        if key not in self._buffers:
+            self._buffers[key] = _Buffers(
+                self._parameters,
+                statistics,
+                self._ranks,
+                self._buffer_bytes,
+                self._device,
+                self._asks,
+            )
+            self.nbytes = self._buffers[key].nbytes
+        return self._buffers[key]
+
+    def _check_buckets(self, bucket: int) -> None:
+        if self._asks and bool((self.table[:, 2] != bucket).any()):
+            found = ", ".join(f"rank {r}: {b:.0f}" for r, b in enumerate(self.table[:, 2].tolist()))
+            raise RuntimeError(
+                f"the ranks took a step in different buckets ({found}): make every rank's loader "
+                "with the same plan, seed and indices, and rank= and world_size= of its own"
+            )
+
+    def _give_back(self, buffers: _Buffers, statistics: Sequence[Tensor], weight: Tensor) -> None:
+        """Sums to where gradients stand, at their addresses; a gradient that only other ranks have
+        is made."""
+        have: list[Tensor] = []
+        sums: list[Tensor] = []
+        used = None
+        for number, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                if not self._asks:
+                    continue
+                used = buffers.used.tolist() if used is None else used
+                if not used[number]:
+                    continue
+                parameter.grad = torch.empty_like(parameter)
+            have.append(parameter.grad)
+            sums.append(buffers.of_parameter[number])
+        if have:
+            _copy(have, sums)
+        for statistic, summed in zip(statistics, buffers.of_statistic, strict=True):
+            statistic.copy_(torch.where(weight > 0, summed.to(statistic.dtype), statistic))
+
+
+class _Buffers:
+    """Flat buffers for the gradients, the statistics, and a row for each rank."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        ranks: Ranks,
+        buffer_bytes: int,
+        device: torch.device,
+        asks: bool,
+    ) -> None:
+        self._rank = ranks.rank
+        self._asks = asks
+        wanted = [*parameters, *statistics]
+        tail = ranks.world_size * COLUMNS + (len(parameters) if asks else 0)
+        groups: list[tuple[torch.dtype, list[int], int]] = []
+        for number, tensor in enumerate(wanted):
+            dtype, size = _summed_in(tensor), _size(tensor)
+            last = next((g for g in reversed(groups) if g[0] == dtype), None)
+            if last is None or (last[2] + size) * dtype.itemsize > buffer_bytes:
+                groups.append((dtype, [number], size))
+            else:
+                groups[groups.index(last)] = (dtype, [*last[1], number], last[2] + size)
+        if not groups:
+            groups.append((torch.float32, [], 0))
+        widest = max(range(len(groups)), key=lambda g: groups[g][0].itemsize)
+        # The buffer with the tail is reduced last: in what order is the same on every rank.
+        groups.append(groups.pop(widest))
+        views: dict[int, Tensor] = {}
+        self.flats: list[Tensor] = []
+        self.sums: list[Tensor] = []
+        for place, (dtype, numbers, size) in enumerate(groups):
+            more = tail if place == len(groups) - 1 else 0
+            flat = torch.zeros(size + more, dtype=dtype, device=device)
+            begin = 0
+            for number in numbers:
+                like = wanted[number]
+                views[number] = _view(flat[begin : begin + _size(like)], like)
+                begin += _size(like)
+            self.flats.append(flat)
+            self.sums.append(flat[:size])
+        last = self.flats[-1][len(self.sums[-1]) :]
+        self.table = last[: ranks.world_size * COLUMNS].view(ranks.world_size, COLUMNS)
+        self.used = last[ranks.world_size * COLUMNS :]
+        self._tail = last
+        self.of_parameter = [views[n] for n in range(len(parameters))]
+        self.of_statistic = [views[len(parameters) + n] for n in range(len(statistics))]
+        self.nbytes = sum(flat.nbytes for flat in self.flats)
+
+    def take(
+        self,
+        grads: Sequence[Tensor | None],
+        statistics: Sequence[Tensor],
+        share: Share,
+        row: Sequence[Tensor | float],
+    ) -> None:
+        """This rank's values, zeros where it has none."""
+        have = [(v, g) for v, g in zip(self.of_parameter, grads, strict=True) if g is not None]
+        for view, grad in zip(self.of_parameter, grads, strict=True):
+            if grad is None:
+                view.zero_()
+        if have:
+            _copy([view for view, _ in have], [grad for _, grad in have])
+        for view, statistic in zip(self.of_statistic, statistics, strict=True):
+            view.copy_(statistic)
+            view.mul_(share.weight.to(view.dtype))
+        self._tail.zero_()
+        for column, value in enumerate(row):
+            self.table[self._rank, column] = value
+        if self._asks and len(self.used):
+            self.used.copy_(torch.tensor([grad is not None for grad in grads]))
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _summed_in(tensor: Tensor) -> torch.dtype:
+    """Half precision is added up in single."""
+    double = tensor.dtype in (torch.float64, torch.complex128)
+    return torch.float64 if double else torch.float32
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
+def _view(flat: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        return torch.view_as_complex(flat.view(*like.shape, 2))
+    return flat.view(like.shape)

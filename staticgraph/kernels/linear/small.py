@@ -1,0 +1,280 @@
+"""``linear`` of few rows in Triton: a backward in one launch, and mixed precision without casts.
+
+The problem: backward of a linear layer is a product for the input, one for the weight, a sum for
+the bias, ReLU's mask before all of them: four or five launches, each shorter than its launch. And
+under autocast every weight, bias and gradient is cast, a launch each. Here a program is one tile of
+the input's or of the weight's gradient; it masks what it reads, the weight's first tiles add up the
+bias's on the way, and operands are cast in registers. Up to :data:`ROWS_A_CHUNK` rows a tile of the
+weight's gradient is summed by one program; of more rows by one a chunk, and a second launch adds
+the chunks up in order. No atomic addition.
+
+What it does not do: float64, and shapes beyond :func:`fits`, where the library's products gain.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import product, wide_like
+from staticgraph.kernels.linear.limits import chunks_of
+
+# Sides of a tile of results, and what a program multiplies at a time.
+ROWS, COLUMNS, SIDE, STEP = 32, 64, 32, 32
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    BIASED: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    narrow = out.dtype.element_ty
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, WIDTH, STEP):
+        i = first + tl.arange(0, STEP)
+        here = (r < rows)[:, None] & (i < WIDTH)[None, :]
+        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
+        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        total += product(value.to(narrow), tl.trans(by.to(narrow)))
+    if BIASED:
+        total += tl.load(bias + o, mask=o < OUT, other=0).to(narrow).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.where(total <= 0, 0, total)
+    here = (r < rows)[:, None] & (o < OUT)[None, :]
+    tl.store(out + r[:, None] * OUT + o[None, :], total.to(narrow), mask=here)
+
+
+@triton.jit
+def masked(grad, out, r, o, last, OUT: tl.constexpr, RELU: tl.constexpr):
+    """The gradient of rows ``r`` up to ``last``, columns ``o``, before ReLU."""
+    here = (r < last)[:, None] & (o < OUT)[None, :]
+    at = r[:, None] * OUT + o[None, :]
+    found = tl.load(grad + at, mask=here, other=0)
+    if RELU:
+        found = tl.where(tl.load(out + at, mask=here, other=0) <= 0, 0, found)
+    return found
+
+
+@triton.jit
+def input_tile(
+    grad,
+    weight,
+    out,
+    into,
+    dx,
+    tile,
+    rows,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    RELU: tl.constexpr,
+    INTO: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    r = (tile // across) * ROWS + tl.arange(0, ROWS)
+    i = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, OUT, STEP):
+        o = first + tl.arange(0, STEP)
+        part = masked(grad, out, r, o, rows, OUT, RELU)
+        here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
+        by = tl.load(weight + o[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        total += product(part, by.to(part.dtype))
+    here = (r < rows)[:, None] & (i < WIDTH)[None, :]
+    at = r[:, None] * WIDTH + i[None, :]
+    if INTO:
+        total += tl.load(into + at, mask=here, other=0).to(tl.float32)
+    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def weight_tile(
+    grad,
+    x,
+    out,
+    dweight,
+    dbias,
+    tile,
+    rows,
+    rows_a_chunk,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    RELU: tl.constexpr,
+    SIDE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    high: tl.constexpr = (OUT + SIDE - 1) // SIDE
+    across: tl.constexpr = (WIDTH + SIDE - 1) // SIDE
+    chunk = tile // (high * across)
+    o = (tile // across % high) * SIDE + tl.arange(0, SIDE)
+    i = (tile % across) * SIDE + tl.arange(0, SIDE)
+    total = tl.zeros([SIDE, SIDE], tl.float32)
+    sums = tl.zeros([SIDE], tl.float32)
+    last = tl.minimum((chunk + 1) * rows_a_chunk, rows)
+    for first in range(chunk * rows_a_chunk, last, STEP):
+        r = first + tl.arange(0, STEP)
+        part = masked(grad, out, r, o, last, OUT, RELU)
+        here = (r < last)[:, None] & (i < WIDTH)[None, :]
+        value = tl.load(x + r[:, None] * WIDTH + i[None, :], mask=here, other=0)
+        total += product(tl.trans(part), value.to(part.dtype))
+        sums += tl.sum(part.to(tl.float32), 0)
+    at = chunk * OUT * WIDTH + o[:, None] * WIDTH + i[None, :]
+    here = (o < OUT)[:, None] & (i < WIDTH)[None, :]
+    tl.store(dweight + at, total.to(dweight.dtype.element_ty), mask=here)
+    if tile % across == 0:
+        column = dbias + chunk * OUT + o
+        tl.store(column, sums.to(dbias.dtype.element_ty), mask=o < OUT)
+
+
+@triton.jit
+def backward_kernel(
+    grad,
+    x,
+    weight,
+    out,
+    into,
+    dx,
+    dweight,
+    dbias,
+    rows,
+    rows_a_chunk,
+    of_input,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    RELU: tl.constexpr,
+    INTO: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SIDE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """``of_input`` programs have tiles of the input's gradient, the others of the weight's."""
+    tile = tl.program_id(0)
+    if tile < of_input:
+        input_tile(
+            grad, weight, out, into, dx, tile, rows, WIDTH, OUT, RELU, INTO, ROWS, COLUMNS, STEP
+        )
+    else:
+        tile -= of_input
+        weight_tile(
+            grad, x, out, dweight, dbias, tile, rows, rows_a_chunk, WIDTH, OUT, RELU, SIDE, STEP
+        )
+
+
+@triton.jit
+def join_kernel(
+    weights,
+    biases,
+    dweight,
+    dbias,
+    chunks,
+    SIZE: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) * BLOCK < SIZE:
+        total = tl.load(weights + at, mask=at < SIZE, other=0)
+        for chunk in range(1, chunks):
+            total += tl.load(weights + chunk * SIZE + at, mask=at < SIZE, other=0)
+        tl.store(dweight + at, total.to(dweight.dtype.element_ty), mask=at < SIZE)
+    else:
+        o = at - tl.cdiv(SIZE, BLOCK) * BLOCK
+        total = tl.load(biases + o, mask=o < OUT, other=0)
+        for chunk in range(1, chunks):
+            total += tl.load(biases + chunk * OUT + o, mask=o < OUT, other=0)
+        tl.store(dbias + o, total.to(dbias.dtype.element_ty), mask=o < OUT)
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    """As the operator; one launch, which rounds as though operands had been cast to ``dtype``."""
+    rows, (high, width) = x.size(0), weight.shape
+    out = x.new_empty(rows, high, dtype=dtype)
+    forward_kernel[(triton.cdiv(max(rows, 1), ROWS), triton.cdiv(high, COLUMNS))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        rows,
+        width,
+        high,
+        BIASED=bias is not None,
+        RELU=relu,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        STEP=STEP * 4 // dtype.itemsize,
+        **_options(),
+    )
+    return out
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, into: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; one launch, two where rows are several chunks."""
+    grad = grad.contiguous()
+    into = None if into is None else into.contiguous()
+    rows, (high, width) = x.size(0), weight.shape
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), weight.new_empty(high)
+    chunks, rows_a_chunk = chunks_of(rows)
+    summed = (dweight, dbias)
+    if chunks > 1:
+        summed = (wide_like(grad, chunks, high, width), wide_like(grad, chunks, high))
+    of_input = triton.cdiv(rows, ROWS) * triton.cdiv(width, COLUMNS)
+    of_weight = chunks * triton.cdiv(high, SIDE) * triton.cdiv(width, SIDE)
+    backward_kernel[(of_input + of_weight,)](
+        grad,
+        x,
+        weight,
+        grad if out is None else out,
+        x if into is None else into,
+        dx,
+        *summed,
+        rows,
+        rows_a_chunk,
+        of_input,
+        width,
+        high,
+        RELU=out is not None,
+        INTO=into is not None,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        SIDE=SIDE,
+        STEP=STEP,
+        **_options(),
+    )
+    if chunks > 1:
+        blocks = triton.cdiv(dweight.numel(), 512) + triton.cdiv(high, 512)
+        join_kernel[(blocks,)](
+            *summed, dweight, dbias, chunks, dweight.numel(), high, BLOCK=512, num_warps=4
+        )
+    return dx, dweight, dbias
+
+
+def _options() -> dict[str, Any]:
+    # Two stages: the next step's operands are fetched while this one's are multiplied.
+    return {"num_warps": 4, "num_stages": 2}

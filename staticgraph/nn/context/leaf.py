@@ -1,0 +1,57 @@
+"""Steps that a traced graph shows as one call: what it will be rewritten from.
+
+The problem: a norm over real rows, a softmax over neighbours or GCN's normalisation is twenty small
+operations in a traced step, and a pattern of twenty operations breaks with the next version of
+torch or PyG. The idea: while a step is traced to be rewritten (:mod:`staticgraph.rewrites`), the
+static forms of this library call a *leaf*: a function of tensors and numbers that torch.compile
+keeps whole, as one node that says what it means. Where no rewrite takes it up, the leaf runs as it
+is, or the compiler looks inside.
+
+Invariant: a leaf computes what stands in its place elsewhere, to rounding, and nothing in it
+depends on what is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from staticgraph.nn.context.present import present
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def leaf(function: Function) -> Function:
+    """Decorates a function of tensors and numbers that a trace keeps as one call."""
+    torch.compiler.allow_in_graph(function)
+    return function
+
+
+def leaves() -> bool:
+    """Whether a step is being traced to be rewritten, so that leaves are wanted."""
+    binding = present()
+    return binding is not None and binding.leaves
+
+
+@leaf
+def batch_facts(
+    edge_index: Tensor,
+    batch: Tensor,
+    ptr: Tensor,
+    counts: Tensor,
+    node_mask: Tensor,
+    edge_mask: Tensor,
+    graph_mask: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+) -> Tensor:
+    """Names the batch's own arrays in the traced graph; computes nothing. In a graph that was
+    rewritten it no longer stands."""
+    return counts.view(-1)
+
+
+FACTS = tuple(batch_facts.__code__.co_varnames[: batch_facts.__code__.co_argcount])

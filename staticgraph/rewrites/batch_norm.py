@@ -1,0 +1,75 @@
+"""BatchNorm over real rows with what stands around it: the sum before, ReLU and residual after.
+
+``residual + relu(norm(x + addend))`` is one operator each way. A dropout between ReLU and residual
+belongs to :mod:`staticgraph.rewrites.dropout`, which takes both.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.batch_norm import Running, batch_norm
+from staticgraph.nn.norm.batch_norm import normed
+from staticgraph.rewrites.captured import Captured, same_dtype
+from staticgraph.rewrites.words import ADD, DROPOUT, RELU, is_call, shape, used_once
+
+NAME = "batch_norm"
+
+
+def joined(
+    x: Tensor,
+    addend: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    tracked: Tensor | None,
+    momentum: float | None,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
+    running = None
+    if mean is not None and var is not None and tracked is not None:
+        running = Running(mean, var, tracked, momentum)
+    given = {"addend": addend, "residual": residual, "running": running}
+    return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **given)[0]
+
+
+def rewrite(captured: Captured) -> None:
+    """Every norm."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, normed):
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Node) -> None:
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    x, weight, bias, count, *rest = node.args
+    addend = None
+    if is_call(x, ADD) and used_once(x) and same_dtype(*x.args, x):
+        first, second = x.args
+        if shape(first) == shape(second) == shape(x):
+            x, addend = first, second
+    last, relu = node, False
+    after = _only_user(last)
+    if after is not None and is_call(after, RELU) and not is_call(_only_user(after), DROPOUT):
+        last, relu = after, True
+    residual = None
+    total = _only_user(last)
+    if is_call(total, ADD) and shape(total) == shape(last) and same_dtype(*total.args, total):
+        other = total.args[1] if total.args[0] is last else total.args[0]
+        if isinstance(other, Node) and other is not last and shape(other) == shape(last):
+            residual, last = other, total
+    made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if used_once(node) else None

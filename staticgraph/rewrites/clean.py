@@ -1,0 +1,120 @@
+"""What nobody reads goes, and what is computed twice is computed once."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph, Node
+
+from staticgraph.nn.context.leaf import batch_facts
+from staticgraph.nn.functions import scattered, softmaxed
+from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
+from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB
+
+# Functions without an effect beside their result, and without a draw of random numbers.
+_PURE = {
+    *(
+        ADD,
+        SUB,
+        MUL,
+        DIV,
+        GATHER,
+        SELECT,
+        F.relu,
+        F.silu,
+        F.gelu,
+        F.leaky_relu,
+        F.linear,
+        F.embedding,
+    ),
+    *(operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv),
+    *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+    *(operator.and_, operator.or_, operator.invert, operator.neg),
+    *(torch.where, torch.cat, torch.stack, torch.zeros, torch.ones, torch.arange, torch.full),
+    *(torch.zeros_like, torch.ones_like, torch.exp, torch.unbind, torch.unsqueeze, torch.isnan),
+    *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
+}
+_PURE_METHODS = {
+    *SHAPES,
+    *("expand", "expand_as", "new_zeros", "new_ones", "new_full", "to", "long", "float", "double"),
+    *("sum", "mean", "clamp", "detach", "transpose", "t", "permute", "repeat", "type_as", "unbind"),
+    *(
+        "diff",
+        "argsort",
+        "square",
+        "rsqrt",
+        "split",
+        "size",
+        "index_select",
+        "select",
+        "scatter_add",
+    ),
+}
+# Of these, equal calls give equal results: their operands are never changed in place.
+_ONCE = {GATHER, SELECT, gcn_normed, loops_added, loops_removed, operator.getitem}
+_ONCE_METHODS = {"view"}
+
+
+def drop_unread(graph: Graph) -> None:
+    """Removes, from the end, calls without a reader."""
+    for node in reversed(list(graph.nodes)):
+        if node.users or not is_pure(node):
+            continue
+        graph.erase_node(node)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a call does nothing but give its result."""
+    if node.op == "call_function":
+        return node.target in _PURE and "out" not in node.kwargs
+    if node.op == "call_method":
+        return node.target in _PURE_METHODS
+    return node.op == "get_attr"
+
+
+def drop_twins(graph: Graph) -> None:
+    """Joins equal calls on equal operands, of the kinds that layers of one model repeat."""
+    seen: dict[Any, Node] = {}
+    changed = _changed_in_place(graph)
+    for node in list(graph.nodes):
+        once = node.op == "call_function" and node.target in _ONCE
+        once |= node.op == "call_method" and node.target in _ONCE_METHODS
+        if not once or any(given in changed for given in node.all_input_nodes):
+            continue
+        key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
+        twin = seen.setdefault(key, node)
+        if twin is not node:
+            node.replace_all_uses_with(twin)
+            graph.erase_node(node)
+
+
+def _changed_in_place(graph: Graph) -> set[Node]:
+    """Operands of what may write to them."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        writes = node.op == "call_method" and node.target.endswith("_")
+        writes |= node.op == "call_function" and (
+            node.target is operator.setitem or bool(node.meta.get("in_place"))
+        )
+        if writes and node.args and isinstance(node.args[0], Node):
+            base = node.args[0]
+            while base not in found:
+                found.add(base)
+                if base.op in ("call_method", "call_function") and base.args:
+                    below = base.args[0]
+                    if isinstance(below, Node):
+                        base = below
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, _frozen(value[key])) for key in sorted(value))
+    if isinstance(value, slice):
+        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+    return (type(value).__name__, value) if isinstance(value, bool | int | float) else value

@@ -1,0 +1,39 @@
+"""What of a model was rewritten, and what stood in the way elsewhere, by the model's own lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from staticgraph.rewrites.captured import Captured, Rewritten
+from staticgraph.text.table import table
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What rewriting made of one step.
+
+    Attributes:
+        done: places that run by an operator of this library.
+        missed: places that nearly do, each with the one thing in the way.
+    """
+
+    done: tuple[Rewritten, ...]
+    missed: tuple[Rewritten, ...]
+
+    @classmethod
+    def of(cls, captured: Iterable[Captured]) -> Explanation:
+        """Of one graph or several, each place once."""
+        done: dict[Rewritten, None] = {}
+        missed: dict[Rewritten, None] = {}
+        for graph in captured:
+            done.update(dict.fromkeys(graph.done))
+            missed.update(dict.fromkeys(graph.missed.values()))
+        return cls(tuple(done), tuple(missed))
+
+    def __str__(self) -> str:
+        rows = [(r.layer or "the model", r.line, r.rewrite, "") for r in self.done]
+        rows += [(r.layer or "the model", r.line, r.rewrite, r.reason or "") for r in self.missed]
+        if not rows:
+            return "nothing was rewritten, and nothing was near it"
+        return table(("layer", "line", "rewrite", "not rewritten because"), rows)

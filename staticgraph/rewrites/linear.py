@@ -1,0 +1,59 @@
+"""A linear layer with the ReLU after it: by oneDNN where the graph runs on a CPU as it is, on CUDA
+with ReLU's mask and the bias's gradient in one pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.kernels.linear import available, linear
+from staticgraph.rewrites.captured import Captured
+from staticgraph.rewrites.words import LINEAR, RELU, dtype, is_call, shape, used_once
+
+NAME = "linear"
+# Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
+SMALL = 1 << 20
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """``relu(x @ weight.T + bias)`` in the dtype that autocast would give it."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        wanted = torch.get_autocast_dtype(device)
+        x, weight = x.to(wanted), weight.to(wanted)
+        bias = None if bias is None else bias.to(wanted)
+    return linear(x, weight, bias, relu=relu)
+
+
+def rewrite(captured: Captured) -> None:
+    """Every product of a matrix that gains."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, LINEAR) and _obstacle(captured, node) is None:
+            _at(captured, node)
+
+
+def _obstacle(captured: Captured, node: Node) -> str | None:
+    x, weight, _ = node.args
+    rows, out = shape(x), shape(weight)
+    if rows is None or out is None or len(rows) != 2:
+        return "no matrix"
+    if node in captured.differentiated:
+        return "its derivative is taken in the forward, and has one of its own"
+    found = {dtype(x), dtype(weight), dtype(node)}
+    if captured.target.device != "cpu":
+        return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
+    if captured.target.compiled or found != {torch.float32} or not available():
+        return "on a CPU only float32 gains, in a graph that runs as it is"
+    return "too small to gain" if rows[0] * rows[1] * out[0] < SMALL else None
+
+
+def _at(captured: Captured, node: Node) -> None:
+    last = node
+    if used_once(node):
+        after = next(iter(node.users))
+        if is_call(after, RELU):
+            last = after
+    made = captured.before(last, product, *node.args, last is not node)
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)

@@ -1,0 +1,211 @@
+"""Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
+
+A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``; with it
+goes the node's own term, ``(1 + eps) x``, where eps is not trained. Any other message is computed
+as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from staticgraph.kernels.neighbour_max import neighbour_max
+from staticgraph.kernels.neighbour_sum import neighbour_sum
+from staticgraph.kernels.segments import segment_max, segment_sum
+from staticgraph.rewrites.captured import Captured, same_dtype
+from staticgraph.rewrites.words import (
+    ACTIVATIONS,
+    ADD,
+    GATHER,
+    MUL,
+    RELU,
+    SCATTER,
+    dtype,
+    is_call,
+    is_float,
+    shape,
+    sides,
+    tensor,
+    under_shape,
+    used_once,
+)
+
+NAME = "neighbour_sum"
+SUMS = ("sum", "add", "mean")
+
+
+class Message(NamedTuple):
+    """What is summed: the nodes, the edge operand, and how they meet."""
+
+    x: Node
+    edge: Node | None
+    transform: str
+
+
+def rewrite(captured: Captured) -> None:
+    """Every sum, mean and max by the batch's own destinations."""
+    for node in list(captured.graph.nodes):
+        if is_call(node, SCATTER) and node.users:
+            _at(captured, node)
+
+
+def _at(captured: Captured, node: Node) -> None:
+    rows, index, dim, groups, reduce = node.args
+    if dim != 0 or not is_float(node) or reduce not in (*SUMS, "max"):
+        return
+    which = captured.index(index)
+    if which is None:
+        if captured.facts and groups == captured.nodes:
+            captured.miss(NAME, node, "its index is not the batch's own", _origin(index))
+        return
+    if which != "dst" or groups != captured.nodes:
+        if which == "src":
+            captured.miss(NAME, node, "it adds up by source, and edges are sorted by destination")
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    found = message(captured, rows)
+    if not isinstance(found, Message) or (reduce == "max" and found.transform == "multiply"):
+        reason = found if isinstance(found, str) else "the largest of weighted messages"
+        _by_pointers(captured, node, reason)
+        return
+    _fused(captured, node, found, reduce)
+
+
+def message(captured: Captured, rows: Any) -> Message | str:
+    """How a message is made of nodes and edges, or what of it is not known."""
+    if not isinstance(rows, Node) or len(shape(rows) or ()) != 2:
+        return "a message of other than two dimensions"
+    if not used_once(rows):
+        return "the message is used elsewhere"
+    if (x := source(captured, rows)) is not None:
+        return Message(x, None, "copy")
+    if is_call(rows, MUL):
+        for first, second in sides(rows):
+            x = source(captured, first)
+            weight = _weight(captured, second, rows)
+            if x is not None and weight is not None and same_dtype(x, weight):
+                return Message(x, weight, "multiply")
+        return "a product of something else than a neighbour's row and a weight"
+    if is_call(rows, *ACTIVATIONS) or rows.op in ("call_function", "call_method"):
+        name = ACTIVATIONS.get(rows.target) if rows.op == "call_function" else None
+        inner = rows.args[0] if rows.args else None
+        if name is None:
+            return f"{_said(rows)} is no known message"
+        if is_call(inner, ADD) and used_once(inner) and rows.target is RELU:
+            for first, second in sides(inner):
+                x = source(captured, first)
+                if x is not None and shape(second) == shape(rows) and same_dtype(x, second):
+                    return Message(x, second, "relu_add")
+            return "a sum of something else than a neighbour's row and an edge's"
+        if rows.target is not RELU:
+            return f"{name} is no activation of the kernel"
+    return f"{_said(rows)} is no known message"
+
+
+def source(captured: Captured, node: Any) -> Node | None:
+    """What is gathered by the batch's own sources; None where it is anything else."""
+    if not is_call(node, GATHER) or captured.index(node.args[2]) != "src":
+        return None
+    x = node.args[0]
+    found = shape(x)
+    ok = found is not None and len(found) == 2 and found[0] == captured.nodes
+    return x if ok else None
+
+
+def _weight(captured: Captured, node: Any, rows: Node) -> Node | None:
+    found = shape(node)
+    if found == shape(rows):
+        return node
+    if found != (captured.edges, 1) or not is_float(node):
+        return None
+    below = under_shape(node)
+    if shape(below) == (captured.edges,):
+        return below
+    made = captured.before(rows, torch.reshape, node, (captured.edges,), like=node)
+    value = tensor(node)
+    assert value is not None
+    made.meta["example_value"] = value.new_empty(captured.edges)
+    return made
+
+
+def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
+    edge, code = found.edge, None
+    where = captured.pointers
+    if reduce == "max":
+        if found.transform == "relu_add":
+            made = captured.before(node, neighbour_max, found.x, edge, *where)
+        else:
+            made = captured.before(node, neighbour_max, found.x, None, *where)
+        captured.rewrote("neighbour_max", node)
+        captured.replace(node, made)
+        return
+    if is_call(edge, GATHER) and edge in captured.folded:
+        edge, code = edge.args[0], edge.args[2]
+    options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+    if code is not None:
+        options["code"] = code
+    last, eps = _own_term(captured, node, found.x)
+    if eps is not None:
+        options["self_eps"] = eps
+    made = captured.before(last, neighbour_sum, found.x, edge, *where, **options)
+    captured.rewrote(NAME, node)
+    captured.replace_chain(node, last, made)
+
+
+def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | None]:
+    """The sum of a node with ``(1 + eps) x``, and eps; the node itself where it has none."""
+    if not used_once(node):
+        return node, None
+    total = next(iter(node.users))
+    if not is_call(total, ADD) or shape(total) != shape(node) or dtype(total) != dtype(node):
+        return node, None
+    own = total.args[1] if total.args[0] is node else total.args[0]
+    if own is x:
+        found = tensor(x)
+        assert found is not None
+        zero = torch.zeros((), dtype=found.dtype)
+        return total, captured.constant(f"zero_{str(found.dtype)[6:]}", zero)
+    if not is_call(own, MUL) or not used_once(own):
+        return node, None
+    for first, second in sides(own):
+        if second is x and is_call(first, ADD) and first.args[1] == 1:
+            eps = tensor(first.args[0])
+            single = eps is not None and eps.numel() == 1
+            if single and not captured.has_gradient(first.args[0]):
+                return total, first.args[0]
+    return node, None
+
+
+def _by_pointers(captured: Captured, node: Node, reason: str) -> None:
+    """The sum alone, of a message that was computed."""
+    rows, _, _, _, reduce = node.args
+    found = tensor(rows)
+    if found is None or found.size(0) != captured.edges or found.dim() == 0:
+        return
+    captured.miss(NAME, node, reason, rows if isinstance(rows, Node) else None)
+    row_ptr = captured.facts["row_ptr"]
+    flat = rows
+    if found.dim() != 2:
+        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    if reduce == "max":
+        made = captured.before(node, segment_max, flat, row_ptr)
+    else:
+        made = captured.before(node, segment_sum, flat, row_ptr, mean=reduce == "mean")
+    if found.dim() != 2:
+        made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("segments", node)
+    captured.replace(node, made)
+
+
+def _origin(index: Any) -> Node | None:
+    return index if isinstance(index, Node) else None
+
+
+def _said(node: Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return str(name)

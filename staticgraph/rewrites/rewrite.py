@@ -1,0 +1,66 @@
+"""The rewrites in their order, over one captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+from staticgraph.nn.context.leaf import batch_facts
+from staticgraph.rewrites import (
+    batch_norm,
+    dropout,
+    gcn_sum,
+    handing_on,
+    linear,
+    neighbour_attention,
+    neighbour_sum,
+    segments,
+    tables,
+)
+from staticgraph.rewrites.captured import Captured, Target
+from staticgraph.rewrites.clean import drop_twins, drop_unread
+from staticgraph.rewrites.spelling import spell
+
+Rewrite = Callable[[Captured], None]
+
+# What takes more of a graph comes before what takes a part of it.
+ORDER: Sequence[Rewrite] = (
+    tables.rewrite,
+    gcn_sum.rewrite,
+    neighbour_attention.rewrite,
+    segments.rewrite,
+    neighbour_sum.rewrite,
+    tables.unfold,
+    dropout.rewrite,
+    batch_norm.rewrite,
+    linear.rewrite,
+)
+
+
+def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> Captured:
+    """Rewrites a graph of Dynamo's in place, and says what it did.
+
+    Args:
+        module: as a backend of ``torch.compile`` gets it.
+        target: what will run it.
+        inputs: as the backend gets them; in a dry run they say what tensors are made of.
+    """
+    fakes = [one for one in inputs if isinstance(one, FakeTensor)]
+    captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
+    spell(captured)
+    drop_unread(captured.graph)
+    drop_twins(captured.graph)
+    for one in ORDER:
+        one(captured)
+        drop_unread(captured.graph)
+    handing_on.rewrite(captured)
+    for node in list(captured.graph.nodes):
+        if node.op == "call_function" and node.target is batch_facts:
+            captured.graph.erase_node(node)
+    drop_unread(captured.graph)
+    captured.graph.lint()
+    module.recompile()
+    return captured

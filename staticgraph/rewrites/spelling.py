@@ -1,0 +1,307 @@
+"""One spelling for what a graph says in many: the pass before all rewrites.
+
+Invariant: the graph computes what it did. A form that is not known, and a change in place that
+another alias might see, stay as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from staticgraph.rewrites import words
+from staticgraph.rewrites.captured import Captured
+from staticgraph.rewrites.words import (
+    ADD,
+    DIV,
+    GATHER,
+    MUL,
+    SCATTER,
+    SELECT,
+    SHAPES,
+    SUB,
+    is_call,
+    is_method,
+    shape,
+    tensor,
+)
+
+_BINARY = {
+    ADD: (operator.add, operator.iadd, torch.add, "add", "add_"),
+    SUB: (operator.sub, operator.isub, torch.sub, "sub", "sub_"),
+    MUL: (operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply"),
+    DIV: (operator.truediv, operator.itruediv, torch.div, "div", "div_"),
+}
+_UNARY = {
+    F.relu: (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"),
+    F.silu: (F.silu,),
+    F.gelu: (F.gelu,),
+    F.leaky_relu: (F.leaky_relu, F.leaky_relu_),
+    torch.exp: (torch.exp, "exp", "exp_"),
+}
+_WORD = {
+    spelled: word for table in (_BINARY, _UNARY) for word, all in table.items() for spelled in all
+}
+_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.relu_, F.relu_}
+_REDUCED = {"sum": "sum", "prod": None, "mean": None, "amax": "max", "amin": "min"}
+# Of a fresh tensor nobody else holds an alias.
+_FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, torch._C._nn.linear, F.embedding, GATHER, SCATTER)
+
+
+def spell(captured: Captured) -> None:
+    """Rewrites every node that has another word."""
+    for node in list(captured.graph.nodes):
+        _alias(captured, node)
+    for node in list(captured.graph.nodes):
+        _out_of_place(node)
+        _binary(node)
+        _gather(captured, node)
+        _others(captured, node)
+        _reduction(captured, node)
+
+
+def _alias(captured: Captured, node: Node) -> None:
+    """What gives its own operand: conversions to the dtype that is there already."""
+    if not node.args or not isinstance(node.args[0], Node):
+        return
+    given, found = tensor(node.args[0]), tensor(node)
+    if given is None or found is None or given.dtype != found.dtype or node.kwargs.get("copy"):
+        return
+    same = given.shape == found.shape and given.device == found.device
+    if is_method(node, "to", "long", "float", "double", "type_as", "contiguous") and same:
+        if node.target == "contiguous" and not given.is_contiguous():
+            return
+        node.replace_all_uses_with(node.args[0])
+
+
+def _out_of_place(node: Node) -> None:
+    """``x += y``, ``relu_`` and ``inplace=True`` of a fresh tensor, read later through this node
+    alone or by name."""
+    in_place = node.op == "call_function" and node.target in _IN_PLACE
+    in_place |= is_method(node, "add_", "sub_", "mul_", "div_", "relu_", "exp_")
+    in_place |= is_call(node, *_UNARY) and _argument(
+        node, 2 if node.target is F.leaky_relu else 1, "inplace", False
+    )
+    in_place |= is_call(node, F.dropout) and bool(_argument(node, 3, "inplace", False))
+    if not in_place:
+        return
+    old = node.args[0]
+    fresh = is_call(old, *_FRESH) or is_call(old, *_WORD) or is_method(old, *_names(_WORD))
+    node.meta["in_place"] = True
+    if not fresh or not isinstance(old, Node) or any(_aliases(user) for user in old.users):
+        return
+    if shape(old) != shape(node) or words.dtype(old) != words.dtype(node):
+        return
+    later, seen = [], False
+    for other in node.graph.nodes:
+        seen |= other is node
+        if seen and other is not node and other in old.users:
+            later.append(other)
+    for other in later:
+        other.replace_input_with(old, node)
+    node.meta["in_place"] = False
+    if is_call(node, F.dropout) or (is_call(node, *_UNARY) and node.target not in _IN_PLACE):
+        node.kwargs = {key: val for key, val in node.kwargs.items() if key != "inplace"}
+        if is_call(node, F.dropout):
+            node.args = node.args[:3]
+        elif node.target is not F.leaky_relu:
+            node.args = node.args[:1]
+        else:
+            node.args = node.args[:2]
+
+
+def _names(table: Any) -> tuple[str, ...]:
+    return tuple(name for name in table if isinstance(name, str))
+
+
+def _aliases(user: Node) -> bool:
+    """Whether a reader may hold an alias of what it reads."""
+    found = tensor(user)
+    if found is None:
+        return user.op != "output"
+    return is_method(
+        user, *SHAPES, "expand", "expand_as", "transpose", "t", "permute", "detach"
+    ) or (is_call(user, operator.getitem, SELECT, torch.unbind, torch.split, torch.chunk))
+
+
+def _argument(node: Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _binary(node: Node) -> None:
+    if node.op not in ("call_function", "call_method") or node.meta.get("in_place"):
+        return
+    word = _WORD.get(node.target)
+    if word is None or not isinstance(node.args[0] if node.args else None, Node | int | float):
+        return
+    if word in _BINARY:
+        if node.kwargs or len(node.args) != 2 or tensor(node) is None:
+            return
+        first, second = node.args
+        if not isinstance(first, Node):  # a number first
+            if word not in (ADD, MUL):
+                return
+            first, second = second, first
+        if tensor(first) is None:
+            return
+        if word is ADD and _is_zero(second) and words.is_float(first) and is_call(first, *_FRESH):
+            node.replace_all_uses_with(first)
+            return
+        node.args = (first, second)
+    elif word is F.leaky_relu:
+        node.args, node.kwargs = (node.args[0], _argument(node, 1, "negative_slope", 0.01)), {}
+    elif word is F.gelu:
+        if node.kwargs:
+            return
+    elif word in _UNARY:
+        node.args, node.kwargs = node.args[:1], {}
+    node.op, node.target = "call_function", word
+
+
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
+
+
+def _gather(captured: Captured, node: Node) -> None:
+    """``x[index]``, ``index_select`` of the rows, ``x[0]`` and ``unbind`` to one word each."""
+    if is_call(node, torch.index_select) or is_method(node, "index_select"):
+        given = _arguments(node, ("self", "dim", "index"))
+        if given is None or tensor(given[0]) is None:
+            return
+        x, dim, index = given
+        if dim % tensor(x).dim() == 0:
+            node.op, node.target, node.args, node.kwargs = (
+                "call_function",
+                GATHER,
+                (x, 0, index),
+                {},
+            )
+        return
+    if not is_call(node, operator.getitem) or tensor(node) is None:
+        if is_method(node, "select"):
+            node.op, node.target = "call_function", SELECT
+        return
+    base, key = node.args
+    if is_call(base, torch.unbind) or is_method(base, "unbind"):
+        dim = _argument(base, 1, "dim", 0)
+        if isinstance(key, int):
+            node.target, node.args = SELECT, (base.args[0], dim, key)
+        return
+    if tensor(base) is None:
+        return
+    if isinstance(key, bool):
+        return
+    if isinstance(key, int):
+        node.target, node.args = SELECT, (base, 0, key)
+    elif isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None) and _is_int(key[1]):
+        node.target, node.args = SELECT, (base, 1, key[1])
+    elif isinstance(key, Node):
+        index = tensor(key)
+        if index is not None and index.dim() == 1 and index.dtype == torch.int64:
+            node.target, node.args = GATHER, (base, 0, key)
+
+
+def _is_int(key: Any) -> bool:
+    return isinstance(key, int) and not isinstance(key, bool)
+
+
+def _arguments(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    found = list(node.args)
+    for name in names[len(found) :]:
+        key = "input" if name == "self" else name
+        if key not in node.kwargs:
+            return None
+        found.append(node.kwargs[key])
+    return tuple(found)
+
+
+def _others(captured: Captured, node: Node) -> None:
+    if is_call(node, torch._C._nn.linear, F.linear):
+        given = [*node.args, *(None,) * (3 - len(node.args))]
+        for place, name in enumerate(("input", "weight", "bias")):
+            given[place] = node.kwargs.get(name, given[place])
+        node.target, node.args, node.kwargs = F.linear, tuple(given), {}
+    elif is_call(node, F.dropout, torch.dropout) and not node.meta.get("in_place"):
+        p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
+        training = node.kwargs.get("train", training)
+        if p == 0 or not training:  # torch returns its operand, and draws nothing
+            node.replace_all_uses_with(node.args[0])
+            captured.graph.erase_node(node)
+        else:
+            node.target, node.args, node.kwargs = F.dropout, (node.args[0], p, True), {}
+
+
+def _reduction(captured: Captured, node: Node) -> None:
+    """Additions into zeros by an index, in the words of PyG's ``scatter``."""
+    found = None
+    if is_method(node, "index_add", "index_add_") or is_call(node, torch.index_add):
+        given = _arguments(node, ("self", "dim", "index", "source"))
+        if given and node.kwargs.get("alpha", 1) == 1:
+            found = (*given, "sum")
+    elif is_method(node, "scatter_add", "scatter_add_") or is_call(node, torch.scatter_add):
+        given = _arguments(node, ("self", "dim", "index", "src"))
+        if given:
+            found = (*given, "sum")
+    elif is_method(node, "scatter_reduce", "scatter_reduce_") or is_call(
+        node, torch.scatter_reduce
+    ):
+        given = _arguments(node, ("self", "dim", "index", "src", "reduce"))
+        if given:
+            kept = node.kwargs.get("include_self", True)
+            reduce = _REDUCED.get(given[4])
+            if reduce is not None and (reduce == "sum" or kept is False):
+                found = (*given[:4], reduce)
+    if found is None:
+        return
+    into, dim, index, src, reduce = found
+    index = _expanded(index)
+    into_value, src_value = tensor(into), tensor(src)
+    if index is None or into_value is None or src_value is None or not _zeros(into):
+        return
+    if not used_alone(into, node) or dim % src_value.dim() != 0:
+        return
+    if src_value.dtype != into_value.dtype or src_value.shape[1:] != into_value.shape[1:]:
+        return
+    with captured.graph.inserting_before(node):
+        made = captured.graph.call_function(SCATTER, (src, index, 0, into_value.size(0), reduce))
+    made.meta.update(node.meta)
+    node.replace_all_uses_with(made)
+    captured.graph.erase_node(node)
+
+
+def used_alone(into: Node, node: Node) -> bool:
+    """Whether nothing but ``node`` reads what it adds into."""
+    return list(into.users) == [node]
+
+
+def _expanded(index: Any) -> Node | None:
+    """The vector that an index was broadcast from along the first dimension."""
+    while True:
+        found = tensor(index)
+        if found is None:
+            return None
+        if found.dim() == 1:
+            return index
+        if is_method(index, "expand", "expand_as", "view", "reshape", "unsqueeze", "repeat"):
+            if is_method(index, "repeat") and index.args[1:][:1] != (1,):
+                return None
+            below = tensor(index.args[0])
+            if below is None or below.size(0) != found.size(0):
+                return None
+            index = index.args[0]
+        elif is_call(index, operator.getitem) and _unsqueezes(index.args[1]):
+            index = index.args[0]
+        else:
+            return None
+
+
+def _unsqueezes(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] == slice(None) and all(k is None for k in key[1:])
+
+
+def _zeros(node: Any) -> bool:
+    return is_method(node, "new_zeros") or is_call(node, torch.zeros, torch.zeros_like)

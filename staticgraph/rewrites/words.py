@@ -1,0 +1,96 @@
+"""The few words that rewrites read a graph in.
+
+Dynamo's graph says one thing in many ways: ``x + y`` is an operator, a method, a function or in
+place; a gather is ``x[index]`` or ``index_select``; a sum by an index is ``index_add``,
+``scatter_add`` into zeros or PyG's ``scatter``. :mod:`staticgraph.rewrites.spelling` writes all of
+them in the words below, and a rewrite knows no others.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from staticgraph.nn.functions import scattered
+
+ADD, SUB, MUL, DIV = torch.add, torch.sub, torch.mul, torch.div
+RELU, SILU, GELU, LEAKY_RELU = F.relu, F.silu, F.gelu, F.leaky_relu
+ACTIVATIONS = {RELU: "relu", SILU: "silu", GELU: "gelu", LEAKY_RELU: "leaky_relu"}
+LINEAR, DROPOUT, EMBEDDING = F.linear, F.dropout, F.embedding
+GATHER = torch.index_select  # (x, 0, index)
+# (x, dim, place); not torch.select, for which PyG puts a function of its own.
+SELECT = torch.Tensor.select
+SCATTER = scattered  # (src, index, dim, groups, reduce)
+SHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous")
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these functions."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def is_method(node: Any, *names: str) -> bool:
+    """Whether a node calls a method of one of these names."""
+    return isinstance(node, Node) and node.op == "call_method" and node.target in names
+
+
+def value(node: Any) -> Any:
+    """What Dynamo's trace saw at a node: a tensor without data, a tuple of them, a number."""
+    if not isinstance(node, Node):
+        return node
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def tensor(node: Any) -> Tensor | None:
+    """The tensor without data that a node gives; None where it gives something else."""
+    found = value(node)
+    return found if isinstance(node, Node) and isinstance(found, Tensor) else None
+
+
+def shape(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's tensor; None for anything else."""
+    found = tensor(node)
+    return None if found is None else tuple(found.shape)
+
+
+def dtype(node: Any) -> torch.dtype | None:
+    """The dtype of a node's tensor; None for anything else."""
+    found = tensor(node)
+    return None if found is None else found.dtype
+
+
+def is_float(node: Any) -> bool:
+    """Whether a node gives a tensor of floats."""
+    found = dtype(node)
+    return found is not None and found.is_floating_point
+
+
+def used_once(node: Node) -> bool:
+    """Whether a single node reads this one."""
+    return len(node.users) == 1
+
+
+def under_shape(node: Any) -> Any:
+    """A node without the views and reshapes around it."""
+    while is_method(node, *SHAPES) or is_call(node, torch.flatten, torch.unsqueeze):
+        node = node.args[0]
+    return node
+
+
+def item(node: Any, place: int) -> Any:
+    """The node that takes one item of a node's tuple; None where none does."""
+    for user in node.users:
+        if is_call(user, operator.getitem) and user.args[1] == place:
+            return user
+    return None
+
+
+def sides(node: Node) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The two operands of a node, either way round."""
+    first, second = node.args[:2]
+    return (first, second), (second, first)

@@ -1,0 +1,115 @@
+"""Random data sets of several types of nodes and edges: types that a graph has none of, edges of a
+type that no graph has, relations both ways and within one type.
+
+As :mod:`graph_sets` does, a set is a few numbers, and the expected form of a graph in a batch is
+made by a plain sort.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch_geometric.data import HeteroData
+
+NODES = {"a": 3, "b": 2}  # columns of each type
+RELATIONS = (("a", "to", "b"), ("b", "back", "a"), ("a", "near", "a"))
+WITH_FEATURES = ("a", "near", "a")
+
+
+@dataclass(frozen=True)
+class TypedSet:
+    """A data set.
+
+    Attributes:
+        sizes: of each graph, the nodes of either type and the edges wanted of each relation.
+        seed: of the values.
+        label: ``graph``, or ``a`` for a label of each node of that type.
+        missing: some labels are NaN.
+        more: nodes of the second type have a whole number each, graphs have two rows of one.
+    """
+
+    sizes: tuple[tuple[int, int, tuple[int, int, int]], ...]
+    seed: int = 0
+    label: str = "graph"
+    missing: bool = False
+    more: bool = False
+
+    rules = "typed"
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """For ``from_pyg``: types tell all."""
+        return {}
+
+    def graphs(self) -> list[HeteroData]:
+        """The graphs, the same every time."""
+        rng = np.random.default_rng(self.seed)
+        return [self._graph(rng, a, b, edges) for a, b, edges in self.sizes]
+
+    def expected(self) -> list[HeteroData]:
+        """The graphs as a batch has them: edges of each relation by destination, stable."""
+        return [by_destination(graph) for graph in self.graphs()]
+
+    def _graph(
+        self, rng: np.random.Generator, a: int, b: int, edges: tuple[int, int, int]
+    ) -> HeteroData:
+        rows = {"a": a, "b": b}
+        data = HeteroData()
+        for kind, columns in NODES.items():
+            data[kind].x = torch.from_numpy(rng.normal(size=(rows[kind], columns)))
+        for relation, wanted in zip(RELATIONS, edges, strict=True):
+            m, n = rows[relation[0]], rows[relation[2]]
+            count = wanted if m and n else 0
+            ends = [rng.integers(0, max(1, m), count), rng.integers(0, max(1, n), count)]
+            data[relation].edge_index = torch.from_numpy(np.stack(ends))
+            if relation == WITH_FEATURES:
+                data[relation].edge_attr = torch.from_numpy(rng.normal(size=(count, 2)))
+        label = rng.normal(size=(1 if self.label == "graph" else a, 1))
+        if self.missing:
+            label[rng.random(label.shape) < 0.3] = np.nan
+        if self.label == "graph":
+            data.y = torch.from_numpy(label)
+        else:
+            data["a"].y = torch.from_numpy(label)
+        if self.more:
+            data["b"].kind = torch.from_numpy(rng.integers(0, 9, b, dtype=np.int32))
+            data.notes = torch.from_numpy(rng.integers(-9, 9, (2, 1)))
+        return data
+
+
+def by_destination(data: HeteroData) -> HeteroData:
+    """The same with the edges of each relation sorted by destination."""
+    made = data.clone()
+    for relation in RELATIONS:
+        ends = data[relation].edge_index[1].tolist()
+        order = sorted(range(len(ends)), key=ends.__getitem__)
+        made[relation].edge_index = data[relation].edge_index[:, order]
+        if relation == WITH_FEATURES:
+            made[relation].edge_attr = data[relation].edge_attr[order]
+    return made
+
+
+NUMBERS = st.sampled_from((0, 1, 1, 2, 3, 5))
+EDGES = st.integers(0, 7)
+
+
+@st.composite
+def typed_sets(draw: st.DrawFn, empty: bool = True, most: int = 7) -> TypedSet:
+    """Data sets; without graphs that lack nodes of a type where PyG's own layers would fail."""
+    sizes = draw(
+        st.lists(
+            st.tuples(NUMBERS, NUMBERS, st.tuples(EDGES, EDGES, EDGES)), min_size=1, max_size=most
+        )
+    )
+    if not empty:
+        sizes = [(max(1, a), max(1, b), edges) for a, b, edges in sizes]
+    return TypedSet(
+        tuple(sizes),
+        draw(st.integers(0, 2**32 - 1)),
+        draw(st.sampled_from(("graph", "graph", "a"))),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )

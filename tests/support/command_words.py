@@ -1,0 +1,216 @@
+"""What the command line is given in tests of its options: tiny data, files that are not what their
+names say, a base for every command, absurd values, and a judge of what came of it.
+
+Loops that only repeat what is built by then (training steps, measurements, pictures) can be cut
+short, since the tests of the commands run them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch_geometric.data import Data
+
+import staticgraph as sg
+from staticgraph import cli
+from staticgraph.checking.preflight import preflight
+from staticgraph.cli.probe import probe_model
+from staticgraph.cli.reports.plan_plots import map_around
+from staticgraph.dryrun import baseline
+from staticgraph.dryrun.operations import PARTS, count_step
+from staticgraph.training.report import TrainReport
+from staticgraph.training.run import Training
+from support.command import status_of
+
+GIN = ["--model", "gin", "--hidden", "4", "--layers", "1"]
+LINK = ["--epochs", "1", "--batch-size", "10", "--chunks", "2", "--negatives", "4", "--dimension",
+        "4", "--policy", "in-memory"]  # fmt: skip
+# What each command is given besides the option in question; names are those of the folder below.
+BASES = {
+    "plan histogram": ["plan", "--histogram", "sizes.csv", "--graphs", "4"],
+    "plan limits": ["plan", "--histogram", "sizes.csv", "--limits", "9", "20", "--max-graphs", "4"],
+    "plan data": ["plan", "--data", "few", "--batch-size", "4"],
+    "plan memory": ["plan", "--data", "few", *GIN, "--max-memory", "1GiB", "--min-steps", "1"],
+    "probe": ["probe", "--data", "few", *GIN],
+    "check": ["check", "--data", "few", "--model", "tiny_models:build", "--batch-size", "4"],
+    "train": ["train", "--data", "few", *GIN, "--batch-size", "4", "--epochs", "1", "--out", "r"],
+    "report": ["report", "run"],
+    "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
+    "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
+    "partition data": ["partition", "--data", "triples.npz", "--out", "g"],
+    "train-large link": ["train-large", "--task", "link", "--data", "triples.npz", *LINK, "--out",
+                         "large"],
+    "train-large encoder": ["train-large", "--task", "link", "--data", "triples.npz", *LINK,
+                            "--encoder", "sage", "--fanouts", "2", "--out", "large"],
+    "train-large node": ["train-large", "--task", "node", "--data", "graph.npz", "--policy",
+                         "in-memory", "--fanouts", "2", "--epochs", "1", "--out", "large"],
+}  # fmt: skip
+ABSURD = (
+    "", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e30", "3e38", "1e99", "9" * 30, str(2**63),
+    "9" * 5000,
+    "bogus", "bogus:bogus", "auto", "None", "missing.npz", "missing/missing", "a-folder", "few",
+    "empty.npz", "nothing.npz", "noise.npz", "noise.npy", "noise.csv", "noise.pt", "noise.json",
+    "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
+    "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
+)  # fmt: skip
+# Whose exit status may be 1: a training diverged, a model is not static.
+ANSWERS_NO = ("train", "train-large", "check")
+
+
+def make_place(folder: Path, graphs: list[Data]) -> None:
+    """Puts a tiny one of everything into a folder, and files that are not what their names say.
+
+    Args:
+        folder: which is there.
+        graphs: twenty, of labels.
+    """
+    sg.GraphStore.from_pyg(graphs, name="few", progress=False).with_splits(
+        train=range(12), val=range(12, 16), test=range(16, 20)
+    ).save(folder / "few")
+    (folder / "sizes.csv").write_text("num_nodes,num_edges,count\n3,4,5\n5,8,2\n")
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 12, (2, 40))
+    np.save(folder / "edges.npy", edges)
+    np.savez(folder / "graph.npz", edges=edges[:, edges[0] != edges[1]], num_nodes=12)
+    triples = np.stack([edges[0], edges[0] % 2, edges[1]])
+    np.savez(folder / "triples.npz", num_entities=12, num_relations=2, train=triples[:, :30],
+             valid=triples[:, 30:35], test=triples[:, 35:])  # fmt: skip
+    (folder / "tiny_models.py").write_text(
+        "from staticgraph import models\n\n\ndef build(store):\n"
+        "    return models.build('gin', store, hidden=4, layers=1)\n"
+    )
+    (folder / "a-folder").mkdir()
+    (folder / "empty.npz").touch()
+    np.savez(folder / "nothing.npz")
+    for ending in ("npz", "npy", "csv", "pt", "json"):
+        (folder / f"noise.{ending}").write_bytes(rng.bytes(500))
+    (folder / "notes.txt").write_text("mine\n")
+    (folder / "text.npz").write_text("mine\n")
+    (folder / "bom.csv").write_bytes(b"\xef\xbb\xbf" + (folder / "sizes.csv").read_bytes())
+    np.savez(folder / "outside.npz", edges=np.array([[0], [9]]), num_nodes=5)
+    (folder / "header.csv").write_text("num_nodes,num_edges,count\n")
+
+
+def measured_in(place: Path) -> sg.MemoryModel:
+    """A model of memory as ``probe`` makes it; and the folder ``run`` as ``train`` makes it."""
+    store = sg.GraphStore.load(place / "few")
+    args = argparse.Namespace(
+        model="gin", hidden=4, layers=1, dropout=0.0, optimizer="adam", autocast=None, accumulate=1
+    )
+    words = [*BASES["train"][:-1], str(place / "run")]
+    words[words.index("few")] = str(place / "few")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert status_of(words) == 0
+    return probe_model(store, args)
+
+
+def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel) -> None:
+    """Leaves out loops, measurements and pictures: files are opened, models and plans are built,
+    and folders are made."""
+
+    def trained(training: Training) -> TrainReport:
+        training.folder.mkdir(exist_ok=True)
+        training.plan.save(training.folder / "plan.json")
+        len(training.loader)
+        return TrainReport.load(folder / "run")
+
+    def probed(model, store, **options):
+        return measured
+
+    def nothing(*arguments, **options):
+        return None
+
+    first = {}
+
+    def once(name, work):
+        """Work whose result is that of its first call."""
+
+        def done(*arguments, **options):
+            if name not in first:
+                first[name] = work(*arguments, **options)
+            return first[name]
+
+        return done
+
+    patch.setattr(Training, "run", trained)
+    patch.setattr("staticgraph.probing.probe.probe", probed)
+
+    def launched(model, plan, target, kernels, dtype=None):
+        name = baseline.KERNELS if kernels else baseline.STOCK
+        return baseline.Column(name, "launches", dict.fromkeys(PARTS, 1)), f"as on {target}"
+
+    patch.setattr("staticgraph.dryrun.baseline.count_step", once("count", count_step))
+    patch.setattr("staticgraph.dryrun.baseline.launched", launched)
+    patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
+    patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
+    for picture in (
+        "cli.reports.plan_plots.save_plan_picture",
+        "cli.reports.plan_plots.save_cost_picture",
+        "cli.reports.memory_plots.save_memory_picture",
+        "outofcore.buffer.timeline.plot",
+    ):
+        patch.setattr(f"staticgraph.{picture}", nothing)
+
+
+def actions(command: str) -> Iterator[argparse.Action]:
+    """Every option and argument that a command has, but for ``--help``."""
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    assert commands.choices is not None
+    for action in commands.choices[command]._actions:
+        if action.dest != "help":
+            yield action
+
+
+def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
+    """The words of a command with an option at a value, instead of at its own."""
+    if not action.option_strings:
+        return [base[0], value]
+    name = action.option_strings[-1]
+    words, at = [], 0
+    while at < len(base):
+        if base[at] == name:
+            at += 1
+            while at < len(base) and not base[at].startswith("--"):
+                at += 1
+            continue
+        words.append(base[at])
+        at += 1
+    if action.nargs == 0:
+        return [*words, name]
+    if action.nargs == "+":
+        return [*words, name, value, value]
+    if isinstance(action.nargs, int):
+        return [*words, name, *([value] * action.nargs)]
+    return [*words, f"{name}={value}"]
+
+
+def wrong_with(words: list[str]) -> str:
+    """What a command does that none may do; empty where it works or refuses in one line.
+
+    Args:
+        words: of the command line; it runs in this process, in the present folder.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = status_of(words)
+    except BaseException as error:
+        return f"{type(error).__name__}: {str(error)[:150]}"
+    # Two errors have a list below their line: what data is, and what takes the memory.
+    told = err.getvalue().strip()
+    lines = told.splitlines()
+    listed = "Understood are:" in told or "the floor for this plan" in told
+    if status == 2 and (
+        out.getvalue()
+        or not told.startswith(f"staticgraph {words[0]}: ")
+        or (len(lines) > 1 and not listed)
+    ):
+        return f"{len(lines)} lines: {told[:500]}"
+    known = status in (0, 2) or (status == 1 and words[0] in ANSWERS_NO)
+    return "" if known else f"status {status}"

@@ -1,0 +1,54 @@
+"""The cases of the GPU tests with the Triton side of every operator on the CPU, run by Triton's
+interpreter: the comparison that a GPU makes, but for the sizes and for what torch computes there.
+
+Started by test_kernels_triton.py in a process of its own, as interpreted_kernels.py is.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
+from support.kernel_cases import (  # noqa: E402
+    CASES,
+    DROPPED,
+    DTYPES,
+    FEW,
+    NAMES,
+    far,
+    kept_on,
+    on_cpu,
+    operators_called,
+    results,
+)
+
+# torch's own kernels on CUDA, which no interpreter has.
+TORCHS = {"varlen_attention", "varlen_attention_backward"}
+RUN = [name for name in NAMES if name != "varlen_attention"]
+
+
+@pytest.fixture(scope="module")
+def from_the_cpu():
+    """What the CPU's own kernels give, then no more of them."""
+    found = {(n, d): on_cpu(n, d, None, FEW) for n in RUN if n in CASES for d in DTYPES}
+    for name, kernel in CUDA.items():
+        if name not in TORCHS:
+            LIBRARY.impl(name, kernel, "CPU", allow_override=True)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", RUN)
+def test_triton_gives_the_cpus_results(from_the_cpu, name, dtype):
+    with operators_called() as called:
+        found = results(name, dtype, "cpu", FEW)
+    assert called
+    expected = from_the_cpu.get((name, dtype))
+    if name in DROPPED:
+        expected = on_cpu(name, dtype, kept_on(name, "cpu", FEW), FEW)
+    wrong = far(found, *expected, dtype)
+    assert not wrong, "\n".join(wrong)

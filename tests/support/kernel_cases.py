@@ -1,0 +1,415 @@
+"""A case of every operator of this library: operands, the call, and all results with gradients.
+
+One body for every device. Operands are the same numbers everywhere, eighths from -2 to 2, and some
+of them a sixteenth above: exact in every dtype, and so are the sums of two or three of them, so
+that no ReLU and no largest value falls on another side for the rounding of one device. Ties among
+the largest are many.
+
+Devices drop other values from the same seed: where values are dropped, the CPU's result is the
+reference's with what the device says that it keeps.
+
+A result on a device may be twice as far from the CPU's in a wide dtype as the CPU's own in the same
+dtype is, or as a few roundings of it and a thousand of float32's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.kernels import (
+    batch_norm,
+    dropout_sum,
+    gcn_degrees,
+    gcn_sum,
+    graph_attention,
+    neighbour_attention,
+    neighbour_max,
+    neighbour_sum,
+    nodes_of_blocks,
+    pair_score,
+    qkv_blocks,
+    segment_max,
+    segment_softmax,
+    segment_sum,
+    table_sum,
+)
+from staticgraph.kernels.batch_norm import Running
+from staticgraph.kernels.collate import Arguments, collate
+from staticgraph.kernels.dropout_sum import dropout_sum_reference
+from staticgraph.kernels.dropout_sum import kept as values_kept
+from staticgraph.kernels.graph_attention import graph_attention_reference
+from staticgraph.kernels.graph_attention import kept as weights_kept
+from staticgraph.kernels.linear import linear, linear_handed_on
+from staticgraph.kernels.neighbour_sum import neighbour_sum_handed_on
+from staticgraph.kernels.register import NAMESPACE
+from staticgraph.kernels.table_sum import fold_codes
+from staticgraph.kernels.varlen_attention import varlen_attention
+from support.collated import layout_for, odd_graphs, padded_ids
+
+HEADS, WIDTH = 4, 16
+COLUMNS = HEADS * WIDTH
+TABLES = (5, 9, 3)
+
+
+class Sizes(NamedTuple):
+    """Of the graph that the operators read."""
+
+    nodes: int = 3000
+    edges: int = 7000
+    graphs: int = 128
+
+
+class Where(NamedTuple):
+    """What every batch knows of its graphs, on a device."""
+
+    edges: tuple[Tensor, ...]  # src, dst, row_ptr, col_ptr, transpose
+    ptr: Tensor
+    longest: int
+    real: Tensor  # the nodes that are no padding
+    index: Tensor  # of categories, a column a table
+    seed: Tensor
+    device: str
+
+
+Values = dict[str, Tensor]
+
+
+def where(sizes: Sizes, device: str) -> Where:
+    """The same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    src = torch.randint(sizes.nodes, (sizes.edges,), generator=generator)
+    dst = torch.randint(sizes.nodes, (sizes.edges,), generator=generator).sort().values
+    everything = torch.arange(sizes.nodes + 1)
+    transpose = torch.argsort(src, stable=True)
+    pointers = (
+        torch.searchsorted(dst, everything).int(),
+        torch.searchsorted(src[transpose].contiguous(), everything).int(),
+        transpose.int(),
+    )
+    ptr = torch.linspace(0, sizes.nodes, sizes.graphs + 1).long()
+    index = torch.stack(
+        [torch.randint(size, (sizes.nodes,), generator=generator) for size in TABLES], 1
+    )
+    return Where(
+        tuple(value.to(device) for value in (src, dst, *pointers)),
+        ptr.to(device),
+        int(ptr.diff().max()),
+        torch.tensor(sizes.nodes - sizes.nodes // 10, device=device),
+        index.to(device),
+        torch.tensor([3], device=device),
+        device,
+    )
+
+
+def operands(sizes: Sizes, dtype: torch.dtype, device: str) -> Values:
+    """Leaves that ask for a gradient."""
+    generator = torch.Generator().manual_seed(1)
+
+    def eighths(*shape: int, offset: float = 0.0) -> Tensor:
+        return torch.randint(-16, 17, shape, generator=generator) / 8 + offset
+
+    n, e = sizes.nodes, sizes.edges
+    sign = torch.randint(2, (n, COLUMNS), generator=generator) * 2 - 1
+    values = {
+        "x": eighths(n, COLUMNS),
+        "right": eighths(n, COLUMNS),
+        "rows": eighths(e, COLUMNS, offset=1 / 16),
+        "own_rows": eighths(n, COLUMNS, offset=1 / 16),
+        "each": eighths(e),
+        "pair": eighths(HEADS, n, 2),
+        "edge": eighths(e, HEADS, offset=1 / 16),
+        "own": eighths(n, HEADS, offset=1 / 16),
+        "scores": eighths(HEADS, WIDTH),
+        "weight": eighths(COLUMNS, COLUMNS),
+        "bias": eighths(COLUMNS, offset=1 / 16),
+        "tables": eighths(sum(TABLES), COLUMNS),
+        "table": eighths(TABLES[0], COLUMNS, offset=1 / 16),
+        "qkv": eighths(n, 3 * COLUMNS),
+        # Far from zero on both sides, and a norm's parameters that keep it there.
+        "apart": sign * torch.randint(4, 13, (n, COLUMNS), generator=generator) / 8,
+        "little": eighths(n, COLUMNS) / 16,
+        "scale": 1 + eighths(COLUMNS) / 4,
+        "shift": eighths(COLUMNS) / 32,
+    }
+    return {name: v.to(dtype).to(device).requires_grad_() for name, v in values.items()}
+
+
+# ---------------------------------------------------------------------- the cases
+
+
+def _offsets(w: Where) -> Tensor:
+    return torch.tensor([0, *np.cumsum(TABLES)], device=w.device)
+
+
+def _degrees(v: Values, w: Where, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return gcn_degrees(w.edges[0], w.edges[2], weight, 1.0, True, v["x"].detach())
+
+
+def _weighted_gcn(v: Values, w: Where) -> list[Tensor]:
+    weight = v["each"].detach().abs() + 1
+    root, own = _degrees(v, w, weight)
+    return [root, own, gcn_sum(v["x"], root, own, *w.edges, weight=weight)]
+
+
+def _norm(v: Values, w: Where, **options: Any) -> list[Tensor]:
+    return list(batch_norm(v["apart"], v["scale"], v["shift"], w.real, eps=1e-5, **options))
+
+
+def _running_norm(v: Values, w: Where) -> list[Tensor]:
+    wide = torch.promote_types(v["x"].dtype, torch.float32)
+    running = Running(
+        torch.zeros(COLUMNS, dtype=wide, device=w.device),
+        torch.ones(COLUMNS, dtype=wide, device=w.device),
+        torch.tensor(0, device=w.device),
+        0.1,
+    )
+    return [*_norm(v, w, addend=v["little"], running=running), *running[:3]]
+
+
+def _few_rows_norm(v: Values, w: Where) -> list[Tensor]:
+    """A launch each way."""
+    x, real = v["apart"][:200], w.real.clamp(max=150)
+    return list(batch_norm(x, v["scale"], v["shift"], real, eps=1e-5, relu=True))
+
+
+def _linear(v: Values, **options: Any) -> Tensor:
+    return linear(v["x"], v["weight"], **options)
+
+
+def _read_twice(v: Values) -> list[Tensor]:
+    out, x = linear_handed_on(v["x"], v["weight"], v["bias"], relu=True)
+    return [out, x * 2]
+
+
+def _summed_and_read(v: Values, w: Where) -> list[Tensor]:
+    summed = neighbour_sum_handed_on(
+        v["x"], v["rows"], *w.edges, edge_too=True, transform="relu_add"
+    )
+    return [summed[0], summed[1] * 2, summed[2] * 2]
+
+
+def _blocks(v: Values, w: Where) -> list[Tensor]:
+    """Two size classes, taken apart and put together again."""
+    nodes, graphs = len(v["qkv"]), len(w.ptr) - 1
+    starts, counts = w.ptr[:-1].cpu(), w.ptr.diff().cpu()
+    first = graphs // 2
+    shapes = [(first, int(counts[:first].max()) + 3), (graphs - first, w.longest)]
+    widths = torch.tensor([width for count, width in shapes for _ in range(count)])
+    begin = torch.cat([torch.zeros(1, dtype=torch.int64), widths.cumsum(0)])
+    place = torch.repeat_interleave(begin[:-1] - starts, counts) + torch.arange(nodes)
+    places = int(begin[-1])
+    node = torch.full((places,), nodes)
+    node[place] = torch.arange(nodes)
+    place, node = place.to(w.device), node.to(w.device)
+    blocks = qkv_blocks(v["qkv"], node, place, shapes, HEADS)
+    values = [value for _, _, value in blocks]
+    return [*(part for block in blocks for part in block), nodes_of_blocks(values, place, node)]
+
+
+def _attention(v: Values, w: Where, **options: Any) -> Tensor:
+    return graph_attention(v["qkv"], w.ptr.int(), heads=HEADS, longest=w.longest, **options)
+
+
+def _varlen(v: Values, w: Where) -> Tensor:
+    parts = v["qkv"].view(-1, 3, HEADS, WIDTH).unbind(1)
+    return varlen_attention(*parts, w.ptr.int(), w.longest)
+
+
+def _collated(_: Values, w: Where) -> list[Tensor]:
+    """Every kind of field, as bytes."""
+    store = odd_graphs()
+    ids = [2, 1, 4, 0, 1, 5]
+    layout = layout_for(store, ids)
+    tensors = layout.tensors(torch.zeros(layout.nbytes, dtype=torch.uint8, device=w.device))
+    moved = store.to(w.device)
+    arguments = Arguments(*collate_arguments(moved, layout, tensors))
+    collate(padded_ids(ids, layout, w.device), arguments)
+    return [t.contiguous().view(-1).view(torch.uint8) for t in tensors.values() if t.numel()]
+
+
+Run = Callable[[Values, Where], Any]
+# By an operator and what is particular about the case.
+CASES: dict[str, Run] = {
+    "batch_norm": lambda v, w: _norm(v, w, relu=True, residual=v["right"]),
+    "batch_norm alone": lambda v, w: _norm(v, w),
+    "batch_norm running": _running_norm,
+    "batch_norm of few rows": _few_rows_norm,
+    "collate": _collated,
+    "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
+    "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
+    "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), *w.edges, bias=v["bias"]),
+    "gcn_sum weighted": _weighted_gcn,
+    "graph_attention": _attention,
+    "head_blocks": _blocks,
+    "linear": lambda v, w: _linear(v, bias=v["bias"], relu=True),
+    "linear alone": lambda v, w: _linear(v),
+    "linear read twice": lambda v, w: _read_twice(v),
+    "neighbour_attention": lambda v, w: neighbour_attention(
+        v["x"], *w.edges, heads=HEADS, slope=0.2, pair=v["pair"], edge=v["edge"], own=v["own"]
+    ),
+    "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], *w.edges),
+    "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, *w.edges),
+    "neighbour_sum": lambda v, w: neighbour_sum(
+        v["x"],
+        v["rows"],
+        *w.edges,
+        transform="relu_add",
+        self_eps=torch.tensor([0.5], device=w.device),
+    ),
+    "neighbour_sum coded": lambda v, w: neighbour_sum(
+        v["x"], v["table"], *w.edges, transform="relu_add", code=w.index[w.edges[0], 0]
+    ),
+    "neighbour_sum copied mean": lambda v, w: neighbour_sum(v["x"], None, *w.edges, mean=True),
+    "neighbour_sum read twice": _summed_and_read,
+    "neighbour_sum weighted": lambda v, w: neighbour_sum(
+        v["x"], v["each"], *w.edges, transform="multiply"
+    ),
+    "pair_score": lambda v, w: list(
+        pair_score(
+            v["x"],
+            v["right"],
+            v["scores"],
+            *w.edges,
+            edge=v["rows"],
+            own=v["own_rows"],
+            slope=0.2,
+        )
+    ),
+    "segment_max": lambda v, w: segment_max(v["x"], w.ptr),
+    "segment_softmax": lambda v, w: segment_softmax(v["x"], w.ptr),
+    "segment_sum": lambda v, w: segment_sum(v["x"], w.ptr),
+    "segment_sum mean": lambda v, w: segment_sum(v["x"], w.ptr, mean=True),
+    "table_sum": lambda v, w: table_sum(w.index, _offsets(w), v["tables"]),
+    "varlen_attention": _varlen,
+}
+
+
+class Dropped(NamedTuple):
+    """An operator that drops, what it keeps, and the reference that is told what is kept."""
+
+    run: Run
+    kept: Callable[[Values, Where], Tensor]
+    reference: Callable[[Values, Where, Tensor], Tensor]
+
+
+DROPPED: dict[str, Dropped] = {
+    "dropout_sum": Dropped(
+        lambda v, w: dropout_sum(v["rows"], None, w.seed, 4, p=0.25, relu=True),
+        lambda v, w: values_kept(w.seed, 4, v["rows"].shape, 0.25),
+        lambda v, w, kept: dropout_sum_reference(v["rows"], None, kept, 0.25, True),
+    ),
+    "dropout_sum residual": Dropped(
+        lambda v, w: dropout_sum(v["x"], v["right"], w.seed, 5, p=0.5),
+        lambda v, w: values_kept(w.seed, 5, v["x"].shape, 0.5),
+        lambda v, w, kept: dropout_sum_reference(v["x"], v["right"], kept, 0.5, False),
+    ),
+    "graph_attention dropout": Dropped(
+        lambda v, w: _attention(v, w, p=0.25, seed=w.seed, site=7),
+        lambda v, w: weights_kept(w.ptr.int(), w.seed, HEADS, w.longest, 7, 0.25),
+        lambda v, w, kept: graph_attention_reference(v["qkv"], w.ptr.int(), HEADS, kept, 0.25),
+    ),
+}
+# What is kept of weights is shown by values of a column a key: few nodes, whose row is a tile.
+FEW = Sizes(60, 140, 6)
+# oneDNN's product is what the CPU has of this one, and takes no float64.
+NO_FLOAT64 = {name for name in CASES if name.startswith("linear")}
+DTYPES = [torch.float32, torch.bfloat16]
+NAMES = (*CASES, *DROPPED)
+
+
+# ---------------------------------------------------------------------- both ways, compared
+
+
+def results(
+    name: str,
+    dtype: torch.dtype,
+    device: str,
+    sizes: Sizes | None = None,
+    given: torch.dtype | None = None,
+    kept: Tensor | None = None,
+) -> list[Tensor]:
+    """Results and then gradients, on the CPU; operands are rounded to ``given`` first. With what is
+    ``kept`` the reference's."""
+    sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
+    values, graphs = operands(sizes, given or dtype, device), where(sizes, device)
+    values = {name: v.detach().to(dtype).requires_grad_() for name, v in values.items()}
+    if kept is not None:
+        outs = DROPPED[name].reference(values, graphs, kept).to(dtype)
+    else:
+        outs = (CASES.get(name) or DROPPED[name].run)(values, graphs)
+    outs = outs if isinstance(outs, list) else [outs]
+    sloped = [out for out in outs if out.requires_grad]
+    generator = torch.Generator().manual_seed(2)
+    grads = [(torch.randint(-16, 17, out.shape, generator=generator) / 8).to(out) for out in sloped]
+    if sloped:
+        torch.autograd.backward(sloped, grads)
+    slopes = [v.grad for v in values.values() if v.grad is not None]
+    return [value.detach().cpu() for value in (*outs, *slopes)]
+
+
+def kept_on(name: str, device: str, sizes: Sizes | None = None) -> Tensor | None:
+    """What a case keeps there, on the CPU; None where it drops nothing."""
+    if name not in DROPPED:
+        return None
+    sizes = sizes or (FEW if name == "graph_attention dropout" else Sizes())
+    values, graphs = operands(sizes, torch.float32, device), where(sizes, device)
+    return DROPPED[name].kept(values, graphs).cpu()
+
+
+def on_cpu(
+    name: str, dtype: torch.dtype, kept: Tensor | None = None, sizes: Sizes | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What the CPU gives in a wide dtype from the same operands, and in this one; the wide result
+    twice where this CPU has no product of it."""
+    wide = torch.float32 if name in NO_FLOAT64 else torch.float64
+    exact = results(name, wide, "cpu", sizes, dtype, kept)
+    if name in NO_FLOAT64 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return exact, exact
+    return exact, results(name, dtype, "cpu", sizes, None, kept)
+
+
+def far(
+    found: list[Tensor], exact: list[Tensor], usual: list[Tensor], dtype: torch.dtype
+) -> list[str]:
+    """What of the results is further from the exact ones than the bound; nothing if all is well."""
+    if not len(found) == len(exact) == len(usual):
+        return [f"{len(found)} results and gradients, the CPU has {len(exact)} and {len(usual)}"]
+    wrong = []
+    for place, (one, right, near) in enumerate(zip(found, exact, usual, strict=True)):
+        if one.shape != right.shape:
+            wrong.append(f"{place}: shape {tuple(one.shape)} instead of {tuple(right.shape)}")
+        elif not right.is_floating_point():
+            if not torch.equal(one, right):
+                wrong.append(f"{place}: {int((one != right).sum())} numbers differ")
+        elif right.numel():
+            scale = float(right.abs().max())
+            least = (torch.finfo(dtype).eps + 1000 * torch.finfo(torch.float32).eps) * scale
+            off = float((one.double() - right.double()).abs().max())
+            bound = 2 * max(least, float((near.double() - right.double()).abs().max()))
+            if not off <= bound:
+                wrong.append(f"{place}: off by {off:.2e}, the bound is {bound:.2e}")
+    return wrong
+
+
+@contextmanager
+def operators_called() -> Iterator[set[str]]:
+    """Which of this library's operators are called meanwhile."""
+    called: set[str] = set()
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            namespace, _, name = func.name().partition("::")
+            if namespace == NAMESPACE:
+                called.add(name.partition(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        yield called

@@ -1,0 +1,89 @@
+"""Real processes over gloo, for tests: a function on every rank, and what each of them gave.
+
+They fork from a server that has torch and the library loaded, so that a test pays for its own work
+and not for imports. Nothing of the test's process is in them but the function and its arguments.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["support.ranks", "support.gine_net", "staticgraph.runner.runner"])
+# A rank that waits for another longer than this is stuck.
+LIMIT_S = 120.0
+
+
+class RankFailed(AssertionError):
+    """A rank raised, was killed, or did not end; the text is its traceback."""
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What ``function(*args)`` gives on each of so many ranks, in their order.
+
+    Args:
+        world_size: how many processes.
+        function: of a module's own level; asks ``torch.distributed`` for its rank.
+        args: whatever pickles.
+
+    Raises:
+        RankFailed: one or several did; the message has the tracebacks of all that raised.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        children = [
+            CONTEXT.Process(target=_on_rank, args=(rank, world_size, folder, function, args))
+            for rank in range(world_size)
+        ]
+        for child in children:
+            child.start()
+        until = time.monotonic() + LIMIT_S
+        try:
+            for child in children:
+                child.join(max(0.0, until - time.monotonic()))
+        finally:
+            for child in children:
+                if child.is_alive():
+                    child.kill()
+                    child.join()
+        wrong = [
+            f"rank {r}: exit status {c.exitcode}" for r, c in enumerate(children) if c.exitcode
+        ]
+        wrong += [path.read_text() for path in sorted(folder.glob("*.error"))]
+        if wrong:
+            raise RankFailed("\n".join(wrong))
+        return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world_size)]
+
+
+def _on_rank(
+    rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: Any
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/meeting",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=LIMIT_S / 2),
+        )
+        torch.save(function(*args), folder / f"{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"{rank}.error").write_text(f"rank {rank}: {traceback.format_exc()}")
+        os._exit(1)

@@ -1,0 +1,294 @@
+"""Models as people write them: a trunk, encoders and layers of their own around PyG's layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINEConv,
+    GPSConv,
+    MessagePassing,
+    PNAConv,
+    SAGEConv,
+    TransformerConv,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
+from torch_geometric.utils import degree, scatter, softmax
+
+ATOMS, BONDS = (53, 1, 5, 7, 5, 1, 3, 2, 2), (4, 3, 2)  # of ESOL
+DEGREES = torch.tensor([0, 40, 60, 30, 10, 2])
+
+
+class Tables(nn.Module):
+    """The sum of one embedding a column, as OGB's encoders write it."""
+
+    def __init__(self, sizes, hidden):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, hidden) for size in sizes)
+
+    def forward(self, x):
+        out = 0
+        for i in range(x.shape[1]):
+            out += self.tables[i](x[:, i])
+        return out
+
+
+class OwnConv(MessagePassing):
+    """A message of its own, whose activation no kernel knows."""
+
+    def __init__(self, hidden, activation=F.silu, aggr="add"):
+        super().__init__(aggr=aggr)
+        self.activation = activation
+        self.lin = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(2 * hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        summed = self.propagate(edge_index, x=self.lin(x), edge_attr=edge_attr)
+        return self.out(torch.cat([x, summed], dim=-1))
+
+    def message(self, x_j, edge_attr):
+        return self.activation(x_j + edge_attr)
+
+
+class GatedConv(MessagePassing):
+    """A weight an edge, from the edge itself."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr="mean")
+        self.gate = nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, gate=self.gate(edge_attr).sigmoid())
+
+    def message(self, x_j, gate):
+        return gate * x_j
+
+
+class OverriddenGINE(GINEConv):
+    """A subclass with a message of its own."""
+
+    def message(self, x_j, edge_attr):
+        return torch.relu(edge_attr + x_j)
+
+
+class ByHand(nn.Module):
+    """No layer of PyG's: gathers and sums written out, as ``how`` says."""
+
+    def __init__(self, hidden, how):
+        super().__init__()
+        self.how = how
+        self.mlp = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(inplace=True))
+
+    def forward(self, x, edge_index, edge_attr):
+        src, dst = edge_index
+        message = (x[src] + edge_attr).relu_()
+        index = dst[:, None].expand_as(message)
+        if self.how == "index_add":
+            out = torch.zeros_like(x).index_add(0, dst, message)
+        elif self.how == "scatter_add":
+            out = torch.zeros_like(x).scatter_add_(0, index, message)
+        elif self.how == "scatter_reduce":
+            zeros = x.new_zeros(x.shape)
+            out = zeros.scatter_reduce(0, index, message, "amax", include_self=False)
+        else:
+            out = scatter(message, dst, dim=0, dim_size=x.size(0), reduce=self.how)
+        return self.mlp(out + x)
+
+
+class Attending(nn.Module):
+    """Softmax over neighbours of a score of its own."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.score = nn.Linear(2 * hidden, 2)
+
+    def forward(self, x, edge_index, edge_attr):
+        src, dst = edge_index[0], edge_index[1]
+        score = self.score(torch.cat([x[src] + edge_attr, x[dst]], -1))
+        weight = softmax(F.leaky_relu(score, 0.2), dst, num_nodes=x.size(0))
+        rows = (weight[..., None] * x[src].view(len(src), 2, -1)).flatten(1)
+        return scatter(rows, dst, dim_size=x.size(0))
+
+
+class MoleculeGIN(MessagePassing):
+    """OGB's GIN layer."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr="add")
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden, 2 * hidden),
+            nn.BatchNorm1d(2 * hidden),
+            nn.ReLU(),
+            nn.Linear(2 * hidden, hidden),
+        )
+        self.eps = nn.Parameter(torch.tensor([0.0]))
+        self.bonds = Tables(BONDS, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        summed = self.propagate(edge_index, x=x, edge_attr=self.bonds(edge_attr))
+        return self.mlp((1 + self.eps) * x + summed)
+
+    def message(self, x_j, edge_attr):
+        return F.relu(x_j + edge_attr)
+
+
+class MoleculeGCN(MessagePassing):
+    """OGB's GCN layer, which normalises by hand."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr="add")
+        self.linear = nn.Linear(hidden, hidden)
+        self.root = nn.Embedding(1, hidden)
+        self.bonds = Tables(BONDS, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        x, edges = self.linear(x), self.bonds(edge_attr)
+        row, col = edge_index
+        deg = degree(row, x.size(0), dtype=x.dtype) + 1
+        root = deg.pow(-0.5)
+        root[root == float("inf")] = 0
+        own = F.relu(x + self.root.weight) * 1.0 / deg.view(-1, 1)
+        return self.propagate(edge_index, x=x, edge_attr=edges, norm=root[row] * root[col]) + own
+
+    def message(self, x_j, edge_attr, norm):
+        return norm.view(-1, 1) * F.relu(x_j + edge_attr)
+
+
+class Trunk(nn.Module):
+    """Encoders, layers, norm, ReLU, dropout and residual sum, pool, head."""
+
+    def __init__(self, conv, hidden=16, layers=2, edges=True, dropout=0.0, pool=global_mean_pool):
+        super().__init__()
+        self.atoms = Tables(ATOMS, hidden)
+        self.bonds = Tables(BONDS, hidden) if edges else None
+        self.convs = nn.ModuleList(conv(hidden) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))
+        self.dropout, self.pool = dropout, pool
+        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = self.atoms(x)
+        edges = () if self.bonds is None else (self.bonds(edge_attr),)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            new = F.relu(norm(conv(h, edge_index, *edges)))
+            h = F.dropout(new, self.dropout, training=self.training) + h
+        return self.head(self.pool(h, batch))
+
+
+class VirtualNode(nn.Module):
+    """OGB's molecule network with a virtual node."""
+
+    def __init__(self, conv, hidden=16, layers=2, dropout=0.0):
+        super().__init__()
+        self.atoms, self.virtual = Tables(ATOMS, hidden), nn.Embedding(1, hidden)
+        self.convs = nn.ModuleList(conv(hidden) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(hidden, 2 * hidden),
+                nn.BatchNorm1d(2 * hidden),
+                nn.ReLU(),
+                nn.Linear(2 * hidden, hidden),
+                nn.BatchNorm1d(hidden),
+                nn.ReLU(),
+            )
+            for _ in range(layers - 1)
+        )
+        self.dropout = dropout
+        self.head = nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        virtual = self.virtual(torch.zeros(batch_size, dtype=torch.long, device=x.device))
+        hidden = [self.atoms(x)]
+        for layer, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            hidden[layer] = hidden[layer] + virtual[batch]
+            h = norm(conv(hidden[layer], edge_index, edge_attr))
+            last = layer == len(self.convs) - 1
+            h = F.dropout(h if last else F.relu(h), self.dropout, training=self.training)
+            hidden.append(h + hidden[layer])
+            if not last:
+                pooled = global_add_pool(hidden[layer], batch, batch_size) + virtual
+                new = self.mlps[layer](pooled)
+                virtual = virtual + F.dropout(new, self.dropout, training=self.training)
+        return self.head(global_mean_pool(hidden[-1], batch, batch_size))
+
+
+class Transformer(nn.Module):
+    """GPS layers under a trunk of one's own."""
+
+    def __init__(self, hidden=16, layers=2, dropout=0.0):
+        super().__init__()
+        self.atoms, self.bonds = Tables(ATOMS, hidden), Tables(BONDS, hidden)
+        self.convs = nn.ModuleList(
+            GPSConv(hidden, gine(hidden), heads=4, dropout=dropout) for _ in range(layers)
+        )
+        self.head = nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h, edges = self.atoms(x), self.bonds(edge_attr)
+        for conv in self.convs:
+            h = conv(h, edge_index, batch, edge_attr=edges)
+        return self.head(global_add_pool(h, batch))
+
+
+def gine(hidden, **options):
+    mlp = nn.Sequential(
+        nn.Linear(hidden, 2 * hidden),
+        nn.BatchNorm1d(2 * hidden),
+        nn.ReLU(),
+        nn.Linear(2 * hidden, hidden),
+    )
+    return GINEConv(mlp, **options)
+
+
+def overridden(hidden):
+    return OverriddenGINE(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(inplace=True)))
+
+
+def pna(hidden):
+    aggregators, scalers = ["mean", "min", "max", "std"], ["identity", "amplification"]
+    return PNAConv(hidden, hidden, aggregators, scalers, DEGREES, edge_dim=hidden, towers=2)
+
+
+def gat(hidden, **options):
+    return GATConv(hidden, hidden // 4, heads=4, **options)
+
+
+def gatv2(hidden, **options):
+    return GATv2Conv(hidden, hidden // 4, heads=4, **options)
+
+
+MODELS = {
+    "gine": lambda **o: Trunk(gine, **o),
+    "gine, trained eps": lambda **o: Trunk(lambda h: gine(h, train_eps=True), **o),
+    "gine, own message": lambda **o: Trunk(overridden, pool=global_add_pool, **o),
+    "gcn": lambda **o: Trunk(lambda h: GCNConv(h, h), edges=False, **o),
+    "gcn, no loops": lambda **o: Trunk(
+        lambda h: GCNConv(h, h, add_self_loops=False, bias=False), edges=False, **o
+    ),
+    "sage": lambda **o: Trunk(lambda h: SAGEConv(h, h), edges=False, pool=global_max_pool, **o),
+    "gat": lambda **o: Trunk(gat, edges=False, **o),
+    "gat, edges": lambda **o: Trunk(lambda h: gat(h, edge_dim=h), **o),
+    "gatv2": lambda **o: Trunk(gatv2, edges=False, **o),
+    "gatv2, edges": lambda **o: Trunk(lambda h: gatv2(h, edge_dim=h), **o),
+    "transformer": lambda **o: Trunk(
+        lambda h: TransformerConv(h, h // 4, heads=4, edge_dim=h), **o
+    ),
+    "pna": lambda **o: Trunk(pna, **o),
+    "own": lambda **o: Trunk(OwnConv, **o),
+    "own, gated": lambda **o: Trunk(GatedConv, **o),
+    "by hand, index_add": lambda **o: Trunk(lambda h: ByHand(h, "index_add"), **o),
+    "by hand, scatter_add": lambda **o: Trunk(lambda h: ByHand(h, "scatter_add"), **o),
+    "by hand, scatter_reduce": lambda **o: Trunk(lambda h: ByHand(h, "scatter_reduce"), **o),
+    "by hand, scatter mean": lambda **o: Trunk(lambda h: ByHand(h, "mean"), **o),
+    "attention by hand": lambda **o: Trunk(Attending, **o),
+    "molecule gin": lambda **o: VirtualNode(MoleculeGIN, **o),
+    "molecule gcn": lambda **o: VirtualNode(MoleculeGCN, **o),
+    "gps": lambda **o: Transformer(**o),
+}

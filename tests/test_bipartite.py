@@ -1,0 +1,237 @@
+"""Bipartite graphs as PyG's own example has them: ``edge_index`` leads from one kind of rows to
+another, and the class says so in ``__inc__``. The oracle is PyG's ``Batch``, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.hetero_parity import plain, static
+from support.parity import differences
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import BatchNorm, GATConv, GraphConv, SAGEConv, global_add_pool
+from torch_geometric.utils import scatter
+
+import staticgraph as sg
+from staticgraph.errors import BadGraph
+
+
+class Bipartite(Data):
+    """PyG's example of mini-batching, word for word."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index":
+            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+def bipartite(rng, kind=Bipartite, **more) -> Data:
+    s, t = int(rng.integers(1, 7)), int(rng.integers(1, 7))
+    e = int(rng.integers(0, 12))
+    ends = np.stack([rng.integers(0, s, e), rng.integers(0, t, e)])
+    return kind(
+        x_s=torch.from_numpy(rng.standard_normal((s, 3))),
+        x_t=torch.from_numpy(rng.standard_normal((t, 2))),
+        edge_index=torch.from_numpy(ends),
+        edge_attr=torch.from_numpy(rng.standard_normal((e, 4))),
+        y=torch.from_numpy(rng.standard_normal((1, 1))),
+        **more,
+    )
+
+
+def made(count: int = 24, seed: int = 0, **more) -> list[Data]:
+    rng = np.random.default_rng(seed)
+    return [bipartite(rng, **more) for _ in range(count)]
+
+
+class Net(torch.nn.Module):
+    """Both directions, a norm over the sources, sums without sizes, a pool over each side."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.there = SAGEConv((3, 2), 8)
+        self.norm = BatchNorm(3)
+        self.heads = GATConv((3, 8), 4, heads=2, edge_dim=4, add_self_loops=False)
+        self.back = GraphConv((8, 3), 5)
+        self.out = torch.nn.Linear(5 + 8 + 4, 1)
+
+    def forward(self, data):
+        source, target = self.norm(data.x_s), data.x_t
+        edges = data.edge_index
+        target = self.there((source, target), edges).relu()
+        target = self.heads((source, target), edges, data.edge_attr)
+        source = self.back((target, source), edges.flip(0))
+        sent = scatter(data.edge_attr, edges[1], reduce="sum")
+        pooled = [
+            global_add_pool(source, data.x_s_batch),
+            global_add_pool(target, data.x_t_batch),
+            global_add_pool(sent, data.x_t_batch),
+        ]
+        return self.out(torch.cat(pooled, dim=-1))
+
+
+def test_the_store_asks_what_the_two_rows_count():
+    store = sg.GraphStore.from_pyg(made())
+    field = store.schema["edge_index"]
+    assert (field.level, field.counts, field.cat_dim) == ("edge", ("x_s", "x_t"), 1)
+    assert store.schema["x_s"].level == "x_s"
+    assert store.schema["edge_attr"].level == "edge"
+
+
+def test_a_guessed_number_of_nodes_is_no_side():
+    """All targets are met here, so that the largest number in edge_index tells how many."""
+    ends = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]])
+    graphs = [Bipartite(x_s=torch.ones(2, 1), x_t=torch.ones(4, 1), edge_index=ends)] * 3
+    assert sg.GraphStore.from_pyg(graphs).schema["edge_index"].counts == ("x_s", "x_t")
+
+
+def test_batches_are_those_of_pyg():
+    graphs = made()
+    store = sg.GraphStore.from_pyg(graphs)
+    for batch in sg.StaticLoader(store, sg.plan_buckets(store, batch_size=5), shuffle=True, seed=1):
+        ids = batch.graph_ids[batch.graph_mask].tolist()
+        expected = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
+        for name in ("x_s", "x_t"):
+            mask = batch[f"{name}_mask"]
+            assert torch.equal(batch[name][mask], expected[name])
+            assert torch.equal(batch[f"{name}_batch"][mask], expected[f"{name}_batch"])
+        found = {(*ends, *attr) for ends, attr in _edges(batch, batch.edge_mask)}
+        assert found == {(*ends, *attr) for ends, attr in _edges(expected, slice(None))}
+        for row, name in enumerate(("x_s", "x_t")):
+            assert not batch[f"{name}_mask"][batch.edge_index[row][~batch.edge_mask]].any()
+        for graph, (piece, graph_id) in enumerate(zip(batch.to_data_list(), ids, strict=True)):
+            assert set(map(tuple, piece.edge_index.T.tolist())) == set(
+                map(tuple, graphs[graph_id].edge_index.T.tolist())
+            ), graph
+
+
+def _edges(batch, which):
+    ends = batch.edge_index[:, which].T.tolist()
+    return zip(ends, batch.edge_attr[which].tolist(), strict=True)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "as compiled"])
+def test_outputs_and_gradients_are_those_of_plain_pyg(compiled):
+    graphs = made(8)
+    store = sg.GraphStore.from_pyg(graphs)
+    capacity = sg.plan_buckets(store, batch_size=8).capacities[-1]
+    batch = sg.StaticBatch.of(store, range(8), capacity)
+    model = Net().double()
+    expected = plain(model, batch, follow=("x_s", "x_t"))
+    assert differences(expected, static(model, batch, trace=compiled), 1e-10) == []
+
+
+def test_training_is_that_of_plain_pyg():
+    graphs = made(30)
+    store = sg.GraphStore.from_pyg(graphs)
+    plan = sg.plan_buckets(store, batch_size=6)
+    model = Net().double()
+    runner = sg.StaticGraphRunner(
+        model,
+        plan,
+        mode="eager",
+        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    )
+    oracle = Net().double()
+    optimizer = torch.optim.SGD(oracle.parameters(), lr=0.01)
+    for batch in runner.loader(store, shuffle=True, seed=3):
+        ids = batch.graph_ids[batch.graph_mask].tolist()
+        data = Batch.from_data_list([graphs[i] for i in ids], follow_batch=["x_s", "x_t"])
+        optimizer.zero_grad()
+        loss = F.mse_loss(oracle(data), data.y)
+        loss.backward()
+        optimizer.step()
+        assert runner.step(batch).item() == pytest.approx(loss.item(), abs=1e-10)
+    for mine, theirs in zip(model.parameters(), oracle.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+    model.eval(), oracle.eval()
+    expected = oracle(Batch.from_data_list(graphs[:7], follow_batch=["x_s", "x_t"]))
+    torch.testing.assert_close(runner.predict(graphs[:7]), expected, rtol=0, atol=1e-10)
+
+
+def test_one_compiled_graph_serves_every_batch():
+    store = sg.GraphStore.from_pyg(made(12))
+    plan = sg.plan_buckets(store, batch_size=4)
+    report = sg.preflight(Net().double(), plan, store)
+    assert report.ok, str(report)
+    assert sg.preflight(Net().double(), plan).ok, "on graphs made up of the schema"
+
+
+def test_a_store_comes_back_from_disk_and_gives_back_its_graphs(tmp_path):
+    graphs = made()
+    sg.GraphStore.from_pyg(graphs).save(tmp_path / "s")
+    store = sg.GraphStore.load(tmp_path / "s")
+    for graph, data in enumerate(graphs):
+        found = store[graph]
+        for name in ("edge_index", "edge_attr", "x_s", "x_t"):
+            assert torch.equal(found[name], data[name]), (graph, name)
+    together = Batch.from_data_list([store[i] for i in range(5)])
+    assert torch.equal(together.edge_index, Batch.from_data_list(graphs[:5]).edge_index)
+
+
+def test_a_given_number_of_nodes_changes_nothing():
+    """PyG cannot know it, and many set the sum: edges follow the class, not the number."""
+    graphs = made()
+    for data in graphs:
+        data.num_nodes = data.x_s.size(0) + data.x_t.size(0)
+    store = sg.GraphStore.from_pyg(graphs)
+    assert store.schema["edge_index"].counts == ("x_s", "x_t")
+
+
+class Nothing(Data):
+    def __inc__(self, key, value, *args, **kwargs):
+        return 0
+
+
+class Rows(Data):
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 0
+
+
+class AsPyg(Data):
+    """Asks the storage that PyG's collation hands over."""
+
+    def __inc__(self, key, value, store):
+        assert store is self._store
+        return super().__inc__(key, value, store)
+
+    def __cat_dim__(self, key, value, store):
+        assert store is self._store
+        return super().__cat_dim__(key, value, store)
+
+
+def test_what_edges_cannot_follow_is_refused_by_name():
+    edges = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "x": torch.eye(2)}
+    with pytest.raises(BadGraph, match=r"graph 0 adds 0 to 'edge_index' \(__inc__\), though"):
+        sg.GraphStore.from_pyg([Nothing(**edges)] * 3)
+    with pytest.raises(BadGraph, match=r"graph 0 gives 0 as __cat_dim__ of 'edge_index'; edges"):
+        sg.GraphStore.from_pyg([Rows(**edges)] * 3)
+
+
+def test_a_class_is_asked_as_pyg_asks_it():
+    edges = {"edge_index": torch.tensor([[0, 1], [1, 0]]), "x": torch.eye(2)}
+    store = sg.GraphStore.from_pyg([AsPyg(**edges, root_index=torch.tensor([1]))] * 3)
+    assert "edge_index" not in store.schema
+    assert store.schema["root_index"].counts == ("node",)
+
+
+def test_new_graphs_must_count_as_the_plans_did():
+    store = sg.GraphStore.from_pyg(made())
+    others = [Data(**data.to_dict()) for data in made(3, seed=5)]
+    with pytest.raises(BadGraph, match=r"adds .* to 'edge_index' .* count x_s and x_t"):
+        sg.GraphStore.from_pyg(others, schema=store.schema)
+    square = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), x=torch.eye(2))
+    schema = sg.GraphStore.from_pyg([square] * 2).schema
+    odd = Bipartite(x_s=torch.ones(4, 1), x_t=torch.ones(2, 1), **square.to_dict())
+    with pytest.raises(BadGraph, match=r"graph 0 adds .* \(__inc__\), which joins nodes"):
+        sg.GraphStore.from_pyg([odd], schema=schema)
+
+
+def test_kernels_of_square_graphs_say_that_they_cannot():
+    store = sg.GraphStore.from_pyg(made())
+    plan = sg.plan_buckets(store, batch_size=4)
+    with pytest.raises(ValueError, match="graphs with one type of nodes"):
+        sg.StaticLoader(store, plan, pointers=True)

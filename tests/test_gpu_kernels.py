@@ -1,0 +1,118 @@
+"""Every operator on CUDA: the CPU's results and gradients, the same bits twice, as many launches as
+are counted for it, and layers that train as on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.fused_models import BATCH, LAYERS, call
+from support.kernel_cases import (
+    CASES,
+    DTYPES,
+    NAMES,
+    Sizes,
+    far,
+    kept_on,
+    on_cpu,
+    operands,
+    operators_called,
+    results,
+    where,
+)
+from support.parity import CAPACITY
+from support.places import DEVICES
+
+import staticgraph as sg
+from staticgraph.dryrun.operations import OperationCounter, kernels_on_cuda
+from staticgraph.kernels.register import CUDA
+
+# torch's own kernel on CUDA, which promises no order of its sums.
+TORCHS = {"varlen_attention"}
+# Those whose launches are all of this library.
+COUNTED = [
+    "segment_max",
+    "segment_softmax",
+    "neighbour_max",
+    "gcn_sum",
+    "neighbour_attention",
+    "pair_score",
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
+    found, again = (results(name, dtype, device) for _ in range(2))
+    if name not in TORCHS:
+        for one, two in zip(found, again, strict=True):
+            assert torch.equal(one, two), "not the same bits twice"
+    wrong = far(found, *on_cpu(name, dtype, kept_on(name, device)), dtype)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_registered_operator_has_a_case():
+    """By what the cases call, forward and backward: whoever registers another adds a case."""
+    small = Sizes(60, 140, 6)
+    with operators_called() as called:
+        for name in NAMES:
+            results(name, torch.float32, "cpu", small)
+    missing = sorted(CUDA.keys() - called)
+    assert not missing, f"no case in tests/support/kernel_cases.py calls {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])
+def test_a_wrong_result_is_seen(name, dtype):
+    """The largest result or gradient off by a twentieth, or not there."""
+    exact, usual = on_cpu(name, dtype, kept_on(name, "cpu"))
+    assert not far(usual, exact, usual, dtype)
+    for place, value in enumerate(usual):
+        if value.is_floating_point() and value.any():
+            off = value.clone()
+            off.view(-1)[value.abs().argmax()] *= 0.95
+            assert far([*usual[:place], off, *usual[place + 1 :]], exact, usual, dtype)
+    assert far(usual[:-1], exact, usual, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", COUNTED)
+def test_as_many_launches_as_are_counted(name, device):
+    """Forward and back with all inputs ready; torch's own sum over the nodes may take two."""
+    values, graphs = operands(Sizes(), torch.float32, device), where(Sizes(), device)
+
+    def forward():
+        outs = CASES[name](values, graphs)
+        return outs if isinstance(outs, list) else [outs]
+
+    grads = [torch.ones_like(out) for out in forward()]
+
+    def forward_and_back() -> None:
+        torch.autograd.grad(forward(), list(values.values()), grads, allow_unused=True)
+
+    with OperationCounter() as counter:
+        forward_and_back()
+    counted = counter.operations.launches
+    assert counted
+    if device == "cuda":
+        assert counted <= kernels_on_cuda(forward_and_back) <= counted + 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max", "gine max"])
+def test_a_converted_layer_trains_as_on_the_cpu(name, device):
+    torch.manual_seed(0)
+    stock = LAYERS[name]()
+    runs = []
+    for own in ("cpu", device):
+        model = sg.convert(copy.deepcopy(stock), kernels=True).to(own)
+        batch = BATCH.to(own)
+        runner = sg.StaticGraphRunner(model, [CAPACITY], forward=call)
+        out = runner(batch)[batch.graph_mask]
+        out.square().sum().backward()
+        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        runs.append([out.detach().cpu(), *gradients])
+    for a, b in zip(*runs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9 * float(a.abs().max() + 1))

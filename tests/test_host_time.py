@@ -1,0 +1,163 @@
+"""What Python does around a replay: few calls, and as many for a deep model as for a shallow one.
+
+Counted, not timed: a count is the same on any machine. Times: ``bench/bench_host_time.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
+from support.runners import made_runner
+from torch import nn
+
+import staticgraph as sg
+from bench.bench_host_time import MODELS, NothingRecorded, calls_of, runner_of
+
+MOST = 40
+
+
+@pytest.fixture(scope="module")
+def plan(esol):
+    return sg.plan_buckets(esol, batch_size=32)
+
+
+def steady(runner, batch) -> int:
+    """Calls of one replayed step, after the first of its epoch."""
+    runner.step(batch)
+    runner.step(batch)
+    return calls_of(lambda: runner.step(batch)) - 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_replay_is_few_calls_for_any_number_of_layers(name, esol, plan):
+    """From the host's slot and from ids; the walk over modules and parameters is none of them."""
+    found = set()
+    for layers in (1, MODELS[name]):
+        moved = esol.to("cpu")
+        runner = runner_of(name, layers, esol, plan, hidden=16, example=moved)
+        assert len(list(runner.model.parameters())) > 10 * layers / 2
+        batches = [next(iter(sg.StaticLoader(store, plan))) for store in (esol, moved)]
+        counts = tuple(steady(runner, batch) for batch in (*batches, batches[0].clone()))
+        assert runner.report().fallbacks == ()
+        found.add(counts)
+    (counts,) = found
+    assert max(counts) <= MOST, counts
+
+
+def test_the_count_sees_a_walk_over_parameters(esol, plan, monkeypatch):
+    runner = runner_of("gine", 2, esol, plan, hidden=16)
+    batch = next(iter(sg.StaticLoader(esol, plan)))
+    walk, replay = runner.model.parameters, runner._steps.train
+    monkeypatch.setattr(runner._steps, "train", lambda b: (list(walk()), replay(b))[1])
+    assert steady(runner, batch) > 2 * MOST
+
+
+def net_runner(hiv, **options):
+    model = Net()
+    runner = made_runner(
+        model,
+        CAPACITIES,
+        "cuda-graph",
+        loss=bce,
+        optimizer=options.pop("optimizer", adam)(model),
+        **{"recorder": ArenaRecorder, **options},
+    )
+    return runner.warmup(hiv, progress=False)
+
+
+def test_gradients_taken_away_are_given_again(hiv):
+    """They are assigned anew only where they are not the recording's any more."""
+    runner = net_runner(hiv)
+    first, second = batches_of(hiv, 2)
+    runner.step(first)
+    grads = [p.grad for p in runner.model.parameters()]
+    runner.step(first)
+    assert all(p.grad is g for p, g in zip(runner.model.parameters(), grads, strict=True))
+    for taken in (
+        lambda: runner.model.zero_grad(),
+        lambda: runner.optimizer.zero_grad(),
+        lambda: runner.step(second),
+        lambda: runner.eager_step(second),
+    ):
+        taken()
+        assert all(p.grad is not g for p, g in zip(runner.model.parameters(), grads, strict=True))
+        runner.step(first)
+        assert all(p.grad is g for p, g in zip(runner.model.parameters(), grads, strict=True))
+
+
+def test_an_optimizer_outside_reads_each_gradient_whatever_was_done_to_it(hiv):
+    """One alone set to None would otherwise be left out of every later update."""
+    runner = net_runner(
+        hiv,
+        scope="forward_backward",
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    batch = batches_of(hiv, 1)[0]
+    runner.step(batch)
+    head: nn.Linear = runner.model.head
+    head.bias.grad = None
+    before = head.bias.detach().clone()
+    runner.step(batch)
+    assert not torch.equal(before, head.bias)
+
+
+def test_settings_of_equal_value_are_no_change_and_cost_one_comparison(hiv):
+    runner = net_runner(hiv, recorder=NothingRecorded)
+    batch = batches_of(hiv, 1)[0]
+    usual = steady(runner, batch)
+    for group in runner.optimizer.param_groups:
+        group["betas"] = tuple(float(str(beta)) for beta in group["betas"])
+    assert calls_of(lambda: runner.step(batch)) - 1 > usual
+    assert steady(runner, batch) == usual
+    runner.optimizer.param_groups[0]["betas"] = (0.5, 0.999)
+    with pytest.raises(sg.NotStatic, match=r"optimizer's betas changed"):
+        runner.step(batch)
+
+
+class TestStatistics:
+    def test_counts_and_times_add_up(self, hiv):
+        runner = net_runner(hiv)
+        batches = batches_of(hiv, 4)
+        for batch in batches:
+            runner.step(batch)
+            runner.eval_step(batch)
+        for place, bucket in enumerate(runner.report().buckets):
+            own = batches[place::2]
+            assert bucket.batches == bucket.eval_batches == 2
+            nodes = sum(batch.real.nodes for batch in own)
+            assert bucket.node_efficiency == nodes / (2 * CAPACITIES[place][0])
+            assert bucket.real_graphs == 60
+            assert bucket.step_ms > 0
+
+    def test_events_of_a_step_that_failed_are_no_time_and_old_ones_serve_again(self, monkeypatch):
+        from staticgraph.runner import statistics
+
+        made = []
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+                made.append(self)
+
+            def record(self):
+                Event.now += 1
+                self.at = Event.now
+
+            def elapsed_time(self, other):
+                return float(other.at - self.at)
+
+        Event.now = 0
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(statistics, "TIMES_KEPT", 3)
+        bucket = statistics.BucketStatistics(sg.Capacity.of((9, 8, 3)), torch.device("cuda"))
+        for number in range(8):
+            started = bucket.started()
+            if number % 3 == 1:
+                continue  # it failed
+            bucket.ended(started)
+        report = bucket.report(0, ())
+        assert report.step_ms == 1.0
+        assert len(made) == 2 * 3, "three pairs are kept, and one of them is taken for the next"

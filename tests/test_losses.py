@@ -1,0 +1,281 @@
+"""A loss with weights, or with a term that is added once, is plain PyG's with torch's own means, in
+loss and gradients, whatever runs the step; where the two means differ in silence, it is said."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.runners import made_runner
+from support.tape import TapeRecorder
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+
+CAPACITY = (60, 70, 12)
+MODES = ["default", "cuda-graph"]
+CLASSES = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+TASKS = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
+ALL = slice(None)
+
+
+def graphs() -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(10):
+        n = 2 + number % 4
+        data = Data(
+            x=torch.randn(n, 3, generator=generator).double(),
+            edge_index=torch.zeros(2, n + 1, dtype=torch.int64),
+            kind=torch.tensor([number % 3]),
+            tasks=torch.randn(1, 3, generator=generator).double(),
+            train_mask=torch.rand(n, generator=generator) < 0.6,
+            colour=torch.randint(3, (n,), generator=generator),
+        )
+        if number % 4 == 1:
+            data.tasks[0, number % 3] = torch.nan
+        made.append(data)
+    return made
+
+
+class Net(nn.Module):
+    """A row of three numbers a graph, and one a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(3, 3).double()
+
+    def forward(self, x, batch, batch_size):
+        nodes = self.lin(x)
+        return global_add_pool(nodes, batch, batch_size), nodes
+
+
+def real(batch):
+    """``[G]`` bool on either side; plain PyG has nothing but real graphs."""
+    return getattr(batch, "graph_mask", torch.ones(10, dtype=torch.bool))
+
+
+def class_weights(out, batch):
+    return F.cross_entropy(out[0], batch.kind, reduction="none"), CLASSES[batch.kind]
+
+
+def ignored(out, batch):
+    values = F.cross_entropy(out[0], batch.kind, ignore_index=2, reduction="none")
+    return values, batch.kind != 2
+
+
+def weights_and_ignored(out, batch):
+    values = F.cross_entropy(out[0], batch.kind, reduction="none")
+    return values, CLASSES[batch.kind] * (batch.kind != 2)
+
+
+def train_mask(out, batch):
+    return F.cross_entropy(out[1], batch.colour, reduction="none"), batch.train_mask
+
+
+def labelled(out, batch):
+    return F.mse_loss(out[0], batch.tasks, reduction="none")
+
+
+def task_weights(out, batch):
+    return F.mse_loss(out[0], batch.tasks, reduction="none"), TASKS[None]
+
+
+def penalty(out, batch):
+    values = F.cross_entropy(out[0], batch.kind, reduction="none")
+    return sg.LossTerms(values, added=0.1 * CLASSES.sum())
+
+
+def kl_term(out, batch):
+    values = F.cross_entropy(out[0], batch.kind, reduction="none")
+    nodes = 0.5 * out[1].square().sum(-1)
+    mean = sg.masked_mean(nodes, batch) if isinstance(batch, sg.StaticBatch) else nodes.mean()
+    return values, CLASSES[batch.kind], 0.3 * mean
+
+
+def contrastive(out, batch):
+    """Each graph against all others of the batch; padding is no other."""
+    alike = out[0] @ out[0].T
+    others = real(batch)[None] & ~torch.eye(len(alike), dtype=torch.bool)
+    return -alike.masked_fill(~others, -torch.inf).log_softmax(-1).amax(-1)
+
+
+def ranking(out, batch):
+    score = out[0][:, 0]
+    wanted = batch.kind[:, None] > batch.kind[None]
+    pairs = wanted & real(batch)[None]
+    return F.relu(1 - score[:, None] + score[None]), pairs
+
+
+def plain_of(loss, out, data):
+    """The same as plain PyG has it, with torch's own means."""
+    if loss is class_weights:
+        return F.cross_entropy(out[0], data.kind, weight=CLASSES)
+    if loss is ignored:
+        return F.cross_entropy(out[0], data.kind, ignore_index=2)
+    if loss is weights_and_ignored:
+        return F.cross_entropy(out[0], data.kind, weight=CLASSES, ignore_index=2)
+    if loss is train_mask:
+        return F.cross_entropy(out[1][data.train_mask], data.colour[data.train_mask])
+    is_labeled = data.tasks == data.tasks
+    if loss is labelled:
+        return F.mse_loss(out[0][is_labeled], data.tasks[is_labeled])
+    if loss is task_weights:
+        errors = (out[0][is_labeled] - data.tasks[is_labeled]).square()
+        shares = TASKS.expand(10, 3)[is_labeled]
+        return (errors * shares).sum() / shares.sum()
+    if loss is penalty:
+        return F.cross_entropy(out[0], data.kind) + 0.1 * CLASSES.sum()
+    if loss is kl_term:
+        kl = 0.5 * out[1].square().sum(-1).mean()
+        return F.cross_entropy(out[0], data.kind, weight=CLASSES) + 0.3 * kl
+    if loss is contrastive:
+        return loss(out, data).mean()
+    values, pairs = loss(out, data)
+    return values[pairs].mean()
+
+
+RECIPES = [
+    class_weights,
+    ignored,
+    weights_and_ignored,
+    train_mask,
+    labelled,
+    task_weights,
+    penalty,
+    kl_term,
+    contrastive,
+    ranking,
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [(loss, "eager") for loss in RECIPES]
+    + [(loss, mode) for loss in (train_mask, kl_term, ranking) for mode in MODES],
+)
+def test_loss_and_gradients_are_those_of_plain_pyg(loss, mode):
+    store = sg.GraphStore.from_pyg(graphs())
+    model = Net()
+    plain = copy.deepcopy(model)
+    runner = runner_of(loss, model, mode)
+    data = Batch.from_data_list(graphs())
+    expected = plain_of(loss, plain(data.x, data.batch, 10), data)
+    expected.backward()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*its own mean divides")
+        found = runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-10)
+
+
+def runner_of(loss, model, mode="eager"):
+    options = {}
+    if mode == "cuda-graph":
+        options |= {"recorder": TapeRecorder, "scope": "forward_backward"}
+    return made_runner(
+        model,
+        [CAPACITY],
+        mode,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        **options,
+    )
+
+
+def test_a_penalty_on_parameters_has_its_gradient():
+    model = Net()
+
+    def loss(out, batch):
+        zero = 0 * out[0].sum(-1)
+        return zero, None, sum(p.square().sum() for p in model.parameters())
+
+    runner = runner_of(loss, model)
+    store = sg.GraphStore.from_pyg(graphs())
+    runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+    for parameter in model.parameters():
+        torch.testing.assert_close(parameter.grad, 2 * parameter.detach())
+
+
+def test_a_weight_of_zero_leaves_infinity_out_of_loss_and_gradient():
+    def loss(out, batch):
+        return 1 / (out[0][:, 0] * (batch.kind != 2)), batch.kind != 2
+
+    model = Net()
+    runner = runner_of(loss, model)
+    store = sg.GraphStore.from_pyg(graphs())
+    assert torch.isfinite(runner.step(sg.StaticBatch.of(store, range(10), CAPACITY)))
+    only = [number for number in range(10) if number % 3 == 2]
+    assert runner.step(sg.StaticBatch.of(store, only, CAPACITY)).item() == 0.0
+
+
+# ---------------------------------------------------------------- what differs is said
+
+
+def silent(out, batch):
+    return F.cross_entropy(out[0], batch.kind, weight=CLASSES, reduction="none")
+
+
+def silent_index(out, batch):
+    return 2 * F.nll_loss(out[0].log_softmax(-1), batch.kind, ignore_index=2, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [silent, silent_index])
+def test_a_mean_by_rows_of_what_torch_averages_by_weights_is_said(loss):
+    store = sg.GraphStore.from_pyg(graphs())
+    runner = runner_of(loss, Net())
+    with pytest.warns(UserWarning, match=rf"F\.\w+ is given weights .* the loss {loss.__name__}"):
+        runner.step(sg.StaticBatch.of(store, range(10), CAPACITY))
+    report = sg.preflight(sg.Subject(Net(), loss=loss), [CAPACITY], store)
+    (obstacle,) = report.obstacles
+    assert obstacle.kind == "the mean of the loss"
+    assert "test_losses.py" in obstacle.where
+    data = Batch.from_data_list(graphs())
+    out = Net()(data.x, data.batch, 10)
+    own = {
+        silent: lambda: F.cross_entropy(out[0], data.kind, weight=CLASSES),
+        silent_index: lambda: 2 * F.nll_loss(out[0].log_softmax(-1), data.kind, ignore_index=2),
+    }[loss]()
+    rows = loss(out, data).mean()
+    assert f"{rows.item():.4g} here, {own.item():.4g} in plain PyG" in obstacle.operation
+    assert "return (values, weights)" in str(report)
+
+
+@pytest.mark.parametrize("loss", [class_weights, weights_and_ignored, labelled, penalty])
+def test_a_loss_that_says_its_weights_passes_the_preflight(loss):
+    store = sg.GraphStore.from_pyg(graphs())
+    assert sg.preflight(sg.Subject(Net(), loss=loss), [CAPACITY], store).ok
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (lambda out, batch: (out[0], CLASSES), r"weights of shape \[3\] .* weights\[None\]"),
+        (lambda out, batch: (out[0], 3.0), "weights of type float"),
+        (lambda out, batch: (out[0], None, out[0]), "what is added once is a scalar"),
+        (lambda out, batch: out[0].sum(), r"return .*\(loss, None, scalar\)"),
+        (lambda out, batch: [1.0], r"the loss gives a list.*\(values, weights\)"),
+    ],
+)
+def test_what_is_no_loss_says_what_would_be(loss, match):
+    store = sg.GraphStore.from_pyg(graphs())
+    with pytest.raises((TypeError, ValueError), match=match):
+        runner_of(loss, Net()).step(sg.StaticBatch.of(store, range(10), CAPACITY))
+
+
+def test_rows_chosen_by_a_mask_are_told_how_to_be_kept():
+    store = sg.GraphStore.from_pyg(graphs())
+
+    def chosen(out, batch):
+        return F.cross_entropy(out[1], batch.colour, reduction="none")[batch.train_mask]
+
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    with pytest.raises(ValueError, match=r"\(loss, mask\)|\(values, mask\)"):
+        runner_of(chosen, Net()).step(batch)

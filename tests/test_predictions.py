@@ -1,0 +1,118 @@
+"""Whatever structure a model returns comes back from predict and unpad in it, each tensor by the
+level of its rows, as plain PyG has it; and data without edges are looked at like any other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import DeepSetsAggregation, PointNetConv, global_add_pool, global_max_pool
+
+import staticgraph as sg
+
+
+def graphs(count: int = 12) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(count):
+        n = 3 + number % 4
+        made.append(
+            Data(
+                x=torch.randn(n, 4, generator=generator).double(),
+                edge_index=torch.randint(n, (2, 2 * n + 1), generator=generator),
+                y=torch.zeros(1),
+            )
+        )
+    return made
+
+
+class Many(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = torch.nn.Linear(4, 2).double()
+        self.kind = kind
+
+    def forward(self, data):
+        nodes = self.lin(data.x)
+        edges = nodes[data.edge_index[0]] - 2 * nodes[data.edge_index[1]]
+        pooled = global_add_pool(nodes, data.batch, data.num_graphs)
+        made = {"a": pooled, "b": (nodes, None, [edges]), "n": None, "k": 3.5}
+        made["scale"] = self.lin.weight.sum()
+        return made if self.kind is dict else self.kind(made.values())
+
+
+@pytest.mark.parametrize("kind", [dict, tuple, list])
+def test_nested_outputs_are_those_of_plain_pyg(kind):
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    model = Many(kind)
+    runner = sg.StaticGraphRunner(model, sg.plan_buckets(store, batch_size=5), mode="eager")
+    found = runner.predict(data)
+    assert type(found) is kind
+    a, (nodes, none, (edges,)), n, k, scale = found.values() if kind is dict else found
+    assert none is None
+    assert n is None
+    assert k == 3.5
+    assert torch.equal(scale, scale[:1].expand_as(scale))
+    assert scale[0] == model.lin.weight.sum()
+    for number, graph in enumerate(data):
+        out = model(Batch.from_data_list([graph]))
+        pooled, (of_nodes, _, (of_edges,)), *_ = out.values() if kind is dict else out
+        torch.testing.assert_close(a[number], pooled[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(nodes[number], of_nodes, rtol=0, atol=1e-10)
+        torch.testing.assert_close(edges[number], of_edges, rtol=0, atol=1e-10)
+
+
+def test_unpad_takes_what_eval_step_gives():
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    plan = sg.plan_buckets(store, batch_size=5)
+    runner = sg.StaticGraphRunner(Many(dict), plan, mode="eager")
+    batch = next(iter(runner.loader(store)))
+    found = batch.unpad(runner.eval_step(batch).out)
+    sizes = [graph.num_nodes for graph in data[:5]]
+    assert [len(piece) for piece in found["b"][0]] == sizes
+    assert [len(piece) for piece in found["b"][2][0]] == [graph.num_edges for graph in data[:5]]
+    assert len(found["a"]) == 5
+    assert found["n"] is None
+    assert found["scale"].dim() == 0
+
+
+def test_a_tensor_without_rows_is_named():
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    batch = sg.StaticBatch.of(store, range(3), (40, 61, 8))
+    with pytest.raises(ValueError, match=r"'loss\.1': a tensor of shape \[396\] has no rows"):
+        batch.unpad({"a": torch.ones(8), "loss": (None, torch.ones(396))})
+    with pytest.raises(ValueError, match=r"^a tensor of shape \[396\] has no rows"):
+        batch.unpad(torch.ones(396))
+
+
+class Cloud(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = PointNetConv(local_nn=torch.nn.Linear(3, 8))
+
+    def forward(self, data):
+        return global_max_pool(self.conv(None, data.pos, data.edge_index), data.batch)
+
+
+class Set(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sum = DeepSetsAggregation(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+
+    def forward(self, pos, batch):
+        return self.sum(pos, batch)
+
+
+@pytest.mark.parametrize("model", [Cloud, Set])
+def test_points_without_edges_are_looked_at(model):
+    clouds = [Data(pos=torch.randn(3 + k % 4, 3), y=torch.tensor([k % 2])) for k in range(10)]
+    store = sg.GraphStore.from_pyg(clouds, progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for example in (store, None):
+        report = sg.preflight(model(), plan, example)
+        assert report.ok, str(report)
+        assert report.parity is not None
+        assert "(0 nodes" not in report.batch

@@ -1,0 +1,67 @@
+"""The memory of models with kernels under them: one way for all capacities of a probe, which is the
+way of large batches, and on the device that is meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.nn.context.choosing import any_size, choosing, device_type
+from staticgraph.nn.fused import linear as fused
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.profiler import ProfilerAllocator
+from staticgraph.probing.reading import Probed
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.subject import Subject
+
+# At 32 columns a layer of the nodes is too small to gain below 1,024 rows; one of the graphs here.
+AT = (Capacity(1276, 2626, 160, 41), Capacity(9356, 18382, 640, 41))
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def task_of(store, name: str, **options) -> Probed:
+    torch.manual_seed(0)
+    model = sg.convert(models.build(name, store, hidden=32, layers=2), kernels=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    return Probed(Subject(model, squared, optimizer, **options), store.schema)
+
+
+@pytest.mark.parametrize("name", ["gine", "gps"])
+def test_fused_layers_are_probed_and_predicted(esol, name, monkeypatch):
+    """Against real steps whose layers choose by their own sizes; the probes lie on both sides of
+    the size from which the CPU's fused product gains."""
+    task = task_of(esol, name)
+    memory = sg.probe(task.subject, esol)
+    assert memory.fit.residual < 0.01
+    monkeypatch.setattr(fused, "any_size", lambda: False)
+    with AllocatorReader(ProfilerAllocator()).open(task) as read:
+        for capacity in AT:
+            found = read(capacity)
+            assert abs(memory.fit.predict(capacity) / found.step - 1) < 0.03
+
+
+@pytest.mark.parametrize("name", ["gine", "gps", "gat", "sage"])
+def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
+    """GPS attends by a kernel over rows of nodes there, in blocks here; GAT has its only there."""
+    memory = sg.probe(task_of(esol, name).subject, esol, like="cuda")
+    assert memory.fit.form == "linear"
+    assert memory.fit.residual < 0.01
+    if name == "gps":
+        assert sg.probe(task_of(esol, name).subject, esol, like="cpu").fit.form == "blocks"
+
+
+def test_only_what_is_looked_at_is_chosen_for():
+    x, weight = torch.ones(9, 4), torch.ones(4, 4)
+    assert fused.linear_obstacle(x, weight) == "too small to gain"
+    with choosing("cuda"):
+        assert (device_type(x), any_size()) == ("cuda", True)
+        assert fused.linear_obstacle(x, weight) is None
+        with choosing():
+            assert (device_type(x), any_size()) == ("cpu", True)
+        assert device_type(x) == "cuda"
+    assert (device_type(x), any_size()) == ("cpu", False)

@@ -1,0 +1,141 @@
+"""Mode ``fused``: the captured graph, rewritten, computes what plain PyG computes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.written_by_hand import MODELS, Trunk, gine
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+
+CAPACITY = (210, 430, 9)
+IDS = [3, 1, 4, 1059, 200, 7]
+# What must fire in each, by layer and by model; the rest is free to.
+FIRES = {
+    "gine": {"tables": 2, "neighbour_sum": 2, "batch_norm": 4, "segments": 1},
+    "gine, trained eps": {"tables": 2, "neighbour_sum": 2, "batch_norm": 4},
+    "gine, own message": {"tables": 2, "neighbour_sum": 2, "batch_norm": 2, "segments": 1},
+    "gcn": {"tables": 1, "gcn_sum": 2, "batch_norm": 2, "segments": 1},
+    "gcn, no loops": {"gcn_sum": 2},
+    "sage": {"neighbour_sum": 2, "segments": 1},
+    "own": {"segments": 3, "batch_norm": 2},
+    "own, gated": {"neighbour_sum": 2},
+    "by hand, index_add": {"neighbour_sum": 2},
+    "by hand, scatter_add": {"neighbour_sum": 2},
+    "by hand, scatter_reduce": {"neighbour_max": 2},
+    "by hand, scatter mean": {"neighbour_sum": 2},
+    "attention by hand": {"segments": 5},
+    "molecule gin": {"tables": 3, "neighbour_sum": 2, "batch_norm": 6, "segments": 2},
+    "molecule gcn": {"tables": 3, "segments": 6, "batch_norm": 4},
+    "gps": {"tables": 2, "neighbour_sum": 2, "batch_norm": 8, "segments": 1},
+    "pna": {"tables": 2, "batch_norm": 2, "segments": 11},
+}
+
+
+def fired(runner) -> Counter[str]:
+    (function,) = runner._steps.compiled._functions.values()
+    return Counter(place.rewrite for place in function.captured.done)
+
+
+def garbage(batch, store):
+    """Other categories in the padding of the features."""
+    for name, mask in (("x", batch.node_mask), ("edge_attr", batch.edge_mask)):
+        last = torch.tensor([size - 1 for size in store.cardinality(name)])
+        batch[name][~mask] = last
+    return batch
+
+
+def plain(model, store, ids):
+    batch = Batch.from_data_list([store[i] for i in ids])
+    given = (batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(ids))
+    return model(*given[: len(inspect.signature(model.forward).parameters)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
+    torch.manual_seed(0)
+    stock = MODELS[name]().double()
+    model = copy.deepcopy(stock)
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
+    expected = plain(stock, esol, IDS)
+    expected.square().mean().backward()
+    out = runner(batch)[batch.graph_mask]
+    out.square().mean().backward()
+    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
+    largest = max(p.grad.abs().max() for p in stock.parameters() if p.grad is not None)
+    for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), key
+        if theirs.grad is not None:
+            assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
+    statistics = dict(model.named_buffers())
+    for key, theirs in stock.named_buffers():
+        assert torch.allclose(statistics[key].double(), theirs.double(), rtol=0, atol=1e-10), key
+    found = fired(runner)
+    for rewrite, times in FIRES.get(name, {}).items():
+        assert found[rewrite] == times, (rewrite, found)
+
+
+@pytest.mark.parametrize("name", ["gine", "gcn", "molecule gin"])
+def test_evaluation_is_that_of_plain_pyg(name, esol):
+    torch.manual_seed(0)
+    stock = MODELS[name]().double()
+    plain(stock, esol, IDS)
+    runner = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], "fused")
+    out = torch.cat([runner.predict([esol[i] for i in IDS])])
+    assert torch.allclose(out, plain(stock.eval(), esol, IDS), rtol=0, atol=1e-10)
+
+
+def test_it_trains_to_the_losses_of_eager(hiv):
+    """Twenty steps of float32 with SGD, over a loader that carries no row pointers."""
+    plan = sg.plan_buckets(hiv, batch_size=64)
+    losses = []
+    for mode in ("eager", "fused"):
+        torch.manual_seed(0)
+        model = sg.models.build("gine", hiv, hidden=32, layers=2)
+        runner = sg.StaticGraphRunner(
+            model,
+            plan,
+            mode,
+            loss=lambda out, b: F.binary_cross_entropy_with_logits(out, b.y, reduction="none"),
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-2),
+        )
+        loader = sg.StaticLoader(hiv, plan, indices=range(1280), shuffle=True, seed=0)
+        losses.append(torch.stack([runner.step(batch) for batch in loader]))
+    assert torch.allclose(*losses, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
+    torch.manual_seed(0)
+    model = Trunk(gine, dropout=0.5)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner(batch)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(runner(batch)[batch.graph_mask].detach())
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    assert fired(runner)["dropout_sum"] == 2
+
+
+def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
+    """Gradients are torch's own affair; what was traced by its value is guarded."""
+    model = Trunk(gine)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner(batch)
+    model.head[0].weight.requires_grad_(False)
+    runner(batch).sum().backward()
+    assert model.head[0].weight.grad is None
+    assert model.head[2].weight.grad is not None
+    model.norms[0].eps = 1e-3
+    with pytest.raises(sg.NotStatic, match="compiled again"):
+        runner(batch)

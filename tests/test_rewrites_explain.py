@@ -1,0 +1,206 @@
+"""Where a condition fails the graph is left alone, and ``explain`` names the one thing."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.written_by_hand import OwnConv, Tables, Trunk, gine
+from torch import nn
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, global_add_pool
+
+import staticgraph as sg
+
+CAPACITY = (210, 430, 9)
+IDS = [3, 1, 4, 1059, 200, 7]
+
+
+class Layered(nn.Module):
+    """One layer over linear encoders, and a sum."""
+
+    def __init__(self, conv, hidden=8):
+        super().__init__()
+        self.atoms, self.bonds = nn.Linear(9, hidden), nn.Linear(3, hidden)
+        self.conv = conv(hidden)
+        self.head = nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h, edges = self.atoms(x.to(self.head.weight)), self.bonds(edge_attr.to(self.head.weight))
+        return self.head(global_add_pool(self.conv(h, edge_index, edges), batch))
+
+
+class Summing(MessagePassing):
+    """Subclasses say what is summed."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=self.lin(x), edge_attr=edge_attr)
+
+    def message(self, x_j, edge_attr):
+        return F.relu(x_j + edge_attr)
+
+
+class Reversed(Summing):
+    """The same sum over another index."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return super().forward(x, edge_index.flip(0), edge_attr)
+
+
+class Tanh(Summing):
+    def message(self, x_j, edge_attr):
+        return torch.tanh(x_j + edge_attr)
+
+
+class Kept(Summing):
+    """Its messages are read again."""
+
+    def message(self, x_j, edge_attr):
+        self.messages = F.relu(x_j + edge_attr)
+        return self.messages
+
+    def update(self, out):
+        return out + self.messages.mean()
+
+
+class Halved(Summing):
+    """What is gathered is no neighbour's row of the batch."""
+
+    def message(self, x_j, edge_attr):
+        return F.relu(x_j[:, :1] + edge_attr)
+
+
+def explained(conv, esol, **options):
+    return sg.explain(Layered(conv), [CAPACITY], esol, **options)
+
+
+def reasons(found) -> dict[str, str]:
+    return {place.rewrite: place.reason for place in found.missed}
+
+
+def parity(model, esol):
+    """Outputs and gradients in mode ``fused`` and in eager."""
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    results = []
+    for mode in ("eager", "fused"):
+        one = copy.deepcopy(model).double()
+        runner = sg.StaticGraphRunner(sg.Subject(one, check_padding=False), [CAPACITY], mode)
+        out = runner(batch)[batch.graph_mask]
+        out.square().mean().backward()
+        results.append([out, *(p.grad for p in one.parameters() if p.grad is not None)])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_what_fits_is_rewritten_and_named_by_its_line(esol):
+    found = explained(Summing, esol)
+    sums = [place for place in found.done if place.rewrite == "neighbour_sum"]
+    assert [place.layer for place in sums] == ["conv"]
+    assert "test_rewrites_explain.py" in sums[0].line
+    assert "neighbour_sum" in str(found)
+    assert not found.missed
+
+
+@pytest.mark.parametrize(
+    ("conv", "rewrite", "reason"),
+    [
+        (Reversed, "neighbour_sum", "its index is not the batch's own"),
+        (Tanh, "neighbour_sum", "tanh is no known message"),
+        (OwnConv, "neighbour_sum", "silu is no activation of the kernel"),
+        (Kept, "neighbour_sum", "the message is used elsewhere"),
+        (Halved, "neighbour_sum", "a sum of something else than a neighbour's row and an edge's"),
+    ],
+)
+def test_a_broken_condition_is_said_and_the_result_stays(conv, rewrite, reason, esol):
+    found = explained(conv, esol)
+    assert rewrite not in {place.rewrite for place in found.done}
+    assert reasons(found)[rewrite] == reason
+    (missed,) = (place for place in found.missed if place.rewrite == rewrite)
+    assert "conv" in missed.layer
+    assert str(missed.reason) in str(found)
+    parity(Layered(conv), esol)
+
+
+def test_the_unknown_activation_is_named_by_its_own_line(esol):
+    (missed,) = explained(Tanh, esol).missed
+    lines = Path(__file__).read_text().splitlines()
+    number = int(missed.line.rpartition(":")[2])
+    assert "torch.tanh" in lines[number - 1]
+
+
+def test_weights_with_a_gradient_keep_gcn_as_it_was(esol):
+    class Weighted(nn.Module):
+        def __init__(self, hidden):
+            super().__init__()
+            self.conv, self.weight = GCNConv(hidden, hidden), nn.Linear(hidden, 1)
+
+        def forward(self, x, edge_index, edge_attr):
+            return self.conv(x, edge_index, self.weight(edge_attr).sigmoid().view(-1))
+
+    found = explained(Weighted, esol)
+    assert reasons(found)["gcn_sum"] == "the normalisation has no derivative by edge_weight"
+    parity(Layered(Weighted), esol)
+
+
+def test_dropped_attention_weights_keep_gat_as_it_was(esol):
+    def conv(hidden):
+        return GATConv(hidden, hidden // 2, heads=2, dropout=0.5, edge_dim=hidden)
+
+    found = explained(conv, esol)
+    assert reasons(found)["neighbour_attention"] == "attention weights are dropped in training"
+
+
+def test_a_table_with_padding_stays(esol):
+    class Padded(Tables):
+        def __init__(self, sizes, hidden):
+            super().__init__(sizes, hidden)
+            self.tables[0].padding_idx = 0
+
+    class Model(Trunk):
+        def __init__(self):
+            super().__init__(gine)
+            self.atoms = Padded((53, 1, 5, 7, 5, 1, 3, 2, 2), 16)
+
+    found = sg.explain(Model(), [CAPACITY], esol)
+    assert "padding_idx" in reasons(found)["tables"]
+
+
+def test_the_model_that_is_explained_stays_as_it_was(esol):
+    model = Trunk(gine).eval()
+    before = copy.deepcopy(model.state_dict())
+    sg.explain(model, [CAPACITY], esol)
+    assert not model.training
+    assert type(model.norms[0]) is nn.BatchNorm1d
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+class Forces(nn.Module):
+    """Energies, and their derivative by the node features, which training differentiates again."""
+
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.atoms, self.bonds = nn.Linear(9, hidden), nn.Linear(3, hidden)
+        self.conv, self.head = Summing(hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        x = x.to(self.head.weight) * self.head.weight.sum()
+        h = self.atoms(x).square()
+        h = self.conv(h, edge_index, self.bonds(edge_attr.to(h)))
+        energy = self.head(global_add_pool(h, batch))
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy + global_add_pool(force.square().sum(-1, keepdim=True), batch)
+
+
+def test_where_the_forward_differentiates_the_graph_stays(esol):
+    """No operator here has a second derivative; told from the graph."""
+    found = sg.explain(Forces(), [CAPACITY], esol)
+    assert "neighbour_sum" not in {place.rewrite for place in found.done}
+    assert "derivative is taken in the forward" in reasons(found)["neighbour_sum"]
+    parity(Forces(), esol)

@@ -1,0 +1,260 @@
+"""What was changed in a model after it was recorded is named before a replay goes on without it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce
+from support.runners import made_runner
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.outofcore.training.hop_recording import RecordedHops
+from staticgraph.recording import recorded_model
+from staticgraph.recording.signature import Signature
+
+
+def runner_of(model, hiv, phases=None, **options):
+    runner = made_runner(
+        model,
+        CAPACITIES,
+        "cuda-graph",
+        loss=bce,
+        optimizer=adam(model),
+        recorder=ArenaRecorder,
+        **options,
+    )
+    return runner.warmup(hiv, phases=phases, progress=False)
+
+
+def loader_of(hiv):
+    """Two batches of one bucket, again and again."""
+    return sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES[:1], batch_size=30), indices=range(60))
+
+
+def half(model):
+    model.dropout.p = 0.5
+
+
+def hooked(model):
+    model.atoms.register_forward_hook(lambda *_: None)
+
+
+def other_class(model):
+    model.head.__class__ = type("Other", (nn.Linear,), {})
+
+
+def other_forward(model):
+    model.head.forward = partial(nn.Linear.forward, model.head)
+
+
+def moved_buffer(model):
+    norm = model.conv.nn[1]
+    norm.running_mean.data = norm.running_mean.clone()
+
+
+# What no hook of torch tells of.
+QUIET = {
+    "frozen": (
+        lambda model: model.bonds.requires_grad_(False),
+        r"bonds\.weight\.requires_grad was True, is False; bonds\.bias\.requires_grad was",
+    ),
+    "norm in eval": (lambda m: m.conv.nn[1].eval(), r"conv\.nn\.1\.training was True, is False"),
+    "dropout": (half, r"dropout\.p was 0\.0, is 0\.5"),
+    "deleted": (lambda m: delattr(m.dropout, "inplace"), r"dropout\.inplace was False, is not"),
+    "hook": (hooked, r"atoms\.hooks was 0, is 1"),
+    "class": (other_class, r"head was Linear, is Other"),
+    "forward": (other_forward, r"head\.forward was Linear\.forward, is a partial"),
+    "buffer's memory": (moved_buffer, r"conv\.nn\.1\.running_mean was at address"),
+}
+
+
+def other_weight(model):
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+
+
+def other_mean(model):
+    model.conv.nn[1].running_mean = torch.zeros(8)
+
+
+def other_layer(model):
+    model.dropout = nn.Identity()
+
+
+def more(model):
+    model.bonds.register_parameter("extra", nn.Parameter(torch.ones(1)))
+
+
+# What torch tells of.
+TOLD = {
+    "parameter": (other_weight, r"head\.weight was a Parameter, is another"),
+    "buffer": (other_mean, r"conv\.nn\.1\.running_mean was a Tensor, is another"),
+    "module": (other_layer, r"dropout was a Dropout, is a Identity"),
+    "new parameter": (more, r"bonds\.extra was not there, is a Parameter"),
+}
+
+
+@pytest.mark.parametrize("what", QUIET)
+def test_an_epochs_first_replay_names_what_was_changed(hiv, what):
+    change, message = QUIET[what]
+    model = Net()
+    runner = runner_of(model, hiv)
+    loader = loader_of(hiv)
+    for batch in loader:
+        runner.step(batch)
+    change(model)
+    remedy = r"Undo it, change it before the recording, or call warmup\(\) again"
+    with pytest.raises(sg.NotStatic, match=rf"bucket 0 step.*{message}.*{remedy}"):
+        runner.step(next(iter(loader)))
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_what_torch_tells_of_is_named_by_the_next_replay(hiv, what):
+    change, message = TOLD[what]
+    model = Net()
+    runner = runner_of(model, hiv)
+    batches = batches_of(hiv, 2)
+    for batch in batches:
+        runner.step(batch)
+    change(model)
+    for batch in batches:
+        with pytest.raises(sg.NotStatic, match=message):
+            runner.step(batch)
+        with pytest.raises(sg.NotStatic, match=message):
+            runner.eval_step(batch)
+
+
+@pytest.mark.parametrize("what", QUIET | TOLD)
+def test_a_change_before_the_first_replay_is_found_and_after_a_warm_up_is_no_change(hiv, what):
+    change, message = (QUIET | TOLD)[what]
+    model = Net()
+    runner = runner_of(model, hiv)
+    change(model)
+    batch = batches_of(hiv, 1)[0]
+    with pytest.raises(sg.NotStatic, match=message):
+        runner.step(batch)
+    if what in ("hook", "deleted"):
+        return  # the one is refused by every compiled or recorded step, the other by the layer
+    runner.warmup(hiv, progress=False)
+    runner.step(batch)
+
+
+def test_batches_of_no_loader_are_looked_at_every_so_often(hiv, monkeypatch):
+    monkeypatch.setattr(recorded_model, "EVERY", 4)
+    model = Net()
+    runner = runner_of(model, hiv)
+    batch = batches_of(hiv, 1)[0]
+    for _ in range(2):
+        runner.step(batch)
+    half(model)
+    runner.step(batch)
+    runner.step(batch)
+    for _ in range(2):
+        with pytest.raises(sg.NotStatic, match=r"dropout\.p"):
+            runner.step(batch)
+    model.dropout.p = 0.0
+    runner.step(batch)
+
+
+def test_flags_matter_for_the_recording_that_they_were_made_with(hiv):
+    """A frozen layer is no change of an evaluation; a norm that trains in one is."""
+    model = Net()
+    runner = runner_of(model, hiv)
+    batch = batches_of(hiv, 1)[0]
+    model.bonds.requires_grad_(False)
+    runner.eval_step(batch)
+    with pytest.raises(sg.NotStatic, match="bonds"):
+        runner.step(batch)
+    model.bonds.requires_grad_(True)
+    runner.step(batch)
+    model.eval()
+    model.dropout.train()
+    monte_carlo = runner_of(model, hiv, phases=("eval",))
+    with torch.no_grad(), pytest.raises(sg.NotStatic, match=r"dropout\.training was False"):
+        monte_carlo(batch)
+
+
+def test_a_model_in_evaluation_mode_at_the_warm_up_is_not_changed(hiv):
+    model = Net().eval()
+    runner = runner_of(model, hiv)
+    for batch in loader_of(hiv):
+        runner.step(batch)
+        model.eval()
+        with torch.no_grad():
+            runner(batch)
+
+
+def test_what_the_forward_writes_is_no_premise(hiv):
+    """A counter, a kept tensor, a private attribute; what else is public and plain is one."""
+
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.seen, self._own, self.scale = 0, None, 0, 1.0
+
+        def forward(self, x, edge_index, edge_attr, batch):
+            self.calls += 1
+            self.seen = x
+            return self.scale * super().forward(x, edge_index, edge_attr, batch)
+
+    model = Counting()
+    runner = runner_of(model, hiv)
+    batch = batches_of(hiv, 1)[0]
+    runner.step(batch)
+    runner.eager_step(batch)
+    model._own = 1
+    for batch in loader_of(hiv):
+        runner.step(batch)
+    model.scale = 2.0
+    with pytest.raises(sg.NotStatic, match=r"scale was 1\.0, is 2\.0.*begins with an underscore"):
+        runner.step(next(iter(loader_of(hiv))))
+
+
+def test_a_key_recorded_later_does_not_hide_a_change(hiv):
+    """Without a warm-up the second bucket's recording would note the change as what was there."""
+    model = Net()
+    runner = made_runner(
+        model, CAPACITIES, "cuda-graph", loss=bce, optimizer=adam(model), recorder=ArenaRecorder
+    )
+    first, second = batches_of(hiv, 2)
+    runner.step(first)
+    half(model)
+    with pytest.raises(sg.NotStatic, match=r"bucket 1 step.*dropout\.p was 0\.0, is 0\.5"):
+        runner.step(second)
+
+
+def test_a_model_that_nobody_records_is_not_watched_for_long():
+    """Nor does a model that is built later find anybody to tell."""
+    import gc
+    import weakref
+
+    model = Net()
+    gone = weakref.ref(Signature(model))
+    gc.collect()
+    assert gone() is None
+    other_weight(model)
+
+
+def test_recorded_hops_are_looked_at_too():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))
+    hops = RecordedHops(model, ArenaRecorder())
+
+    def body(tensors):
+        loss = model(tensors[0]).square().mean()
+        loss.backward()
+        return (loss.detach(),)
+
+    def fresh(tensors):
+        for parameter in model.parameters():
+            parameter.grad = None
+        return body(tensors)
+
+    x = torch.ones(3, 4)
+    hops(0, [x], fresh)
+    model[0].requires_grad_(False)
+    model[0].register_buffer("told", torch.ones(1))
+    with pytest.raises(sg.NotStatic, match=r"0\.weight\.requires_grad.*make the trainer anew"):
+        hops(0, [x], fresh)

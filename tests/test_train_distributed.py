@@ -1,0 +1,318 @@
+"""``staticgraph train`` on several processes: one run, one folder, whoever stops or is killed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import on_ranks
+
+import staticgraph as sg
+from staticgraph import cli, models
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.training import checkpoint, train
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.evaluate import evaluate
+from staticgraph.training.history import read_steps
+from staticgraph.training.interrupt import Interrupted
+from staticgraph.training.report import TrainReport
+from staticgraph.training.tasks import task_of
+
+
+@pytest.fixture(scope="module")
+def molecules(tmp_path_factory, esol) -> Path:
+    """200 molecules of ESOL, 160 to train: on two ranks of 15 graphs 6 steps an epoch."""
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few")
+    path = tmp_path_factory.mktemp("data") / "few"
+    few.with_splits(**sg.datasets.random_split(200, 0)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(molecules) -> TrainConfig:
+    """Dropout, so that a random state that is lost shows."""
+    return TrainConfig(
+        str(molecules), hidden=8, layers=2, dropout=0.2, batch_size=15, epochs=2, lr=0.01,
+        checkpoint_every=4,
+    )  # fmt: skip
+
+
+def trained(config: TrainConfig, folder: str) -> dict:
+    return train.train(config, folder, progress=False).to_dict()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(config, tmp_path_factory) -> tuple[Path, list[dict]]:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, on_ranks(2, trained, config, str(folder))
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert read_steps(folder / "steps.csv") == read_steps(other / "steps.csv")
+    found, expected = (checkpoint.load(path)["model"] for path in (folder, other))
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    ours, theirs = TrainReport.load(folder), TrainReport.load(other)
+    timeless = [[e._replace(seconds=0) for e in report.epochs] for report in (ours, theirs)]
+    assert timeless[0] == timeless[1]
+    assert ours.test_metric == theirs.test_metric
+
+
+def test_ranks_are_one_run(uninterrupted, config):
+    """Steps count the rows of all ranks, and each rank has the same numbers."""
+    folder, reports = uninterrupted
+    store = sg.GraphStore.load(config.data)
+    expected = store.sizes[store.splits["train"]].sum(axis=0).tolist()
+    steps = read_steps(folder / "steps.csv")
+    for epoch in range(2):
+        mine = [step for step in steps if step.epoch == epoch]
+        assert [step.graphs for step in mine][:5] == [30] * 5
+        assert sum(step.graphs for step in mine) == 160
+        assert [sum(s.nodes for s in mine), sum(s.edges for s in mine)] == expected
+    timed = ("seconds", "graphs_per_s")
+    first, second = (
+        [{k: v for k, v in epoch.items() if k not in timed} for epoch in report["epochs"]]
+        for report in reports
+    )
+    assert first == second
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_the_metric_is_of_all_ranks_graphs(uninterrupted, config):
+    """As one process finds it with the same weights."""
+    folder, reports = uninterrupted
+    store = sg.GraphStore.load(config.data)
+    task = task_of(store)
+    model = models.build(
+        config.model, store, hidden=8, layers=2, dropout=0.2, pool="mean",
+        num_outputs=task.num_outputs,
+    )  # fmt: skip
+    model.load_state_dict(checkpoint.load(folder)["model"])
+    plan = sg.BucketPlan.load(folder / "plan.json")
+    runner = StaticGraphRunner(model, plan, "eager")
+    for split, found in (
+        ("test", reports[0]["test_metric"]),
+        ("val", TrainReport.load(folder).epochs[-1].val_metric),
+    ):
+        loader = StaticLoader(store, plan, indices=store.splits[split], exact=False)
+        assert evaluate(runner, loader, task)[1] == pytest.approx(found, rel=1e-5)
+
+
+def _stopped_and_resumed(config: TrainConfig, folder: str) -> list:
+    """Rank 1 alone is asked to stop, in its 5th step."""
+    step, calls = StaticGraphRunner.step, []
+
+    @functools.wraps(step)
+    def stepping(runner, batch):
+        calls.append(batch.bucket)
+        if len(calls) == 5 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(runner, batch)
+
+    StaticGraphRunner.step = stepping
+    with pytest.raises(Interrupted):
+        train.train(config, folder, progress=False)
+    stopped = len(calls)
+    report = train.resume(folder, progress=False)
+    return [stopped, len(calls), report.resumed_at]
+
+
+def test_ranks_stop_together_and_go_on_as_if_they_had_not(uninterrupted, config, tmp_path):
+    folder, _ = uninterrupted
+    total = len(read_steps(folder / "steps.csv"))
+    for found in on_ranks(2, _stopped_and_resumed, config, str(tmp_path / "run")):
+        assert found == [8, total, 8]  # where they next ask each other: at a checkpoint
+    assert_same_run(tmp_path / "run", folder)
+
+
+def _resumed(folder: str, changes: dict) -> dict:
+    return train.resume(folder, changes, progress=False).to_dict()
+
+
+def test_another_number_of_processes_goes_on_with_the_next_epoch(config, tmp_path):
+    def stopped_by_hand(config: TrainConfig) -> None:
+        on_ranks(2, trained, config, str(tmp_path / "run"))
+
+    stopped_by_hand(replace(config, epochs=1))
+    report = _resumed(str(tmp_path / "run"), {"epochs": 2})
+    assert report["resumed_at"] == 6
+    steps = read_steps(tmp_path / "run" / "steps.csv")
+    assert [s.graphs for s in steps if s.epoch == 1] == [15] * 10 + [10]
+
+
+def _fails(folder: str, config: TrainConfig) -> str:
+    with pytest.raises(Exception) as caught:
+        train.train(config, folder, progress=False)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_what_rank_0_finds_wrong_ends_all(config, uninterrupted):
+    first, second = on_ranks(2, _fails, str(uninterrupted[0]), config)
+    assert first.startswith("FileExistsError: ")
+    assert second.startswith("RankLost: rank 0 ended with FileExistsError: ")
+    assert "holds a run already" in second
+
+
+# ---------------------------------------------------------------- torchrun
+
+
+def torchrun(*arguments: str, nodes: int = 1) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=2",
+        "--master-addr=127.0.0.1", f"--master-port={port}", *arguments,
+    ]  # fmt: skip
+
+
+def command(config: TrainConfig, folder: Path, *more: str) -> list[str]:
+    return [
+        "-m", "staticgraph.cli", "train", "--data", config.data, "--hidden", "8", "--layers", "2",
+        "--dropout", "0.2", "--batch-size", "15", "--lr", "0.01", "--checkpoint-every", "4",
+        "--epochs", "2", "--out", str(folder), *more,
+    ]  # fmt: skip
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.slow
+def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
+    done = subprocess.run(
+        torchrun(*command(config, tmp_path / "run", "--json")),
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed_at"] == 0  # one report, by one rank
+    assert len(re.findall(r"epoch 1: loss", done.stderr)) == 1
+    assert "of 2 processes" in done.stderr
+    assert_same_run(tmp_path / "run", uninterrupted[0])
+
+
+def _kill_one(job: subprocess.Popen, folder: Path, rank: int) -> None:
+    """kill -9 of a rank once there is a checkpoint."""
+    until = time.monotonic() + 120
+    while not (folder / checkpoint.FILE).exists():
+        assert job.poll() is None, job.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "environ").read_bytes().split(b"\0")
+            mine = f"PPid:\t{job.pid}\n" in (process / "status").read_text()
+        except OSError:
+            continue
+        if mine and f"RANK={rank}".encode() in words:
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+    pytest.fail("no such rank")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a rank in /proc")
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_killed_rank_ends_the_job_or_starts_it_again(config, tmp_path, restarts):
+    """With --max-restarts the same command goes on from the last checkpoint."""
+    folder = tmp_path / "run"
+    many = command(config, folder, "--epochs", "40")
+    job = subprocess.Popen(
+        torchrun(f"--max-restarts={restarts}", *many),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        _kill_one(job, folder, rank=1)
+        _, said = job.communicate(timeout=300)
+    finally:
+        job.kill()
+    if restarts:
+        assert job.returncode == 0, said
+        assert "resuming after step" in said
+        assert len(TrainReport.load(folder).epochs) == 40
+        steps = read_steps(folder / "steps.csv")
+        assert [sum(s.graphs for s in steps if s.epoch == e) for e in range(40)] == [160] * 40
+    else:
+        assert job.returncode != 0
+        assert "Signal 9 (SIGKILL)" in said
+        assert len(checkpoint.load(folder)["steps"]) > 0
+
+
+# Two hosts: network namespaces with a cable between them, which only reach each other through it.
+TWO_HOSTS = """
+set -e
+unshare -n sleep 600 & there=$!
+trap 'kill $there' EXIT
+until [ "$(readlink /proc/$there/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.05; done
+ip link add cable0 type veth peer name cable1
+ip link set cable1 netns $there
+on_there() { nsenter -t $there -n "$@"; }
+ip addr add 10.77.0.1/24 dev cable0; ip link set cable0 up; ip link set lo up
+on_there ip addr add 10.77.0.2/24 dev cable1
+on_there ip link set cable1 up; on_there ip link set lo up
+[ $# -gt 0 ] || exit 0
+export MASTER_ADDR=10.77.0.1
+run="-m torch.distributed.run --nnodes=2 --nproc-per-node=1 --master-addr=10.77.0.1"
+run="$run --master-port=29511"
+python=$1; shift
+GLOO_SOCKET_IFNAME=cable1 on_there $python $run --node-rank=1 "$@" >/dev/null & other=$!
+GLOO_SOCKET_IFNAME=cable0 $python $run --node-rank=0 "$@"
+wait $other
+"""
+
+
+def two_hosts(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["unshare", "-rn", "bash", "-c", TWO_HOSTS, "hosts", *arguments],
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
+    """Both see the folder here; the second host's rank neither reads nor writes it."""
+    try:
+        allowed = two_hosts()
+    except OSError as error:
+        pytest.skip(f"no network namespaces: {error}")
+    if allowed.returncode:
+        pytest.skip(f"no network namespaces: {allowed.stderr.strip().splitlines()[-1]}")
+    done = two_hosts(sys.executable, *command(config, tmp_path / "run", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", uninterrupted[0])
+
+
+def test_help_says_how_to_start_several(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    assert "torchrun --nproc-per-node 4 -m staticgraph.cli train" in capsys.readouterr().out
+
+
+def test_rows_of_all_ranks_are_known_to_each(config):
+    """Of an epoch's steps, what every rank has: the same on each, and what their batches are."""
+    store = sg.GraphStore.load(config.data)
+    plan = sg.plan_buckets(store, 15)
+    made = [
+        StaticLoader(store, plan, shuffle=True, rank=rank, world_size=3).batcher
+        for rank in range(3)
+    ]
+    rows = [batcher.rows(2) for batcher in made]
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+    for rank, batcher in enumerate(made):
+        for step, batch in enumerate(batcher.epoch(2)):
+            expected = [len(batch.ids), *store.sizes[batch.ids].sum(axis=0)[:2]]
+            assert rows[0][step, rank].tolist() == expected
+    assert rows[0][:, :, 0].sum() == len(store)

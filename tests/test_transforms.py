@@ -1,0 +1,140 @@
+"""A transform at collation: PyG's own run on the flat arrays of real rows, drawn anew for each
+batch, the same with any number of workers and after a resume."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch_geometric.data import Batch, Data
+
+import staticgraph as sg
+
+
+def graphs(count: int = 12) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(count):
+        n = 2 + number % 4
+        made.append(
+            Data(
+                pos=torch.randn(n, 3, generator=generator).double(),
+                sign=torch.randn(n, 2, generator=generator).double(),
+                edge_index=torch.tensor([[0, 1], [1, 0]]),
+                y=torch.randn(1, generator=generator).double(),
+            )
+        )
+    return made
+
+
+def loader(transform, **options) -> sg.StaticLoader:
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    return sg.StaticLoader(store, plan, shuffle=True, seed=1, transform=transform, **options)
+
+
+def flips(data: Data) -> Data:
+    """The signs of eigenvectors, drawn a graph."""
+    sign = torch.randint(0, 2, (len(data.ptr) - 1, 2)) * 2 - 1
+    data.sign = data.sign * sign[data.batch]
+    return data
+
+
+def batches(loader) -> list[dict[str, torch.Tensor]]:
+    return [{name: value.clone() for name, value in batch} for batch in loader]
+
+
+def same(left, right) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(torch.equal(a[name], b[name]) for a, b in pairs for name in a)
+
+
+def test_what_it_gives_is_what_it_gives_on_pygs_batch():
+    def scaled(data):
+        data.pos *= 2
+        data.y = data.y + data.pos.new_zeros(len(data.y)).index_add(0, data.batch, data.pos[:, 0])
+
+    found = loader(scaled)
+    for batch in found:
+        ids = batch.graph_ids[batch.graph_mask].tolist()
+        data = Batch.from_data_list([graphs()[i] for i in ids])
+        scaled(data)
+        assert torch.equal(batch.pos[: batch.real_nodes], data.pos)
+        torch.testing.assert_close(batch.y[: batch.real_graphs], data.y, rtol=0, atol=1e-12)
+        assert torch.equal(batch.sign[: batch.real_nodes], data.sign)
+        assert not batch.y[batch.real_graphs :].any(), "padding is as it was"
+
+
+@pytest.mark.parametrize(
+    "transform", [flips, T.RandomJitter(0.1), T.RandomRotate(90), T.RandomFlip(0)]
+)
+def test_draws_do_not_depend_on_workers_or_on_what_was_drawn_before(transform):
+    first = batches(loader(transform))
+    torch.rand(7)
+    assert same(first, batches(loader(transform, num_workers=2)))
+    resumed = loader(transform)
+    stream = iter(resumed)
+    next(stream)
+    state = resumed.state_dict()
+    del stream
+    later = loader(transform)
+    later.load_state_dict(state)
+    assert same(first[1:], batches(later))
+
+
+def test_every_epoch_draws_anew_and_the_process_does_not_notice():
+    looped = loader(flips, indices=range(4))
+    torch.manual_seed(3)
+    before = torch.rand(1)
+    torch.manual_seed(3)
+    signs = []
+    for _ in range(8):
+        (batch,) = batches(looped)
+        order = batch["graph_ids"].argsort()[-4:]
+        firsts = batch["sign"][batch["ptr"][order]]
+        signs.append(tuple(firsts.sign().flatten().tolist()))
+    assert len(set(signs)) > 1
+    assert torch.equal(torch.rand(1), before)
+
+
+def test_the_store_stays_as_it_was():
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    before = {name: column.copy() for name, column in store.columns.items()}
+    plan = sg.plan_buckets(store, batch_size=4)
+    for _ in sg.StaticLoader(store, plan, transform=T.RandomJitter(0.5)):
+        pass
+    for name, column in before.items():
+        assert (store.columns[name] == column).all()
+
+
+def other_edges(data):
+    data.edge_index = data.edge_index[:, :1]
+
+
+def other_shape(data):
+    data.pos = data.pos[:, :2]
+
+
+def other_dtype(data):
+    data.pos = data.pos.float()
+
+
+@pytest.mark.parametrize(
+    ("transform", "match"),
+    [
+        (other_edges, "transform= exchanged 'edge_index'"),
+        (other_shape, r"transform= made \[\d+, 2\] torch.float64 of 'pos'"),
+        (other_dtype, r"transform= made .* torch.float32 of 'pos'"),
+    ],
+)
+def test_what_has_no_place_in_a_batch_is_refused(transform, match):
+    for _ in range(6):  # the slot comes back each time
+        with pytest.raises(ValueError, match=match):
+            next(iter(loader(transform)))
+
+
+def test_batches_made_on_a_device_have_none():
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    with pytest.raises(ValueError, match=r"transform= changes batches that the host fills"):
+        sg.StaticLoader(store.to("cpu"), plan, transform=flips)
