@@ -146,9 +146,11 @@ class CompiledFunction:
     ) -> None:
         own = with_own_code(function, name)
         self._backend = _StaticBackend(mode, name, rewritten_on)
-        options = {"guard_filter_fn": self._backend.needed} if mode.fused else None
+        options: dict[str, Any] | None = (
+            {"guard_filter_fn": self._backend.needed} if mode.fused else None
+        )
         self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=self._backend, options=options
+            own, fullgraph=True, dynamic=False, backend=self._backend, options=options or None
         )
         self._name = name
         self._warm = False
