@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.linear import available, linear
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.words import LINEAR, RELU, dtype, is_call, shape, used_once
+from staticgraph.rewrites.words import LINEAR, RELU, Call, dtype, is_call, shape, used_once
 
 NAME = "linear"
 # Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
@@ -33,7 +32,7 @@ def rewrite(captured: Captured) -> None:
             _at(captured, node)
 
 
-def _obstacle(captured: Captured, node: Node) -> str | None:
+def _obstacle(captured: Captured, node: Call) -> str | None:
     x, weight, _ = node.args
     rows, out = shape(x), shape(weight)
     if rows is None or out is None or len(rows) != 2:
@@ -48,7 +47,7 @@ def _obstacle(captured: Captured, node: Node) -> str | None:
     return "too small to gain" if rows[0] * rows[1] * out[0] < SMALL else None
 
 
-def _at(captured: Captured, node: Node) -> None:
+def _at(captured: Captured, node: Call) -> None:
     last = node
     if used_once(node):
         after = next(iter(node.users))
