@@ -307,7 +307,7 @@ def test_a_failure_of_the_model_fails_its_batch_and_no_other():
     with server_of(max_wait_ms=1e9) as server:
         with_it = [server.submit([graph(3, k)]) for k in range(8)] + [server.submit([broken()])]
         for future in with_it:  # nine fill a bucket
-            with pytest.raises(sg.BatchFailed, match="RuntimeError: a node has no features$"):
+            with pytest.raises(sg.BatchFailed, match=r"RuntimeError: a node has no features$"):
                 future.result(PATIENCE_S)
         assert isinstance(with_it[0].exception().__cause__, RuntimeError)
         assert with_it[0].exception() is not with_it[1].exception()

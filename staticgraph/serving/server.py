@@ -18,9 +18,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from staticgraph.batches.predictions import Predictions
@@ -271,7 +271,7 @@ class Server:
         except Exception as error:
             with self._changed:
                 self._counts.failing += 1
-            self._fail(requests, lambda: _failed(error, len(pieces), len(requests)))
+            self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
         with self._changed:

@@ -3,9 +3,9 @@
 The problem: single graphs come at any time, and a recorded step costs the same for one graph as for
 a full bucket. The idea: all that wait are packed as a stream, each time anew, in the order of their
 arrival (:mod:`staticgraph.packing.stream`); a pack is ripe once a graph did not fit it any more, or
-once its oldest graph has waited long enough. Buckets that differ only in how much they take, and not
-in how large a graph may be, are one line: packed by the limits of the largest of them, run in the
-smallest that holds the pack.
+once its oldest graph has waited long enough. Buckets that differ only in how much they take, and
+not in how large a graph may be, are one line: packed by the limits of the largest of them, run in
+the smallest that holds the pack.
 
 The invariant: every graph that was added is taken exactly once, no bucket is exceeded, and a graph
 that has waited its time goes before any that came later, so none is passed over for ever.
