@@ -64,7 +64,7 @@ class Training:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.config, self.folder, self.progress = config, folder, progress
-        self.device = _device(config.device)
+        self.device = device_of(config.device)
         self.store = datasets.open(
             config.data, target=config.target, seed=config.seed, progress=progress
         )
@@ -364,7 +364,12 @@ def _number(workers: int | str) -> int:
     return 0 if isinstance(workers, str) else workers
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of a name; CUDA where there is one, for ``auto``.
+
+    Raises:
+        ValueError: no such device is here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
