@@ -45,6 +45,7 @@ ROOMS = (
     "dryrun",
     "outofcore",
     "training",
+    "serving",
     "cli",
 )
 MOST_ROOMS = 28
