@@ -189,7 +189,10 @@ class BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return (out, mean, var, addend.view_as(addend)) if handed else (out, mean, var)
+        if not handed:
+            return out, mean, var
+        assert addend is not None
+        return out, mean, var, addend.view_as(addend)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -232,9 +235,9 @@ def batch_norm(
         padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
-    running = (None,) * 4 if running is None else running
+    moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     return BatchNorm.apply(*given, False)
 
 
@@ -253,9 +256,9 @@ def batch_norm_handed_on(
     """The first of :func:`batch_norm`, and the addend to be read from now on: whatever gradient
     comes back through it is added by the norm, where autograd would need an operation of its own.
     """
-    running = (None,) * 4 if running is None else running
+    moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     out, _, _, addend = BatchNorm.apply(*given, True)
     return out, addend
 
