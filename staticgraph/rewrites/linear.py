@@ -33,7 +33,7 @@ def rewrite(captured: Captured) -> None:
 
 
 def _obstacle(captured: Captured, node: Call) -> str | None:
-    x, weight, _ = node.args
+    x, weight, bias = node.args
     rows, out = shape(x), shape(weight)
     if rows is None or out is None or len(rows) != 2:
         return "no matrix"
@@ -41,18 +41,20 @@ def _obstacle(captured: Captured, node: Call) -> str | None:
         return "its derivative is taken in the forward, and has one of its own"
     found = {dtype(x), dtype(weight), dtype(node)}
     if captured.target.device != "cpu":
+        if bias is None and not _relu_after(node):
+            return "torch's own product does as well without a bias"
         return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
     if captured.target.compiled or found != {torch.float32} or not available():
         return "on a CPU only float32 gains, in a graph that runs as it is"
     return "too small to gain" if rows[0] * rows[1] * out[0] < SMALL else None
 
 
+def _relu_after(node: Call) -> bool:
+    return used_once(node) and is_call(next(iter(node.users)), RELU)
+
+
 def _at(captured: Captured, node: Call) -> None:
-    last = node
-    if used_once(node):
-        after = next(iter(node.users))
-        if is_call(after, RELU):
-            last = after
+    last = next(iter(node.users)) if _relu_after(node) else node
     made = captured.before(last, product, *node.args, last is not node)
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)
