@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from staticgraph.packing.best import improve
 from staticgraph.packing.coarse import coarsened
+from staticgraph.packing.correction import fewer_by_correction
 from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.listing import listings
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
@@ -83,4 +84,4 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
             break
         if found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
-    return best
+    return fewer_by_correction(best)
