@@ -5,9 +5,9 @@
 Three servers, each a process of its own with the same GINE, the same reading of bodies and one
 thread for torch; the clients are one process beside them, each with a connection that it keeps and
 one molecule of HIV a request, as JSON. The servers take turns. "One at a time" is the same runner
-asked request by request; "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model. The answers
-to one molecule are compared first. Two shared cores carry both ends, so HTTP's own cost, the same
-for all three, bounds the ratio.
+asked request by request; "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model. The
+answers to one molecule are compared first. Two shared cores carry both ends, so HTTP's own cost,
+the same for all three, bounds the ratio.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         _require(path, file, "train", "valid", "test")
         n = _count(path, file, "num_entities")
         parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
-        return LinkData(path.stem, n, *parts)
+        return LinkData(path.stem, n, parts[0], parts[1], parts[2])
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
     edges = _ends(path, file, "edges", n, 2)
@@ -106,7 +106,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     cut = round(held_out * edges.shape[1])
     parts = [edges[:, order[span]] for span in
              (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
-    return LinkData(path.stem, n, *parts, undirected=True)
+    return LinkData(path.stem, n, parts[0], parts[1], parts[2], undirected=True)
 
 
 def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:
