@@ -21,8 +21,8 @@ predicts a molecule, where the run was trained on SMILES. Ctrl-C answers what wa
 There are no accounts and no encryption: beyond this machine, put a proxy before it.
 """
 
-# How long a thread keeps Python's lock while another wants it. A model in eager gives the lock up at
-# every operation, and would wait 5 ms, Python's default, each time while requests are being read.
+# How long a thread keeps Python's lock while another wants it. A model in eager gives the lock up
+# at every operation, and would wait 5 ms, Python's default, each time while requests are read.
 SWITCH_S = 1e-4
 
 
