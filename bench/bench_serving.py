@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ NAMES = ("staticgraph", "one at a time", "plain PyG")
 BODIES = 256
 
 
-def serve(name: str, hidden: int, layers: int) -> None:
+def serve(name: str, hidden: int, layers: int, max_wait_ms: float) -> None:
     """One contender, until it is killed."""
     import torch
     import uvicorn
@@ -39,6 +40,7 @@ def serve(name: str, hidden: int, layers: int) -> None:
     from torch_geometric.data import Batch
 
     import staticgraph as sg
+    from staticgraph.cli.serve import SWITCH_S
     from staticgraph.models import build
     from staticgraph.serving.app import make_app
     from staticgraph.serving.bodies import Reader
@@ -46,6 +48,7 @@ def serve(name: str, hidden: int, layers: int) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    sys.setswitchinterval(SWITCH_S)
     store = sg.datasets.open(HIV)
     model = build("gine", store, hidden=hidden, layers=layers).eval()
     categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
@@ -57,7 +60,7 @@ def serve(name: str, hidden: int, layers: int) -> None:
         runner.warmup(phases=("eval",))
         runner.predict([store[0]])
     if name == "staticgraph":
-        app = make_app(sg.Server(runner), reader, name)
+        app = make_app(sg.Server(runner, max_wait_ms=max_wait_ms), reader, name)
     else:
         app, lock = FastAPI(), threading.Lock()
 
@@ -138,7 +141,11 @@ def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str],
     """A contender's process and its port."""
     command = [sys.executable, "-m", "bench.bench_serving", "--serve", name]
     process = subprocess.Popen(
-        [*command, "--hidden", str(args.hidden), "--layers", str(args.layers)],
+        [
+            *command,
+            *("--hidden", str(args.hidden), "--layers", str(args.layers)),
+            *("--max-wait-ms", str(args.max_wait_ms)),
+        ],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -159,11 +166,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--max-wait-ms", type=float, default=5.0)
     parser.add_argument("--json")
     parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.hidden, args.layers)
+        serve(args.serve, args.hidden, args.layers, args.max_wait_ms)
         return
     from staticgraph.text.table import table
 
@@ -181,6 +189,8 @@ def main() -> None:
             for name in NAMES:
                 port = servers[name][1]
                 taken[name].append(asyncio.run(load(port, given, args.clients, args.seconds)))
+        said = urllib.request.urlopen(f"http://127.0.0.1:{servers['staticgraph'][1]}/metrics")
+        print("\n".join(line for line in said.read().decode().splitlines() if line[0] != "#"))
     finally:
         for process, _ in servers.values():
             process.kill()
