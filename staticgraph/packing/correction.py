@@ -37,7 +37,7 @@ def fewer_by_correction(best: Packing) -> Packing:
     least = volume_bound(histogram, limits, max_graphs)
     weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
     rows, bounds = with_graphs(histogram, limits, max_graphs)
-    share = (rows / np.maximum(1, bounds)) @ weights / weights.sum()
+    share = (rows / np.maximum(1, bounds)) @ weights / max(weights.sum(), 1e-12)
     value = share**LARGE_FIRST
     for _ in range(min(RUNS, WORK // sizes**2)):
         if best.num_packs <= least:
