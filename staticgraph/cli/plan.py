@@ -228,8 +228,8 @@ def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
         )
     elif found.get("proven_bound", 0) > found["volume_bound"]:
         print(
-            f"no packing has fewer than {found['proven_bound']:,} packs (linear programming, volume "
-            f"{found['volume_bound']:,})"
+            f"no packing has fewer than {found['proven_bound']:,} packs (linear programming, "
+            f"volume {found['volume_bound']:,})"
         )
     else:
         print(f"no packing has fewer than {found['volume_bound']:,} packs (volume)")
