@@ -45,6 +45,9 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"staticgraph.{name}")
     else:
         value = getattr(importlib.import_module(home), name)
+    if name == "StaticLoader":  # PyG's layers notice batches that no forward of ours knows
+        memory = importlib.import_module("staticgraph.batches.memory_of_batches")
+        memory.when_used(lambda: importlib.import_module("staticgraph.nn.functions").install())
     globals()[name] = value
     return value
 

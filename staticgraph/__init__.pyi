@@ -34,6 +34,7 @@ from staticgraph.errors import StoreCorrupt as StoreCorrupt
 from staticgraph.errors import UnknownDataset as UnknownDataset
 from staticgraph.memory.budget import MemoryBudget as MemoryBudget
 from staticgraph.memory.model import MemoryModel as MemoryModel
+from staticgraph.nn.bound import bound as bound
 from staticgraph.nn.convert import convert as convert
 from staticgraph.plans.by_memory import autosize_workers as autosize_workers
 from staticgraph.plans.choose import plan_buckets as plan_buckets

@@ -17,6 +17,7 @@ import torch
 
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.from_device import IdsFeed
+from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.batches.transform import Transform, apply_transform
@@ -188,6 +189,7 @@ class StaticLoader:
         self._resumed = True
 
     def __iter__(self) -> Generator[StaticBatch, None, None]:
+        used()
         if self._batcher.position and not self._resumed:  # the last iteration was broken off
             self.set_epoch(self.epoch + 1)
         self._resumed = False

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.batches.memory_of_batches import note
 from staticgraph.errors import PlanMismatch, SlotsExhausted
 from staticgraph.schema import COUNTS, Schema
 from staticgraph.sizes.capacity import Capacity
@@ -169,6 +170,7 @@ class Slot:
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
         self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        note(self.buffer)
         self.released: torch.cuda.Event | None = None
         self.generation = 0
         self._layouts = layouts

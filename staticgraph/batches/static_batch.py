@@ -18,6 +18,7 @@ from torch import Tensor
 from staticgraph.batches import unbatch
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.followed import followed
+from staticgraph.batches.memory_of_batches import note
 from staticgraph.batches.slots import Lease, SlotLayout
 from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
 from staticgraph.errors import StaleBatch
@@ -26,6 +27,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
 _COUNTED = ("num_real_nodes", "num_real_edges", "num_real_graphs")
+_INDICES = ("edge_index", "batch")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 
 
@@ -96,7 +98,9 @@ class StaticBatch:
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         layout = SlotLayout(bucket, capacity, store.schema, pointers)
-        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        note(buffer)
+        tensors = layout.tensors(buffer)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         graphs = np.fromiter(ids, np.int64)
         real = fill(store, graphs, layout, arrays)
@@ -379,6 +383,9 @@ class StaticBatch:
     def _moved(self, device: torch.device, copy: bool) -> StaticBatch:
         self._check_lease()
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
+        for name, tensor in tensors.items():
+            if name in _INDICES or name.endswith(".edge_index"):
+                note(tensor)
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import poisoned
+from staticgraph.checking.jitter import Jitter
+from staticgraph.checking.plain_batch import PlainBatch
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
@@ -49,10 +51,11 @@ def compare_with_plain(
     stock: torch.nn.Module,
     forward: Forward,
     batch: StaticBatch,
-    plain_batch: Any,
+    plain_batch: PlainBatch,
     own_sizes: bool = False,
 ) -> Comparison:
-    """Runs copies of a model on both sides; the model itself is left as it was.
+    """Runs copies of a model on both sides; the model itself is left as it was. What differs is
+    looked at again without ties; see :mod:`staticgraph.checking.jitter`.
 
     Args:
         stock: the model.
@@ -61,18 +64,47 @@ def compare_with_plain(
         plain_batch: the same graphs as PyG batches them.
         own_sizes: the model reads sizes off the batch's own indices.
     """
+    found = _compare(stock, forward, batch, plain_batch, own_sizes, None)
+    if found.what is None or not found.finite or batch.layout.schema.hetero:
+        return found
+    untied = _compare(stock, forward, batch, plain_batch, own_sizes, Jitter(batch))
+    if untied.worst is None or untied.what is not None:
+        return found
+    return Comparison(
+        untied.worst,
+        f"{untied.note}, without ties: with them {found.what}, as a choice among equal rows (TopK, "
+        "max, sort) falls otherwise; with noise on the rows it does not differ",
+    )
+
+
+def _compare(
+    stock: torch.nn.Module,
+    forward: Forward,
+    batch: StaticBatch,
+    plain_batch: PlainBatch,
+    own_sizes: bool,
+    jitter: Jitter | None,
+) -> Comparison:
     before = torch.get_rng_state()
-    model = copy.deepcopy(stock)
+
+    def plain(training: bool) -> _Side:
+        model = copy.deepcopy(stock)
+        model = model if training else model.eval()
+        seen: Any = plain_batch
+        if jitter is not None:
+            jitter.on(model)
+            seen = jitter.of(plain_batch.fresh())
+        return _Side(model, forward(model, seen), None)
+
     try:
-        expected = _Side(model, forward(model, plain_batch), None)
+        expected = plain(training=True)
         random = not torch.equal(before, torch.get_rng_state())
         if random:  # dropout draws another pattern over other shapes
-            model = copy.deepcopy(stock).eval()
-            expected = _Side(model, forward(model, plain_batch), None)
+            expected = plain(training=False)
     except Exception as error:  # whatever the model raises
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
     training = stock.training and not random
-    found = _static_side(stock, forward, batch, training, own_sizes)
+    found = _static_side(stock, forward, batch, training, own_sizes, jitter)
     note = "evaluation mode, since it draws random numbers" if random else "same mode"
     outputs = _worst(expected.outputs, found.outputs)
     worst_gradient, name = max(
@@ -121,11 +153,19 @@ class _Side:
 
 
 def _static_side(
-    stock: torch.nn.Module, forward: Forward, batch: StaticBatch, training: bool, own_sizes: bool
+    stock: torch.nn.Module,
+    forward: Forward,
+    batch: StaticBatch,
+    training: bool,
+    own_sizes: bool,
+    jitter: Jitter | None,
 ) -> _Side:
     model = copy.deepcopy(stock).train(training) if training else copy.deepcopy(stock).eval()
     context = context_of(model)
     unknown = StaticBatch(batch.layout, poisoned(batch).tensors())
+    if jitter is not None:
+        jitter.on(model)
+        unknown = jitter.of(unknown)
     with Restored():
         context.enter(unknown)
         seen = with_own_sizes(unknown) if own_sizes else unknown.replace()

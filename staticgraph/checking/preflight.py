@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,12 +39,15 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.failures import defined_at, raised, untraceable
-from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
+
+# On a device a compiled step refuses it, too.
+HOST_COPY = "host-to-device copy"
 
 
 def preflight(
@@ -85,6 +89,8 @@ class _Preflight:
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
         self._own_sizes = False  # whether the model reads sizes off the batch's own indices
+        self._warned: dict[str, str] = {}
+        self._static = False
 
     def report(self) -> PreflightReport:
         """All runs, and what they found."""
@@ -92,6 +98,9 @@ class _Preflight:
         self._host_attributes()
         self._refused_options()
         graphs = 0 if stopped else self._traced()
+        by_nature = {o.kind for o in self._obstacles} - RECORDING_ALONE
+        compiles = graphs == 1 and self._static and not by_nature & {"refused", HOST_COPY}
+        recordable = compiles and not self._obstacles
         inert = {} if stopped else self._measured()
         parity, note = (None, "the model does not run") if stopped else self._compared()
         if not stopped:
@@ -104,6 +113,8 @@ class _Preflight:
             modules=tuple(self._row(path, inert.get(path)) for path in ran),
             obstacles=tuple(self._obstacles),
             graphs=graphs,
+            compiles=compiles,
+            recordable=recordable,
             parity=parity,
             parity_note=note,
             attention=self._attention(),
@@ -137,7 +148,8 @@ class _Preflight:
             module.register_forward_pre_hook(enter(path))
             module.register_forward_hook(leave)
         unknown = StaticBatch(self._batch.layout, self._batch.tensors())
-        with Restored(), torch.enable_grad():
+        with Restored(), torch.enable_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             context.enter(unknown)
             try:
                 with watch.running(), asks() as asked:
@@ -145,13 +157,33 @@ class _Preflight:
                 self._own_sizes = bool(asked)
             except Exception as error:  # whatever the model raises is what stands in the way
                 self._obstacles += watch.obstacles
-                self._obstacles.append(raised(error, stack[-1] if stack else ""))
+                found = raised(error, stack[-1] if stack else "")
+                self._obstacles.append(self._also_plain(found))
                 stopped = True
             else:
                 self._obstacles += watch.obstacles
+        self._warned = {f"{w.filename}:{w.lineno}": str(w.message) for w in said}
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
         layers = {p for p, m in self._stock.named_modules() if _is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
+
+    def _also_plain(self, found: Obstacle) -> Obstacle:
+        """Says whether the padding is why a model raises: plain PyG runs the graphs without."""
+        if found.kind == "refused" or self._batch.real is None:
+            return found
+        try:
+            with warnings.catch_warnings(), torch.no_grad(), Restored(nothing=True):
+                warnings.simplefilter("ignore")
+                self._forward(_copied(self._stock), plain_batch(self._batch))
+        except Exception:  # whatever the model raises: it is the model's own affair
+            here = "plain PyG stops on these graphs, too"
+        else:
+            here = (
+                "plain PyG runs these graphs without padding, so the bucket's sizes, or what "
+                "stands in a padding row, are what it stops at"
+            )
+        advice = "; ".join(filter(None, (here, found.advice)))
+        return found._replace(advice=advice)
 
     def _host_attributes(self) -> None:
         """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
@@ -192,8 +224,11 @@ class _Preflight:
             trace = trace_step(compute, self._batch)
         known = {obstacle.where for obstacle in self._obstacles}
         self._obstacles += [o for o in trace.obstacles if o.where not in known]
+        self._static = trace.static
         if trace.error is not None and not self._obstacles:
-            self._obstacles.append(untraceable(trace.error, type(self._stock)))
+            self._obstacles.append(
+                untraceable(trace.error, type(self._stock), trace.observed, self._warned)
+            )
         return trace.graphs if trace.error is None else 0
 
     def _measured(self) -> dict[str, bool]:

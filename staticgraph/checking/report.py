@@ -7,7 +7,7 @@ from typing import Any
 
 from staticgraph.errors import NotStatic
 from staticgraph.steps.attention_choices import AttentionRow
-from staticgraph.steps.obstacles import Obstacle
+from staticgraph.steps.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.table import table
 
 _HEADERS = ("module", "layer", "made static", "inert")
@@ -41,6 +41,8 @@ class PreflightReport:
         modules: one row for each module that ran.
         obstacles: what prevents a recording, in the order of the model.
         graphs: how many graphs torch.compile would make; 0 where it cannot.
+        compiles: whether a mode that compiles takes it: one graph, of fixed shapes.
+        recordable: whether a recording can hold what was compiled.
         parity: the largest difference to plain PyG without padding, relative to the largest value;
             None where it was not measured.
         parity_note: how it was measured, or why not.
@@ -52,6 +54,8 @@ class PreflightReport:
     modules: tuple[ModuleRow, ...]
     obstacles: tuple[Obstacle, ...]
     graphs: int
+    compiles: bool
+    recordable: bool
     parity: float | None
     parity_note: str
     attention: tuple[AttentionRow, ...] = ()
@@ -82,6 +86,14 @@ class PreflightReport:
             raise NotStatic(str(self))
         return self
 
+    def _verdict(self, what: str, found: bool, other: frozenset[str]) -> str:
+        """One line: yes, or no for which of the obstacles."""
+        if found:
+            return f"{what}: yes"
+        own = [n for n, o in enumerate(self.obstacles, 1) if o.kind not in other]
+        numbers = own or range(1, len(self.obstacles) + 1)
+        return f"{what}: no, for {', '.join(map(str, numbers))}"
+
     def __str__(self) -> str:
         inert = {True: "yes", False: "NO", None: "-"}
         rows = [(row.path, row.layer, row.how, inert[row.inert]) for row in self.modules]
@@ -98,6 +110,8 @@ class PreflightReport:
         difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
         lines += [
             f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
+            self._verdict("compiles", self.compiles, RECORDING_ALONE | RESULTS),
+            self._verdict("can be recorded", self.recordable, RESULTS),
             "static: nothing stands in the way"
             if self.ok
             else f"not static: {len(self.obstacles)} obstacle{'s' * (len(self.obstacles) != 1)}",

@@ -12,6 +12,9 @@ lent (:mod:`staticgraph.recording.lending`). What a scope records:
 Where the data set is on the device a key has a second recording, which makes the batch from its ids
 first: one launch for all of a step. The other one serves batches of any other origin.
 
+A forward with gradients, for a loop of a user's own, is a pair of recordings in the first two; see
+:mod:`staticgraph.recording.recorded_pair`.
+
 Invariants: recording changes no parameter, buffer, optimizer state or random state; nothing is
 recorded after :meth:`freeze`; a replay whose parameters, optimizer settings or inputs stand
 elsewhere than when it was recorded raises instead of computing with old ones.
@@ -32,6 +35,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorded_model import Made, RecordedModel
+from staticgraph.recording.recorded_pair import PairKey, RecordedPairs
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.steps.averaging import Averaging
@@ -96,7 +100,7 @@ class RecordedSteps:
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen = False
-        self.misses: dict[RecordingKey, int] = {}
+        self.misses: dict[RecordingKey | PairKey, int] = {}
         self._model = subject.model
         self._computation = computation
         self._compiled = compiled
@@ -121,6 +125,7 @@ class RecordedSteps:
         self._recordings: dict[tuple[int, str], Made] = {}
         self._from_ids: dict[tuple[int, str], Made] = {}
         self._recorded_model = RecordedModel(self._model, optimizer, self.scope != "step")
+        self._pairs = RecordedPairs(subject, self._recorded_model)
 
     # ------------------------------------------------------------------ recording
 
@@ -304,6 +309,55 @@ class RecordedSteps:
         result = self._recorded_model.replay(made, work == "step")
         return handed_out(result, self._recorded_model.replays)
 
+    def record_forward(self, bucket: int, training: bool) -> PairKey:
+        """Records a forward and its backward, if they are not.
+
+        Raises:
+            NotStatic: they cannot be recorded; see :meth:`record`.
+        """
+        key = PairKey(bucket, training, self._autocast)
+        if key in self._pairs:
+            return key
+        if self._recorder is None:
+            raise NotStatic(f"{key} cannot be recorded: the runner was closed")
+        inputs, compiles = self._inputs[bucket], self._recorder.compiles
+        blank = StaticBatch.blank(inputs.layout, self._device)
+        self._copy(blank, blank.tensors(), inputs)
+
+        def compute(batch: StaticBatch) -> Any:
+            if compiles:
+                return self._compiled.run("forward", batch)
+            return self._in_eager("forward", batch)
+
+        known = self._computation.known
+        try:
+            self._pairs.record(
+                key, self._recorder, compute, inputs, training, lambda: known(inputs), REMEDY
+            )
+            if self._collation is not None and self._one_launch:
+                self._collation.clear()
+                self._collation.record(self._recorder, bucket)
+        except NotStatic as error:
+            self._abandon(error.__cause__ or error)
+            raise
+        return key
+
+    def forward(self, batch: StaticBatch) -> Any:
+        """The output of a batch in the model's present mode, part of autograd's graph: its backward
+        is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it raises."""
+        key = PairKey(batch.bucket, self._model.training, self._autocast)
+        if key not in self._pairs and self.frozen:
+            if self._on_miss == "error":
+                raise NotStatic(
+                    f"{key} has no recording, and nothing is recorded after warmup(): name its "
+                    "phase in warmup(phases=('forward', ...)), or pass on_miss='eager'"
+                )
+            self.misses[key] = self.misses.get(key, 0) + 1
+            return self._in_eager("forward", batch)
+        self.record_forward(*key[:2])
+        inputs, arrays = self._inputs[batch.bucket], batch.tensors()
+        return self._pairs[key].run(batch, lambda: self._copy(batch, arrays, inputs))
+
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
             made = ", ".join(map(str, self.counts)) or "none"
@@ -361,11 +415,16 @@ class RecordedSteps:
     def counts(self) -> dict[RecordingKey, int]:
         """Replays of each recording."""
         both = (self._recordings, False), (self._from_ids, True)
-        return {
+        counts = {
             self.key(*place)._replace(from_ids=from_ids): made.recorded.replays
             for recordings, from_ids in both
             for place, made in recordings.items()
         }
+        for pair, replays in self._pairs.counts.items():
+            for work, count in zip(("forward", "backward"), replays, strict=True):
+                name = f"{work} of a pair, {pair.flag}"
+                counts[RecordingKey(pair.bucket, name, pair.autocast, self.scope)] = count
+        return counts
 
     def missed(self) -> list[str]:
         """A sentence for whatever ran for want of a recording."""
@@ -384,6 +443,7 @@ class RecordedSteps:
         self._recorded_model.drop([*self._recordings.values(), *self._from_ids.values()])
         self._recordings.clear()
         self._from_ids.clear()
+        self._pairs.clear()
         self._collation = None
         self.frozen = True
         recorder, self._recorder = self._recorder, None

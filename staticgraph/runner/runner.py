@@ -11,8 +11,8 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
+from staticgraph.nn.bound import bound
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
@@ -131,6 +132,8 @@ class StaticGraphRunner:
         self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         self.device = subject.device
         recording = recording or Recording()
+        if subject.accumulate > 1 and recording.scope == "step":
+            recording = replace(recording, scope="forward_backward")
         auto = Auto.of(mode)
         self.ranks = ranks_for(distributed) if subject.trains else None
         self._auto = shared(
@@ -223,7 +226,10 @@ class StaticGraphRunner:
     # ------------------------------------------------------------------ running
 
     def __call__(self, batch: StaticBatch) -> Any:
-        """The forward in the model's present mode, with autograd as torch has it.
+        """The forward in the model's present mode, with autograd as torch has it: for a loop of
+        your own, in every mode. Recorded (``cuda-graph``), its backward is valid until the runner's
+        next call. A field that requires a gradient gets one; where that is recorded,
+        ``Subject(differentiable=)`` must name it.
 
         Returns:
             The model's output over all physical rows; ``out[batch.graph_mask]`` are the real ones.
@@ -232,8 +238,17 @@ class StaticGraphRunner:
         with self._turns.forward:
             return self._run("forward", batch)
 
+    @contextmanager
+    def bind(self, batch: StaticBatch) -> Iterator[StaticBatch]:
+        """As a ``with`` block: inside, the model may be called as it is, on a batch of this
+        runner's plan, in eager; see :class:`staticgraph.bound`."""
+        check_not_traced("bind()")
+        with self._turns.forward, bound(self.model, self._own(batch, "forward")) as data:
+            yield data
+
     def step(self, batch: StaticBatch) -> Tensor:
-        """One training step: gradients to zero, forward, loss, backward, optimizer.
+        """One training step: gradients to zero, forward, loss, backward, optimizer; with
+        ``Subject(accumulate=K)`` the optimizer at every K-th.
 
         Puts the model into training mode if it is not.
 
@@ -295,7 +310,7 @@ class StaticGraphRunner:
     def verify(self, batch: StaticBatch) -> Verification:
         """Compares a step and a forward with eager on one batch, and changes nothing; see
         :func:`staticgraph.runner.verification.verify`."""
-        with self._turns.whole:
+        with self._turns.whole, self._steps.accumulated.kept():
             return verify(self, batch)
 
     def predict(self, graphs: Any) -> Any:
@@ -411,6 +426,7 @@ class StaticGraphRunner:
             self._commitments.steps_from_ids(len(self.plan.capacities))
         with (
             untouched(self.model, self.optimizer),
+            self._steps.accumulated.kept(),
             bar(keys, desc="warming up", unit=" key", show=progress) as shown,
         ):
             if self._auto is None:

@@ -27,6 +27,7 @@ from staticgraph.recording.recorded import RecordedSteps
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.steps.accumulation import Accumulation
 from staticgraph.steps.averaging import Averaging
 from staticgraph.steps.compiled_steps import CompiledSteps
 from staticgraph.steps.computation import Computation
@@ -58,6 +59,7 @@ class Steps:
 
     Attributes:
         computation: forward, or forward and mean loss, of a batch.
+        accumulated: gradients of batches that have not been followed by an update.
         finite: watches the losses of training steps.
         single_rows: watches their norms.
         recording: as given, or with the scope that :meth:`fit_scope` found.
@@ -95,6 +97,7 @@ class Steps:
         self._tries_fused = tries_fused
         self._may_rewrite = tries_fused or mode.fused or self.computation.context.kernels
         self._update = Update(subject)
+        self.accumulated = Accumulation(subject)
         self._capacities = capacities
         self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
         self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
@@ -175,14 +178,14 @@ class Steps:
             phase = "eval"
         way = way or self.ways.get((batch.bucket, phase), self._way)
         if way == OWN and self.records(phase):
-            return self._replayed(work, batch)
+            return self._replayed(phase, batch)
         if way != "eager":
             self.computation.check_not_single(batch)
             return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
 
-    def _replayed(self, work: str, batch: StaticBatch) -> Any:
+    def _replayed(self, phase: str, batch: StaticBatch) -> Any:
         """A recording's result. Most batches have no level with a single row: nothing to ask."""
         real = batch.real
         if real is not None and (1 in real or real.extra):
@@ -190,10 +193,13 @@ class Steps:
         if self.recorded is None:
             self._recordings(batch.layout.schema, late=True)
         assert self.recorded is not None
-        return self.recorded.run(work, batch)
+        if phase == "forward":
+            return self.recorded.forward(batch)
+        return self.recorded.run("step" if phase == "step" else "forward", batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
-        """One training step: gradients to zero, forward, loss, backward, update.
+        """One training step: gradients to zero, forward, loss, backward; the update, where enough
+        batches are together.
 
         Returns:
             The mean loss, 0-dim, detached.
@@ -208,7 +214,8 @@ class Steps:
             if scope != "step":
                 if self.averaging is not None:
                     loss = self._averaged(loss, batch)
-                self._update()
+                if self.accumulated.add():
+                    self._update()
             return loss
         self._update.zero_grad()
         if way == "eager":
@@ -216,7 +223,8 @@ class Steps:
                 loss = self._backward(self.computation.run("step", batch, keep=True), batch)
         else:
             loss = self._backward(self.run("step", batch, way), batch)
-        self._update()
+        if self.accumulated.add():
+            self._update()
         return loss.detach().clone() if self.mode.recording else loss.detach()
 
     def count(self) -> None:
@@ -260,7 +268,7 @@ class Steps:
 
     def records(self, phase: str) -> bool:
         """Whether a phase is replayed where the way is to record: its scope says."""
-        return phase == "eval" or (phase == "step" and self.scope != "forward")
+        return phase == "eval" or self.scope != "forward"
 
     # ------------------------------------------------------------------ making ready
 
@@ -308,6 +316,9 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
+            if phase == "forward":
+                self._recordings(schema).record_forward(bucket, training=True)
+                return
             if self.averaging is not None and phase == "step":
                 self.averaging.check_recordable()
             self._recordings(schema).record(bucket, work, self.warmed)

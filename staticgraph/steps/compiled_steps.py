@@ -28,11 +28,13 @@ class Key(NamedTuple):
     training: bool
     grad: bool
     fused: bool = False
+    inputs: tuple[str, ...] = ()  # fields that require a gradient
 
     def __str__(self) -> str:
         return (
             f"bucket {self.bucket} {self.work} {'train' if self.training else 'eval'}"
             f"{'' if self.grad else ' no_grad'}{' fused' if self.fused else ''}"
+            f"{' by ' + ' '.join(self.inputs) if self.inputs else ''}"
         )
 
 
@@ -69,7 +71,10 @@ class CompiledSteps:
     def of(self, work: str, batch: StaticBatch, fused: bool = False) -> CompiledFunction:
         """The function of a batch's key under the present flags; warns where it is made late."""
         fused = fused or self._mode.fused
-        key = Key(batch.bucket, work, self._model.training, torch.is_grad_enabled(), fused)
+        grad = torch.is_grad_enabled()
+        asked = grad and work == "forward"
+        inputs = tuple(n for n, t in batch.tensors().items() if t.requires_grad) if asked else ()
+        key = Key(batch.bucket, work, self._model.training, grad, fused, inputs)
         if key not in self._functions:
             if self.warmed_up:
                 self.late[key.bucket] += 1

@@ -6,6 +6,7 @@ import inspect
 import linecache
 import re
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from staticgraph.errors import NotStatic
@@ -15,6 +16,29 @@ _LIBRARIES = ("/torch/", "/torch_geometric/", "/staticgraph/", "/jinja2/")
 _OBSERVED = re.compile(r"raised exception (\w+\(.+\))")
 # How torch 2.11 writes the exception's text within that.
 _CONSTANT = re.compile(r"\(\[ConstantVariable\(\w+: (.+)\)\]\)")
+# What an exception's words say of its cause, the first that fits.
+_ADVICE = (
+    (
+        r"same dtype|scalar type|Float and Double|not implemented for '",
+        "print(store) tells each field's dtype: model.double() for float64 data, x.float() in the "
+        "forward for integers",
+    ),
+    (
+        r"index out of range|out of bounds",
+        "a table has fewer rows than the field has categories: print(store.x.max()) of the field "
+        "that it looks up",
+    ),
+    (
+        r"mat1 and mat2 shapes|size of tensor|invalid for input of size|Expected size|shape",
+        "print(store) tells each field's width; a number of rows must follow from a shape "
+        "(x.size(0)) or the batch (batch.num_graphs), not from one batch",
+    ),
+)
+_MAKES_DATA = re.compile(r"\b(Hetero)?(Data|Batch)(\(|' object)")
+_OF_DATA = (
+    "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
+    "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -24,12 +48,32 @@ def raised(error: Exception, module: str) -> Obstacle:
     frame = ([f for f in frames if _of_model(f.filename)] or frames)[-1]
     kind = "refused" if isinstance(error, NotStatic) else "the model raises"
     text = str(error) if isinstance(error, NotStatic) else f"{type(error).__name__}: {error}"
-    return Obstacle(text, f"{frame.filename}:{frame.lineno}", frame.line or "", kind, module)
+    where = f"{frame.filename}:{frame.lineno}"
+    advice = None if kind == "refused" else advice_for(error)
+    return Obstacle(text, where, frame.line or "", kind, module, advice)
 
 
-def untraceable(message: str, model: type) -> Obstacle:
+def advice_for(error: BaseException) -> str:
+    """What to look at for an exception of the model; empty where its own words must do."""
+    text = str(error)
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, text):
+            return advice
+    return ""
+
+
+def untraceable(
+    message: str, model: type, seen: str | None = None, warned: Mapping[str, str] | None = None
+) -> Obstacle:
     """What torch.compile said when it stopped, in its first words, at the innermost line of the
-    model that its message names; at the model's class where it names none."""
+    model that its message names; at the model's class where it names none.
+
+    Args:
+        message: torch's.
+        model: its class.
+        seen: the exception of the model that it met, if any.
+        warned: what the model warns of in eager, by ``file:line``.
+    """
     lines = [line.strip() for line in message.strip().splitlines()]
     said = [lines[0] if lines else "torch.compile gave no reason"]
     said += [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
@@ -38,7 +82,16 @@ def untraceable(message: str, model: type) -> Obstacle:
     own = [f for f in frames if _of_model(f[0])] or frames
     where = f"{own[-1][0]}:{own[-1][1]}" if own else defined_at(model)
     source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
-    return Obstacle(": ".join(said[:2]), where, source, "cannot be traced")
+    makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
+    inside = any("/torch_geometric/data/" in file for file, _ in frames)
+    advice = _OF_DATA if makes or inside else None
+    if "_warnings.warn" in message:
+        texts = warned or {}
+        text = texts.get(where) or " / ".join(texts.values())
+        return Obstacle(f"warnings.warn({text!r})", where, source, "warns")
+    if seen is not None:
+        return Obstacle(seen, where, source, "raises while it is traced", "", advice)
+    return Obstacle(": ".join(said[:2]), where, source, "cannot be traced", "", advice)
 
 
 def observed(error: BaseException | None) -> str | None:

@@ -61,11 +61,19 @@ KINDS: dict[str, tuple[str, str]] = {
     "refused": ("it has no static form", ""),  # the message names the remedy
     "the model raises": (
         "the model does not run on this batch, in eager either",
-        "look at the field it stops at: print(store) tells each one's dtype and width "
-        "(model.double() for float64 data)",
+        "",  # it depends on what it raises
     ),
     "cannot be traced": (
         "torch.compile stops here",
+        "write this part in operations on tensors, or run this model with mode='eager'",
+    ),
+    "warns": (
+        "torch.compile does not trace warnings.warn",
+        "do what the warning advises, or warn in __init__; mode='eager' runs it as it is",
+    ),
+    "raises while it is traced": (
+        "the model or the loss runs in eager; torch.compile, which follows it with tensors alone, "
+        "meets this exception",
         "write this part in operations on tensors, or run this model with mode='eager'",
     ),
     "padding reaches real rows": (
@@ -90,6 +98,22 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+# What some operations are mostly called for, and has a fixed shape.
+INSTEAD = {
+    "nonzero": "each graph's first node is batch.ptr[:-1], its last batch.ptr[1:] - 1",
+    "unique": "the number of graphs is batch.num_graphs, nodes a graph batch.ptr.diff()",
+    "bincount": "nodes a graph are batch.ptr.diff()",
+}
+# Those that leave a step compiled in one graph, and the rest of a recording alone.
+RECORDING_ALONE = frozenset(
+    {"device-to-host copy", "cannot be recorded", "activation checkpointing", "host read"}
+)
+# Those that say that results are wrong, and nothing of how a step can run.
+RESULTS = frozenset(
+    {"padding reaches real rows", "padding breaks a gradient", "differs from plain PyG"}
+)
+
+
 class Obstacle(NamedTuple):
     """One operation that prevents a recording, and where the model calls it.
 
@@ -99,6 +123,7 @@ class Obstacle(NamedTuple):
         line: the source there.
         kind: one of :data:`KINDS`.
         module: the path of the module that was running.
+        advice: what to write instead, where the kind alone does not tell; empty for nothing.
     """
 
     operation: str
@@ -106,6 +131,7 @@ class Obstacle(NamedTuple):
     line: str
     kind: str = "size from data"
     module: str = ""
+    advice: str | None = None
 
     @property
     def reason(self) -> str:
@@ -114,8 +140,11 @@ class Obstacle(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to write instead."""
-        return KINDS[self.kind][1]
+        """What to write instead; empty where nothing is known that belongs to this."""
+        if self.advice is not None:
+            return self.advice
+        more = INSTEAD.get(self.operation.strip(".()"), "")
+        return "; ".join(filter(None, (KINDS[self.kind][1], more)))
 
     def __str__(self) -> str:
         return f"{self.operation} at {self.where}: {self.line}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from staticgraph.schema import Level
 from staticgraph.steps.arguments import Forward
@@ -36,6 +37,9 @@ class Subject:
             forces; ``data.pos.requires_grad_()`` in the model then compiles.
         rows: what the rows of an output are, by its key or place, where that cannot be known from
             the model: ``{"embedding": "node", 1: None}``; None for a tensor without rows.
+        accumulate: ``step`` updates after so many batches, with the mean of their gradients, as
+            ``(loss / accumulate).backward()`` in a loop by hand does; what an epoch leaves over is
+            carried into the next. Recordings then end at the gradients, whatever their scope.
         sanitize: set padding rows of every input to zero inside the step; only a batch that was not
             filled by this library can have anything else there.
         check_padding: run the first batch (or a warm-up's example) with other values in its
@@ -45,8 +49,9 @@ class Subject:
             each loss is read. 0 leaves them unchecked.
 
     Raises:
-        TypeError: no module, a loss module of torch, or an optimizer that needs a closure.
-        ValueError: a negative ``check_finite``.
+        TypeError: no module, a loss module of torch, an averaged model, several optimizers, or one
+            that needs a closure or a scaler.
+        ValueError: a negative ``check_finite``, or ``accumulate`` below 1.
     """
 
     model: torch.nn.Module
@@ -57,6 +62,7 @@ class Subject:
     clip_norm: float | None = None
     differentiable: Sequence[str] = ()
     rows: Mapping[Any, Level | None] | None = None
+    accumulate: int = 1
     sanitize: bool = False
     check_padding: bool = True
     check_finite: int = EVERY
@@ -68,6 +74,10 @@ class Subject:
                 f"differentiable={self.differentiable!r}: give names of fields, such as ('pos',)"
             )
         object.__setattr__(self, "differentiable", tuple(self.differentiable))
+        if not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise ValueError(
+                f"accumulate={self.accumulate!r}; give a whole number of batches, at least 1"
+            )
         if self.check_finite < 0:
             raise ValueError(
                 f"check_finite={self.check_finite}; give a number of steps, or 0 for no check"
@@ -120,14 +130,39 @@ def _check_given(model: object, loss: object, optimizer: object) -> None:
     """Refuses what would fail in the first step, with another message."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, AveragedModel):
+        raise TypeError(
+            "AveragedModel holds a copy of a model and says nothing of how it is called: train "
+            "the model itself and call averaged.update_parameters(model) after each "
+            "runner.step(batch); to evaluate, give a second runner averaged.module"
+        )
     if type(loss).__module__ == torch.nn.modules.loss.__name__:
         raise TypeError(
             f"loss={type(loss).__name__}() takes a target, and the runner's takes the batch: pass "
             "loss=lambda out, batch: F.mse_loss(out, batch.y, reduction='none'), or "
             f"{type(loss).__name__}(reduction='none')(out, batch.y)"
         )
+    if isinstance(optimizer, torch.amp.GradScaler):  # pyright: ignore[reportPrivateImportUsage]
+        raise TypeError(
+            "GradScaler reads on the host, every step, whether a gradient overflowed, which a step "
+            "of fixed work cannot: give the optimizer itself and autocast=torch.bfloat16, which "
+            "needs no scaler; or runner(batch) and your own loop, docs/loops.md"
+        )
+    if isinstance(optimizer, list | tuple | dict):
+        raise TypeError(
+            f"optimizer= is a {type(optimizer).__name__} of {len(optimizer)}, and a step has one: "
+            "for other settings a part of the model, give one optimizer parameter groups "
+            "(torch.optim.Adam([{'params': model.head.parameters(), 'lr': 1e-4}, ...])); for "
+            "optimizers that take turns, or are of different kinds, call runner(batch) in your own "
+            "loop, docs/loops.md"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             "LBFGS calls the model several times a step, through a closure, which a step of fixed "
             "work cannot: use another optimizer, or runner(batch) and your own loop"
+        )
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer= is a {type(optimizer).__name__}, not a torch.optim.Optimizer, such as "
+            "torch.optim.Adam(model.parameters(), lr=1e-3)"
         )

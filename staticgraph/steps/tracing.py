@@ -19,6 +19,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.steps.failures import observed
 from staticgraph.steps.obstacles import Obstacle, obstacles
 
 
@@ -31,12 +32,14 @@ class Trace:
         graphs: how many graphs were captured; a static step is one.
         obstacles: operations whose result depends on data.
         error: why tracing stopped, in torch's words or in those of NotStatic.
+        observed: the exception of the model that torch.compile met, where it stopped for one.
     """
 
     result: Any = None
     graphs: int = 0
     obstacles: list[Obstacle] = field(default_factory=list)
     error: str | None = None
+    observed: str | None = None
 
     @property
     def static(self) -> bool:
@@ -71,6 +74,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
     except Exception as error:  # whatever the model or torch raise while it is traced
         cause = _cause(error)
         trace.error = str(cause)
+        trace.observed = observed(error)
     return trace
 
 

@@ -20,6 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
 from staticgraph.nn.context.present import present
+from staticgraph.nn.context.unbound import look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,12 +64,12 @@ def dispatch(function: Callable[..., Any], static: Callable[..., Any]) -> None:
         if function.__code__ is not own.__code__:
             return
         number = f"{list(_STOCK).index(id(function))}_{function.__name__.strip('_')}"
-        names = [f"_staticgraph_{what}_{number}" for what in ("present", "stock", "static")]
-        function.__globals__.update(zip(names, (present, own, static), strict=True))
+        names = [f"_staticgraph_{what}_{number}" for what in ("present", "look", "stock", "static")]
+        function.__globals__.update(zip(names, (present, look, own, static), strict=True))
         function.__code__ = _dispatching(own.__code__, *names)
 
 
-def _dispatching(code: CodeType, present: str, stock: str, static: str) -> CodeType:
+def _dispatching(code: CodeType, present: str, look: str, stock: str, static: str) -> CodeType:
     """Code with the parameters of ``code`` that passes them on."""
     given, only = code.co_argcount, code.co_kwonlyargcount
     names = list(code.co_varnames)
@@ -88,11 +89,13 @@ def _dispatching(code: CodeType, present: str, stock: str, static: str) -> CodeT
         stars = f"**{rest.pop(0)}"
         taken.append(stars)
         passed.append(stars)
+    seen = ", ".join([repr(code.co_name), *names[: given + only]])
     free = ", ".join(code.co_freevars)  # the function keeps its cells, so its code must have them
     text = f"""
 def outer({free}):
     def inner({", ".join(taken)}):
         if {present}() is None:
+            {look}({seen})
             return {stock}({", ".join(passed)})
         return {static}({", ".join([f"{present}().context", *passed])})
         {free}

@@ -1,0 +1,54 @@
+"""Which memory belongs to batches of fixed shape, so that a tensor may be asked for it.
+
+A layer that is called outside of any forward of this library gets tensors alone. Whether they are
+a batch's, padding included, is told by where they stand: all arrays of a batch are views of one
+buffer, and buffers are few and noted here as they are made. Nothing is done when a batch is handed
+out or a tensor is read; who never asks pays nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_NOTED: dict[tuple[torch.device, int], StorageWeakRef] = {}
+# Above this the entries whose memory is gone are swept out before another is made.
+_MANY = 256
+
+
+def note(buffer: Tensor) -> None:
+    """Says that a tensor's memory carries a batch, for as long as that memory lives."""
+    if type(buffer) is not Tensor:  # a probe's batches have no memory
+        return
+    if len(_NOTED) > _MANY:
+        for key in [key for key, held in _NOTED.items() if held.expired()]:
+            del _NOTED[key]
+    storage = buffer.untyped_storage()
+    _NOTED[buffer.device, storage.data_ptr()] = StorageWeakRef(storage)
+
+
+def stands_in_batch(value: object) -> bool:
+    """Whether a tensor is a view of a batch's memory."""
+    if type(value) is not Tensor or not _NOTED:
+        return False
+    held = _NOTED.get((value.device, value.untyped_storage().data_ptr()))
+    return held is not None and not held.expired()
+
+
+_WHEN_USED: list[Callable[[], object]] = []
+
+
+def when_used(ask: Callable[[], object]) -> None:
+    """Has ``ask`` called once, when batches are first iterated in a process that has imported
+    PyG's layers: the rooms above this one make these ask where their tensors stand."""
+    _WHEN_USED.append(ask)
+
+
+def used() -> None:
+    """Batches are iterated; see :func:`when_used`."""
+    while _WHEN_USED and "torch_geometric.nn" in sys.modules:
+        _WHEN_USED.pop()()

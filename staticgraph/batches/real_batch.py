@@ -1,0 +1,213 @@
+"""A batch of fixed shape as code outside of the model sees it: real rows alone.
+
+A training step that somebody else wrote takes means, metrics and targets of whatever it reads. So
+it is given this: the attribute names and shapes of PyG's batch, without a padded row, as views of
+the static batch's memory. Where the model is called, the static batch is found again
+(:attr:`RealBatch.static`), and with it each view's padded array, by :func:`origin_of`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.typed import array_name, axis_of
+from staticgraph.schema import DICT_SUFFIX, Axis, Level
+
+_SIZES: dict[str, Level] = {
+    "num_nodes": "node",
+    "num_edges": "edge",
+    "num_graphs": "graph",
+    "batch_size": "graph",
+}
+_LEVELS: dict[str, Level] = {"batch": "node", "graph_ids": "graph", "edge_index": "edge"}
+_ORIGIN = "_staticgraph_origin"
+
+
+class Origin(NamedTuple):
+    """Where real rows come from.
+
+    Attributes:
+        batch: the batch that they are of.
+        name: of the array; empty for what a model made.
+        full: with padding.
+    """
+
+    batch: RealBatch
+    name: str
+    full: Tensor
+
+
+class RealCount(int):
+    """A number of real rows, which stands for the bucket's number where a model is given it."""
+
+    name: str
+    batch: weakref.ref[RealBatch]
+
+
+class RealBatch:
+    """The real rows of a batch.
+
+    Args:
+        static: with its real counts known.
+
+    Attributes as of PyG's batch: the fields, ``edge_index``, ``batch``, ``ptr``, ``num_graphs``;
+    where nodes have types ``x_dict`` and its like. What is set on it is what the model gets.
+    Iterating gives ``graph_ids``, so that whoever takes the first tensor's length for the batch's
+    size finds the number of real graphs.
+    """
+
+    __slots__ = ("__weakref__", "_made", "_set", "static")
+
+    def __init__(self, static: StaticBatch) -> None:
+        if static.real is None:
+            raise ValueError("the real counts of this batch are not known: take it from a loader")
+        object.__setattr__(self, "static", static)
+        object.__setattr__(self, "_made", {})
+        object.__setattr__(self, "_set", {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in self._set:
+            return self._set[name]
+        if name not in self._made:
+            self._made[name] = self._of(name)
+        return self._made[name]
+
+    def _of(self, name: str) -> Any:
+        if name in _SIZES:
+            count = RealCount(self.static.real_counts.of(_SIZES[name]))
+            count.name, count.batch = name, weakref.ref(self)
+            return count
+        schema = self.static.layout.schema
+        if name.endswith(DICT_SUFFIX) and schema.hetero:
+            return {
+                axis.key: getattr(self, array)
+                for axis in schema.axes
+                if (array := array_name(axis, name.removesuffix(DICT_SUFFIX)))
+                in self.static.tensors()
+            }
+        value = getattr(self.static, name)
+        return self.real(value, *self._cut(name), name) if isinstance(value, Tensor) else value
+
+    def _cut(self, name: str) -> tuple[int | None, int]:
+        """How many rows of an array are real, None for all, and along which axis."""
+        counts, schema = self.static.real_counts, self.static.layout.schema
+        if name in schema:
+            field = schema[name]
+            return counts.of(field.level) * field.rows, field.cat_dim or 0
+        if name in _LEVELS:
+            return counts.of(_LEVELS[name]), 1 if name == "edge_index" else 0
+        if name == "ptr":
+            return counts.graphs + 1, 0
+        for end, more in (("_mask", 0), ("_batch", 0), ("_ptr", 1)):
+            level = name.removesuffix(end)
+            if end in name and level in (*self.static.levels,):
+                return (counts.graphs if more else counts.of(level)) + more, 0
+        return None, 0
+
+    def real(self, full: Tensor, rows: int | None, dim: int = 0, name: str = "") -> Tensor:
+        """The first rows of a padded tensor, of which :func:`origin_of` tells."""
+        if rows is None:
+            return full
+        part = full.narrow(dim, 0, rows)
+        setattr(part, _ORIGIN, (weakref.ref(self), name, full))
+        return part
+
+    def padded(self, value: Tensor) -> Tensor | None:
+        """A tensor of real rows with rows of zeros for the padding; None where its number of rows
+        is that of several levels, or of none."""
+        counts, capacity = self.static.real_counts, self.static.capacity
+        found = [lv for lv in self.static.levels if value.dim() and counts.of(lv) == len(value)]
+        if len(found) != 1:
+            return None
+        more = capacity.rows(found[0]) - len(value)
+        return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
+
+    def whole(self) -> StaticBatch:
+        """The batch with padding, and with what was set on this.
+
+        Raises:
+            ValueError: a tensor was set whose rows are of no level, or of several.
+        """
+        seen = self.static.replace()
+        for name, value in self._set.items():
+            origin = origin_of(value)
+            full = origin.full if origin else value
+            if origin is None and isinstance(value, Tensor) and value.dim():
+                field = self.static.layout.schema[name] if name in self.static else None
+                if field is not None and field.rows == 1 and not field.cat_dim:
+                    rows = self.static.capacity.rows(field.level) - len(value)
+                    full = pad(value, (0, 0) * (value.dim() - 1) + (0, rows))
+                elif (full := self.padded(value)) is None:
+                    raise ValueError(
+                        f"batch.{name} was set to a tensor of shape {list(value.shape)}, of which "
+                        "it cannot be told whether its rows are nodes, edges or graphs: give it to "
+                        "the model's forward from inside, or make it a field of the store"
+                    )
+            setattr(seen, name, full)
+        return seen
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._set[name] = value
+
+    def __getitem__(self, name: Any) -> Any:
+        schema = self.static.layout.schema
+        axis = axis_of(schema, name) if schema.hetero and name not in self.static else None
+        return getattr(self, name) if axis is None else RealView(self, axis)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._set or name in self.static
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute of this name, or ``default``, as in PyG."""
+        return getattr(self, name, default)
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, and of what was set."""
+        return list(dict.fromkeys([*self.static.keys(), *self._set]))
+
+    def to(self, device: Any, **_: Any) -> RealBatch:
+        """The batch on another device; itself where it is there already."""
+        moved = self.static.to(device)
+        return self if moved is self.static else RealBatch(moved)
+
+    def to_data_list(self) -> list[Any]:
+        """The graphs as PyG ``Data`` or ``HeteroData``."""
+        return self.static.to_data_list()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self.graph_ids])
+
+    def __repr__(self) -> str:
+        return f"RealBatch({self.num_graphs} graphs of {self.static!r})"
+
+
+class RealView:
+    """The real rows of one type, as PyG's storages."""
+
+    __slots__ = ("_axis", "_batch")
+
+    def __init__(self, batch: RealBatch, axis: Axis) -> None:
+        self._batch, self._axis = batch, axis
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("num_nodes", "num_edges"):
+            return self._batch.static.real_counts.of(self._axis.name)
+        return getattr(self._batch, array_name(self._axis, name))
+
+
+def origin_of(value: object) -> Origin | None:
+    """Of which batch and padded tensor something is the real rows; None for anything else."""
+    held, name, full = getattr(value, _ORIGIN, (None, "", None))
+    batch = held() if held is not None else None
+    return None if batch is None or full is None else Origin(batch, name, full)

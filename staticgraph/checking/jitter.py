@@ -1,0 +1,76 @@
+"""Ties broken, the same way on both sides of a comparison.
+
+A model that chooses among rows (TopK, a maximum, a sort) chooses by rounding where two are equal,
+as symmetric atoms of a molecule are, and sums over padded rows round otherwise than those over
+real ones. Such a difference is no fault of the padding. It vanishes when no two rows are equal: so
+noise is added to the nodes' float fields, and to what embeddings and linear layers make of nodes,
+to a real row the same with padding and without.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import Linear
+
+from staticgraph.batches.static_batch import StaticBatch
+
+# Of a tensor's largest value: far above rounding, far below what a model makes of another input.
+SIZE = 1e-2
+_MIXES = (torch.nn.Linear, torch.nn.Embedding, Linear)
+
+
+class Jitter:
+    """Noise for the rows of one batch.
+
+    Args:
+        batch: its real nodes get noise, its padding none.
+    """
+
+    def __init__(self, batch: StaticBatch) -> None:
+        self._rows = batch.capacity.nodes
+        self._real = batch.real_counts.nodes
+        self._fields = [
+            field.name
+            for field in batch.layout.schema
+            if field.level == "node" and not field.is_index
+        ]
+
+    def on(self, model: torch.nn.Module) -> None:
+        """Adds noise to what a copy of the model makes of nodes, from now on."""
+        for path, module in model.named_modules():
+            if isinstance(module, _MIXES):
+                module.register_forward_hook(self._hook(path))
+
+    def of(self, batch: Any) -> Any:
+        """Sets the noisy fields on a batch with padding, or on one without, and returns it."""
+        for name in self._fields:
+            value = getattr(batch, name)
+            if value.is_floating_point():
+                batch[name] = self._noisy(value, name)
+        return batch
+
+    def _hook(self, path: str) -> Any:
+        calls = 0
+
+        def hook(_: torch.nn.Module, given: Any, out: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if not isinstance(out, Tensor) or not out.dim():
+                return None
+            return self._noisy(out, f"{path} {calls}")
+
+        return hook
+
+    def _noisy(self, value: Tensor, name: str) -> Tensor:
+        if value.shape[0] not in (self._rows, self._real):
+            return value
+        random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.rand((self._real, *value.shape[1:]), generator=random, dtype=torch.float64)
+        largest = value[: self._real].detach().abs().max().clamp(min=1e-6)
+        noise = torch.zeros_like(value)
+        noise[: self._real] = (drawn.to(value) - 0.5) * largest * SIZE
+        return value + noise

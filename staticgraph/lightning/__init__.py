@@ -1,0 +1,17 @@
+"""PyTorch Lightning over batches of fixed shape, a LightningModule's own code as it is.
+
+Give a ``Trainer`` a :class:`StaticDataModule` and the callback :class:`StaticGraphs`; see
+``docs/loops.md``. The extra ``lightning`` brings the package.
+"""
+
+from importlib.util import find_spec
+
+from staticgraph.errors import MissingPackage
+
+if find_spec("lightning") is None:
+    raise MissingPackage(
+        "staticgraph.lightning needs PyTorch Lightning: pip install 'staticgraph[lightning]'"
+    )
+
+from staticgraph.lightning.callback import StaticGraphs as StaticGraphs
+from staticgraph.lightning.data_module import StaticDataModule as StaticDataModule

@@ -1,0 +1,115 @@
+"""A data set in fixed shapes, as Lightning asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import LightningDataModule
+
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.batches.real_batch import RealBatch
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.store.graph_store import GraphStore
+
+# What a split may be called.
+_NAMES = {"val": ("val", "valid", "validation"), "train": ("train", "training")}
+
+
+class ResumingLoader(StaticLoader):
+    """A loader whose state Lightning keeps in its checkpoints."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As of :class:`StaticLoader`; after an epoch's last batch the next epoch comes."""
+        super().load_state_dict(state)
+        if self.batcher.position >= len(self):
+            self.set_epoch(self.epoch + 1)
+
+
+class StaticDataModule(LightningDataModule):
+    """Loaders of batches of fixed shape over the splits of a store.
+
+    Each process of a distributed job gets its share, so that
+    ``Trainer(use_distributed_sampler=...)`` has nothing to do. Steps get a
+    :class:`staticgraph.batches.real_batch.RealBatch`: PyG's names, no padding.
+
+    Args:
+        store: the graphs.
+        plan: the buckets; by default ``plan_buckets(store, batch_size=batch_size)``.
+        batch_size: graphs a training batch, and process.
+        splits: ``{"train": indices, "val": ..., "test": ..., "predict": ...}``; by default the
+            store's. A split that is not named has no loader; ``predict`` is then all graphs.
+        seed: of the order of training batches.
+        **options: of the loaders, such as ``num_workers``; see :class:`staticgraph.StaticLoader`.
+
+    Raises:
+        ValueError: neither a plan nor a batch size.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        plan: BucketPlan | None = None,
+        *,
+        batch_size: int | None = None,
+        splits: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if plan is None and batch_size is None:
+            raise ValueError("StaticDataModule needs a plan=, or a batch_size= to make one for")
+        self.store = store
+        self.plan = plan or plan_buckets(store, batch_size=batch_size)
+        self._splits = dict(store.splits if splits is None else splits)
+        self._seed = seed
+        self._options = options
+
+    def split(self, name: str) -> np.ndarray | None:
+        """The graphs of a split, None where there is no such."""
+        for known in _NAMES.get(name, (name,)):
+            if known in self._splits:
+                return np.asarray(self._splits[known])
+        return None
+
+    def loader(self, indices: Any, **options: Any) -> StaticLoader:
+        """A loader for this process, on its device."""
+        trainer = self.trainer
+        if trainer is not None:
+            options = {
+                "rank": trainer.global_rank,
+                "world_size": trainer.world_size,
+                "device": trainer.strategy.root_device,
+                **options,
+            }
+        return ResumingLoader(
+            self.store, self.plan, indices=indices, seed=self._seed, **{**options, **self._options}
+        )
+
+    def train_dataloader(self) -> Any:
+        """Exact batches, in another order every epoch."""
+        return self._of("train", shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        """As many graphs as fit, each once."""
+        return self._of("val", exact=False)
+
+    def test_dataloader(self) -> Any:
+        """As many graphs as fit, each once."""
+        return self._of("test", exact=False)
+
+    def predict_dataloader(self) -> Any:
+        """As many graphs as fit; of all the store where no such split is named."""
+        indices = self.split("predict")
+        return self.loader(indices, exact=False)
+
+    def _of(self, name: str, **options: Any) -> Any:
+        indices = self.split(name)
+        return [] if indices is None else self.loader(indices, **options)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """What a step gets."""
+        return RealBatch(batch) if isinstance(batch, StaticBatch) else batch

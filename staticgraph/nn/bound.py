@@ -1,0 +1,93 @@
+"""``with sg.bound(model, batch):`` a model over a batch of fixed shape, in a loop of one's own.
+
+The problem: a step of one's own (two optimizers, a penalty, a framework's ``training_step``) calls
+the model itself, and its layers, which are given tensors alone, cannot know which rows are padding.
+Inside the block they do, in this thread: converted layers and PyG's functions see the batch, and
+afterwards what was seen before. Forward and backward, in eager, and under ``torch.compile`` of the
+user's own.
+
+What comes out has the batch's physical rows, padding last: take the loss with
+:func:`staticgraph.masked_mean`, or of ``out[batch.graph_mask]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.present import Restored, remember
+from staticgraph.nn.convert import context_of
+
+
+class bound:
+    """As a ``with`` block: inside, ``model`` runs on ``batch`` with its padding left out.
+
+    Args:
+        model: any PyG model; its layers are made static in place, once, as
+            :func:`staticgraph.convert` does. A model compiled with ``torch.compile(model,
+            dynamic=False)`` compiles once a bucket.
+        batch: as a :class:`staticgraph.StaticLoader` gives it.
+        fixed: the layers see no real counts, as in a compiled step, so that nothing depends on
+            them; by default where ``model`` is compiled. Say True where a function around the
+            model is compiled.
+
+    The block gives the batch, as an object on which the model may set attributes. A backward may
+    stand inside or behind it; where the model checkpoints activations, and is not itself what is
+    called, inside.
+
+    Raises:
+        TypeError: the batch is none of fixed shape.
+        ValueError: the model reads row pointers, and the batch carries none.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, batch: StaticBatch, *, fixed: bool | None = None
+    ) -> None:
+        if not isinstance(batch, StaticBatch):
+            raise TypeError(
+                f"bound() takes a StaticBatch, as StaticLoader(store, plan) gives them, not a "
+                f"{type(batch).__name__}; a batch of PyG needs no bound()"
+            )
+        compiled = getattr(model, "_orig_mod", None)
+        fixed = _is_compiled(model) if fixed is None else fixed
+        self._model = model if compiled is None else compiled
+        self._context = context_of(self._model)
+        reads = [m for m in self._model.modules() if getattr(m, "reads_pointers", False)]
+        if reads and not batch.layout.pointers:
+            raise ValueError(
+                f"{type(reads[0]).__name__} was converted with kernels=True, which reads row "
+                "pointers, but the batch carries none: StaticLoader(..., pointers=True)"
+            )
+        batch = batch if reads else batch.without_pointers()
+        self._batch = StaticBatch(batch.layout, batch.tensors()) if fixed else batch
+        self._remembers = not fixed
+        self._hook: Any = None
+        self._restored = Restored()
+
+    def __enter__(self) -> StaticBatch:
+        self._restored.__enter__()
+        self._context.enter(self._batch)
+        if self._remembers:
+            self._hook = self._model.register_forward_hook(_remember)
+        return self._batch.replace()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._restored.__exit__(*exc)
+
+
+def _remember(module: torch.nn.Module, given: Any, out: Any) -> None:
+    """A backward that runs parts of the forward again finds the batch."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        remember([leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)])
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    parts = (model, *model.modules())
+    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in parts)

@@ -1,0 +1,72 @@
+"""A layer that meets a batch of fixed shape where no batch is bound: padding would take part.
+
+PyG's functions know a batch by what is bound in their thread. In a loop of a user's own nothing is,
+unless it says ``with sg.bound(model, batch):``; the layers then do what plain PyG does, over padded
+rows as over real ones, and nothing looks wrong. So the functions that dispatch look, where nothing
+is bound, whether an index that they are given stands in a batch's memory, and warn, once a model,
+by name.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.memory_of_batches import stands_in_batch
+
+_WARNED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def look(name: str, *given: object) -> None:
+    """Warns where a module calls a function of PyG with an index of a batch that is not bound.
+
+    Args:
+        name: the function's.
+        given: its arguments.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for value in given:
+        if isinstance(value, Tensor) and not value.is_floating_point() and stands_in_batch(value):
+            _warn(name)
+            return
+
+
+def _warn(name: str) -> None:
+    layers, frame = _running()
+    if not layers or frame is None:  # a function called by the user: it may mean the padded rows
+        return
+    model, layer = layers[-1], layers[0]
+    if model in _WARNED:
+        return
+    _WARNED.add(model)
+    inside = "" if layer is model else f" ({type(layer).__name__} in it)"
+    warnings.warn_explicit(
+        f"{type(model).__name__}{inside} calls {name} with a batch of fixed shape outside of any "
+        "forward that knows it: padding rows take part in norms, pools and losses. Write "
+        "`with sg.bound(model, batch):` around the call, or call runner(batch); and take the loss "
+        "over real rows, sg.masked_mean(values, batch)",
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+    )
+
+
+def _running() -> tuple[list[torch.nn.Module], FrameType | None]:
+    """The modules that run, innermost first, and the frame that called the outermost."""
+    layers: list[torch.nn.Module] = []
+    caller: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            if not layers or owner is not layers[-1]:
+                layers.append(owner)
+            caller = frame.f_back
+        frame = frame.f_back
+    return layers, caller

@@ -1,0 +1,318 @@
+"""A forward with gradients, recorded: two recordings, and autograd between them.
+
+The problem: a loop of a user's own calls ``runner(batch)``, takes whatever loss it likes, and calls
+``backward()``; what lies between is not known when the recording is made. So forward and backward
+are recorded apart, as a pair, and stand in autograd's graph as one operation: its forward copies
+the batch and replays the first, its backward copies the gradients of the outputs and replays the
+second. Parameters are the operation's inputs, so that their gradients are accumulated, hooked and
+reduced over processes as any others are.
+
+Invariant: what the forward keeps for the backward stands in the memory that all recordings of a
+runner share. So a backward is only valid until the next replay of any of them, and says so
+otherwise, instead of computing with another's numbers. Gradients that are handed out are copies.
+
+What it does not do: take a turn in its backward; second derivatives of its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from staticgraph.batches.from_device import CollatedTensors
+from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
+from staticgraph.errors import NotStatic, StaleOutput
+from staticgraph.recording.lending import CLONED_BYTES, LentTensor
+from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
+from staticgraph.recording.recorder import Recorder
+from staticgraph.recording.signature import Signature
+from staticgraph.steps.subject import Subject
+
+
+class PairKey(NamedTuple):
+    """What a pair belongs to."""
+
+    bucket: int
+    training: bool
+    autocast: str | None
+
+    def __str__(self) -> str:
+        precision = f" {self.autocast}" if self.autocast else ""
+        return f"bucket {self.bucket} forward and backward{precision} ({self.flag})"
+
+    @property
+    def flag(self) -> str:
+        """The model's, in a word."""
+        return "train" if self.training else "eval"
+
+
+class RecordedPair:
+    """A recorded forward and its recorded backward.
+
+    Attributes:
+        forward, backward: the recordings, each with where the parameters stood.
+        outputs: what the forward writes, flat, at fixed addresses, without a graph.
+        spec: the structure of the model's output.
+        differentiable: for each output, whether it has a gradient.
+        given: what the outputs' gradients are copied to before a backward.
+        parameters, fields: what has a gradient: parameters, and names of fields.
+        gradients: what the backward writes, of the parameters, then of the fields.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subject: Subject,
+        recorded_model: RecordedModel,
+        signature: Signature,
+        recorder: Recorder,
+        compute: Callable[[StaticBatch], Any],
+        inputs: StaticBatch,
+    ) -> None:
+        self.name = name
+        flags = signature.flags(False)  # which parameters want gradients is asked at every call
+        self.fields = tuple(subject.differentiable)
+        self.parameters = [p for p in subject.model.parameters() if p.requires_grad]
+        self._model = recorded_model
+        self._named = dict(subject.model.named_parameters())
+        self._leaves: list[Tensor] = []
+
+        def forward() -> list[Any]:
+            with torch.enable_grad():
+                own = {name: inputs[name].detach().requires_grad_() for name in self.fields}
+                self._leaves = list(own.values())
+                out = compute(inputs.replace(**own) if own else inputs)
+            leaves, self.spec = tree_flatten(out)
+            return leaves
+
+        def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
+            wanted = [*self.parameters, *self._leaves]
+            given = [out for out in outputs if _has_gradient(out)]
+            if not given or not wanted:
+                return [None] * len(wanted)
+            return list(torch.autograd.grad(given, wanted, gradients, allow_unused=True))
+
+        def both() -> None:
+            outputs = forward()
+            backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
+
+        self.spec: TreeSpec
+        recorder.warm(both, WARM_RUNS)
+        first = recorder.record(forward)
+        outputs = first.result
+        self.differentiable = [_has_gradient(out) for out in outputs]
+        self.given = [torch.zeros_like(o) for o in outputs if _has_gradient(o)]
+        second = recorder.record(lambda: backward(outputs, self.given))
+        self.gradients: list[Tensor | None] = second.result
+        self.outputs = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
+        first.result = None  # and with it the graph, whose memory later recordings may take
+        self._leaves = []
+        self.forward = made_of(first, name, signature, flags)
+        self.backward = made_of(second, name, signature, flags)
+
+    # ------------------------------------------------------------------ replaying
+
+    def run(self, batch: StaticBatch, copy: Callable[[], None]) -> Any:
+        """The output of a batch, part of autograd's graph where gradients are on.
+
+        Args:
+            batch: whose fields may require a gradient, where they are among :attr:`fields`.
+            copy: puts it where the recording reads it.
+
+        Raises:
+            NotStatic: a parameter stands elsewhere, it or a field has a gradient now, or the model
+                was changed, as far as it is looked at now.
+        """
+        self._model.check(self.forward, "call warmup() again", looked_in_epoch(batch))
+        if torch.is_grad_enabled():
+            self._check_wanted(batch)
+            fields = [batch[name] for name in self.fields]
+            flat = _Replayed.apply(self, copy, *self.parameters, *fields)
+        else:
+            flat = self.replay_forward(copy)
+        return tree_unflatten([self._lent(value) for value in flat], self.spec)
+
+    def _check_wanted(self, batch: StaticBatch) -> None:
+        mine = {id(parameter) for parameter in self.parameters}
+        for name, parameter in self._named.items():
+            if parameter.requires_grad and id(parameter) not in mine:
+                raise NotStatic(
+                    f"{self.name}: {name} requires a gradient, which it did not when the backward "
+                    "was recorded: thaw parameters before warmup(), or call warmup() again"
+                )
+        arrays = batch.tensors()
+        if type(arrays) is CollatedTensors and not arrays.made:
+            return  # nobody has read one, and to read one is to make all
+        for name, value in arrays.items():
+            if value.requires_grad and name not in self.fields:
+                raise NotStatic(
+                    f"{self.name}: the field {name!r} requires a gradient, which the recorded "
+                    f"backward does not compute: say so with Subject(..., differentiable="
+                    f"{(*self.fields, name)!r}), or give {name}.detach()"
+                )
+
+    def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
+        """Copies of what is small, and the recording's own tensors of what is large."""
+        copy()
+        self._model.replays.run(self.forward.recorded)
+        return [self._handed(value) for value in self.outputs]
+
+    def replay_backward(
+        self, count: int, versions: int, gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Gradients of parameters, then of fields, copied.
+
+        Args:
+            count: of replays when the forward was over.
+            versions: of the parameters then.
+            gradients: of the outputs.
+
+        Raises:
+            StaleOutput: other replays ran since, or a parameter was written to.
+        """
+        late = self._model.replays.count - count
+        if late:
+            raise StaleOutput(
+                f"{self.name}: the runner replayed {late} more recording{'s' * (late != 1)} after "
+                "this forward and before its backward, in the memory that the forward kept for "
+                "it: call backward() before the runner's next call (and once: retain_graph keeps "
+                "nothing of a recording); where two forwards of a model need one backward, give "
+                "the second forward a runner of its own, or `with sg.bound(model, batch):`"
+            )
+        if versions != self.versions:
+            raise StaleOutput(
+                f"{self.name}: a parameter was changed after this forward and before its backward, "
+                "which reads it: call backward() before optimizer.step()"
+            )
+        wanted = [g for g, has in zip(gradients, self.differentiable, strict=True) if has]
+        for target, gradient in zip(self.given, wanted, strict=True):
+            if gradient is None:
+                target.zero_()
+            else:
+                target.copy_(gradient)
+        self._model.replays.run(self.backward.recorded)
+        made = [gradient for gradient in self.gradients if gradient is not None]
+        # One or a few launches, where a clone of each would be one a parameter.
+        copies = iter(torch._foreach_mul(made, 1) if made else ())  # pyright: ignore[reportPrivateImportUsage]
+        return [None if gradient is None else next(copies) for gradient in self.gradients]
+
+    @property
+    def versions(self) -> int:
+        """Grows whenever a parameter is written to."""
+        return sum(parameter._version for parameter in self.parameters)
+
+    @property
+    def count(self) -> int:
+        """Replays so far, of all recordings that share its memory."""
+        return self._model.replays.count
+
+    def _handed(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.clone() if _is_small(value) else value.detach()
+
+    def _lent(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or _is_small(value):
+            return value
+        return LentTensor.of(value, self._model.replays, self._model.replays.count)
+
+
+class _Replayed(torch.autograd.Function):
+    """The pair as one operation of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: RecordedPair, copy: Callable[[], None], *given: Tensor) -> Any:
+        flat = pair.replay_forward(copy)
+        ctx.pair, ctx.count, ctx.versions = pair, pair.count, pair.versions
+        ctx.mark_non_differentiable(
+            *(
+                value
+                for value, has in zip(flat, pair.differentiable, strict=True)
+                if isinstance(value, Tensor) and not has
+            )
+        )
+        return tuple(flat)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        found = ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
+        return None, None, *found
+
+
+class RecordedPairs:
+    """The pairs of one model.
+
+    Args:
+        subject: what is run.
+        recorded_model: its other recordings, which share their memory.
+    """
+
+    def __init__(self, subject: Subject, recorded_model: RecordedModel) -> None:
+        self._subject = subject
+        self._model = recorded_model
+        self._pairs: dict[PairKey, RecordedPair] = {}
+
+    def __contains__(self, key: PairKey) -> bool:
+        return key in self._pairs
+
+    def __getitem__(self, key: PairKey) -> RecordedPair:
+        return self._pairs[key]
+
+    def record(
+        self,
+        key: PairKey,
+        recorder: Recorder,
+        compute: Callable[[StaticBatch], Any],
+        inputs: StaticBatch,
+        training: bool,
+        before: Callable[[], object],
+        remedy: str,
+    ) -> None:
+        """Warms up and records; everything the run touched is put back.
+
+        Args:
+            key: of the pair; its text is in messages.
+            recorder: how.
+            compute: the model's output over a batch.
+            inputs: what the recording reads.
+            training: the model's flag.
+            before: called first, in that mode.
+            remedy: what stands in the way as a rule, and what to do.
+
+        Raises:
+            NotStatic: it cannot be recorded, or the model was changed since the last recording.
+        """
+        model = self._subject.model
+        with self._model.recording(str(key), remedy) as signature:
+            if training is not model.training:
+                model.train(training)
+            before()
+            self._pairs[key] = RecordedPair(
+                str(key), self._subject, self._model, signature, recorder, compute, inputs
+            )
+
+    @property
+    def counts(self) -> dict[PairKey, tuple[int, int]]:
+        """Replays of each pair's forward and backward."""
+        return {
+            key: (pair.forward.recorded.replays, pair.backward.recorded.replays)
+            for key, pair in self._pairs.items()
+        }
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._pairs.clear()
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _is_small(value: Tensor) -> bool:
+    return value.numel() * value.element_size() <= CLONED_BYTES

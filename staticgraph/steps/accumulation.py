@@ -1,0 +1,66 @@
+"""Gradients of several batches, added up before an update.
+
+A step writes gradients anew: a compiled one into tensors that torch makes, a recorded one into its
+own, another set for every bucket. So they are added here, outside of any step, and given to the
+parameters when enough are together; how a batch ran makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from staticgraph.steps.subject import Subject
+
+
+class Accumulation:
+    """The gradients of the batches since the last update.
+
+    Args:
+        subject: says of how many; whose parameters, its optimizer's among them.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._every = subject.accumulate
+        groups = [] if subject.optimizer is None else subject.optimizer.param_groups
+        given = [*subject.model.parameters(), *(p for group in groups for p in group["params"])]
+        self._parameters = list(dict.fromkeys(given))
+        self._sums: dict[Tensor, Tensor] = {}
+        self._count = 0
+
+    def add(self) -> bool:
+        """Takes the gradients of one batch, its share of the mean.
+
+        Returns:
+            Whether enough are together: the parameters then have the mean as their gradients.
+        """
+        if self._every == 1:
+            return True
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                continue
+            known = self._sums.get(parameter)
+            if known is None:
+                self._sums[parameter] = parameter.grad / self._every
+            else:
+                known.add_(parameter.grad, alpha=1 / self._every)
+        self._count += 1
+        if self._count < self._every:
+            return False
+        for parameter, gradient in self._sums.items():
+            parameter.grad = gradient
+        self._sums, self._count = {}, 0
+        return True
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """For steps that train nothing: each is an update by itself, and afterwards is held what
+        was held before."""
+        before = self._every, self._sums, self._count
+        self._every, self._sums, self._count = 1, {}, 0
+        try:
+            yield
+        finally:
+            self._every, self._sums, self._count = before

@@ -1,0 +1,118 @@
+"""An update after several batches is the one of their mean gradient, however a batch runs; and what
+a step cannot take is refused by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, fixed
+from torch.optim.swa_utils import AveragedModel
+
+import staticgraph as sg
+
+RECORDED = sg.Recording(recorder=ArenaRecorder)
+
+
+def by_hand(model, optimizer, batches, every):
+    """The loop that everybody writes."""
+    runner = sg.StaticGraphRunner(model, CAPACITIES, "eager")
+    for number, batch in enumerate(batches):
+        (sg.masked_mean(bce(runner(batch), batch), batch) / every).backward()
+        if number % every == every - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("way", ["eager", "cuda-graph"])
+def test_it_is_the_loop_by_hand(hiv, way):
+    """Ten batches of two buckets, an update after three: the tenth waits for two more."""
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin)]
+    batches = [fixed(batch) for batch in batches_of(hiv, 10)]
+    subject = sg.Subject(model, bce, optimizers[0], accumulate=3, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, CAPACITIES, way, recording=RECORDED)
+    if way == "cuda-graph":
+        runner.warmup(hiv, progress=False)
+    for batch in batches[:9]:
+        runner.step(batch)
+    before = copy.deepcopy(model.state_dict())
+    runner.step(batches[9])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), "no update before the third"
+    by_hand(twin, optimizers[1], batches, 3)
+    for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6), name
+
+
+def test_what_is_held_survives_verify_and_warmup(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin)]
+    first, second = (fixed(batch) for batch in batches_of(hiv, 2))
+    subject = sg.Subject(model, bce, optimizers[0], accumulate=2, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=RECORDED)
+    runner.warmup(hiv, progress=False)
+    runner.step(first)
+    assert runner.verify(second).passed
+    runner.warmup(hiv, progress=False)
+    runner.step(second)
+    by_hand(twin, optimizers[1], [first, second], 2)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_sees_the_mean(hiv):
+    torch.manual_seed(0)
+    model = Net()
+    batches = batches_of(hiv, 2)
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    subject = sg.Subject(
+        model, bce, torch.optim.SGD(model.parameters(), lr=1.0), clip_norm=1e-3, accumulate=2
+    )
+    runner = sg.StaticGraphRunner(subject, CAPACITIES, "eager")
+    for batch in batches:
+        runner.step(batch)
+    after = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert float((after - before).norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"accumulate": 0}, "accumulate=0; give a whole number of batches"),
+        ({"accumulate": 1.5}, "accumulate=1.5; give a whole number"),
+        ({"optimizer": "list"}, r"optimizer= is a list of 2, .* parameter groups .* runner\(batch"),
+        ({"optimizer": "scaler"}, r"GradScaler reads on the host.* autocast=torch\.bfloat16"),
+        ({"optimizer": "other"}, r"optimizer= is a object, not a torch\.optim\.Optimizer"),
+        (
+            {"model": "averaged"},
+            r"AveragedModel.* averaged\.update_parameters.* averaged\.module",
+        ),
+    ],
+)
+def test_what_a_step_cannot_take_is_refused_by_name(given, says):
+    model = Net()
+    made = {
+        "list": [adam(model), adam(model)],
+        "scaler": torch.amp.GradScaler("cpu"),
+        "other": object(),
+        "averaged": AveragedModel(model),
+    }
+    given = {name: made.get(value, value) for name, value in given.items()}
+    with pytest.raises((TypeError, ValueError), match=says):
+        sg.StaticGraphRunner(sg.Subject(**{"model": model, "loss": bce, **given}), CAPACITIES)
+
+
+def test_an_averaged_model_is_evaluated_by_its_module(hiv):
+    model = Net()
+    averaged = AveragedModel(model)
+    runner = sg.StaticGraphRunner(averaged.module, CAPACITIES, "eager")
+    batch = batches_of(hiv, 1)[0]
+    own = sg.StaticGraphRunner(model, CAPACITIES, "eager")
+    assert torch.equal(runner.eval_step(batch).out, own.eval_step(batch).out)

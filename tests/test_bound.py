@@ -1,0 +1,199 @@
+"""A loop of one's own: a bound model computes what plain PyG does on the unpadded graphs, and one
+that is not bound says so."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from support.gine_net import Net as Single
+from support.gine_net import batches_of
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+
+import staticgraph as sg
+
+ARGUMENTS = ("x", "edge_index", "edge_attr", "batch")
+
+
+class Net(Single):
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = self.conv(self.atoms(x.double()), edge_index, self.bonds(edge_attr.double()))
+        return self.head(global_add_pool(h, batch) / 30)
+
+
+def net():
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def called(model, batch):
+    return model(*(getattr(batch, name) for name in ARGUMENTS))
+
+
+def plain_step(model, batch):
+    """PyG itself on the unpadded graphs: loss, gradients, statistics."""
+    data = Batch.from_data_list(batch.to_data_list())
+    loss = F.mse_loss(called(model, data), data.y)
+    loss.backward()
+    return loss
+
+
+def static_step(model, batch, run=None, inside=True, **options):
+    run = model if run is None else run
+    with sg.bound(run, batch, **options) as data:
+        loss = sg.masked_mean(F.mse_loss(called(run, data), data.y, reduction="none"), data)
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    return loss
+
+
+def same(model, other):
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad, rtol=1e-9, atol=1e-12), name
+    for (name, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
+        assert torch.allclose(one.double(), two.double(), rtol=1e-9), name
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("fixed", [None, True])
+def test_a_bound_model_is_plain_pyg_on_the_unpadded_graphs(hiv, inside, fixed):
+    model, other = net(), net()
+    for batch in batches_of(hiv, 4):
+        loss = static_step(model, batch, inside=inside, fixed=fixed)
+        assert torch.allclose(loss, plain_step(other, batch), rtol=1e-10)
+    same(model, other)
+
+
+def test_a_compiled_model_compiles_once_a_bucket(hiv):
+    model, other = net(), net()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend=backend)
+    for batch in batches_of(hiv, 6):
+        loss = static_step(model, batch, compiled)
+        assert torch.allclose(loss, plain_step(other, batch), rtol=1e-10)
+    same(model, other)
+    assert len(graphs) == 2
+
+
+def test_what_was_bound_before_is_so_again(hiv):
+    one, two = net(), net()
+    first, second, _ = batches_of(hiv, 3)
+    with sg.bound(one, first):
+        before = called(one, first)
+        with pytest.raises(ZeroDivisionError), sg.bound(two, second):
+            called(two, second).sum().item() // 0
+        assert called(one, first).shape == before.shape
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = called(one.eval(), Batch.from_data_list(first.to_data_list()))
+    assert len(out) == first.real.graphs
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, again=True):
+        super().__init__()
+        self.again = again
+        self.conv = GCNConv(9, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def inner(self, x, edge_index):
+        return self.norm(self.conv(x, edge_index)).tanh()
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        x = x.double()
+        if self.again:
+            h = torch.utils.checkpoint.checkpoint(self.inner, x, edge_index, use_reentrant=False)
+        else:
+            h = self.inner(x, edge_index)
+        return global_mean_pool(h, batch).mean(1, keepdim=True)
+
+
+def test_checkpointed_layers_run_again_on_their_batch(hiv):
+    """The backward stands behind the block: what runs again must find the same real rows."""
+    torch.manual_seed(0)
+    model = Checkpointed().double()
+    other = copy.deepcopy(model)
+    other.again = False
+    batch = batches_of(hiv, 1)[0]
+    static_step(model, batch, inside=False)
+    plain_step(other, batch)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one.grad, two.grad, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_a_model_that_is_not_bound_says_so_once(hiv, converted):
+    model = net()
+    sg.convert(net())  # PyG's functions dispatch from here on
+    if converted:
+        sg.convert(model)
+    batch = batches_of(hiv, 1)[0]
+    with pytest.warns(UserWarning, match=r"Net \(\w+ in it\) calls .*`with sg\.bound\(") as caught:
+        called(model, batch)
+    assert [w.filename for w in caught] == [__file__]
+    for given in (batch, batch.clone()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            called(model, given)
+    other = net()
+    with pytest.warns(UserWarning, match="Net"):
+        called(other, batch.clone())
+
+
+def test_nothing_is_said_of_plain_pyg(hiv):
+    sg.convert(net())
+    batch = batches_of(hiv, 1)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        called(net(), Batch.from_data_list(batch.to_data_list()))
+        called(net(), batch.to_data_list()[0])
+        global_mean_pool(batch.x.double(), batch.batch)  # by hand: the user may mean it
+        static_step(net(), batch)
+
+
+def test_a_plain_model_over_a_loader_is_told_of(tmp_path):
+    """Nothing was converted in this process: the loader alone makes PyG's layers look."""
+    script = """
+    import warnings
+    import staticgraph as sg
+    from torch_geometric.nn import GCNConv
+    store = sg.datasets.open("examples/data/esol.npz")
+    loader = sg.StaticLoader(store, sg.plan_buckets(store, batch_size=32))
+    conv = GCNConv(9, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in loader:
+            conv(batch.x.float(), batch.edge_index)
+            del batch
+    print(len(caught), caught[0].message)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("1 GCNConv calls "), ran.stdout
+
+
+def test_what_bound_cannot_take_is_refused(hiv):
+    batch = batches_of(hiv, 1)[0]
+    data = Batch.from_data_list(batch.to_data_list())
+    with pytest.raises(TypeError, match=r"takes a StaticBatch, .* not a DataBatch"):
+        sg.bound(net(), data)
+    with pytest.raises(ValueError, match=r"StaticLoader\(\.\.\., pointers=True\)"):
+        sg.bound(sg.convert(Single(), kernels=True), batch)

@@ -1,0 +1,67 @@
+"""The scripts of ``examples/`` run on small data, learn something, and are short."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+MOST_LINES = 80
+
+# What each is run with first, and then for longer: its loss must be smaller.
+SMALL = {
+    "molecules": {"model": "gine", "molecules": 128, "width": 16},
+    "forces": {"clusters": 64, "width": 16},
+    "typed": {"molecules": 128, "width": 8},
+    "branching": {"programs": 64, "width": 16},
+    "virtual_node": {"molecules": 96, "width": 16},
+    "own_layer": {"molecules": 128, "width": 8},
+    "with_lightning": {"molecules": 128, "width": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def _modules():
+    before = set(sys.modules)
+    yield
+    for name in {path.stem for path in SCRIPTS} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+def example(name):
+    if name == "with_lightning":
+        pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # PyG's layers read their own module's source
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_script_learns(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    main = example(name).main
+    assert main(epochs=4, **SMALL[name]) < main(epochs=1, **SMALL[name])
+
+
+def test_molecules_with_attention(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert example("molecules").main("gps", molecules=64, epochs=1, width=8) > 0
+
+
+def test_a_graph_larger_than_memory(monkeypatch, tmp_path):
+    """Seven classes: one in seven would be chance."""
+    monkeypatch.chdir(ROOT)
+    assert example("out_of_core").main(8, 4, epochs=2, folder=str(tmp_path)) > 0.4
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_says_what_it_is(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < MOST_LINES, "say it in fewer lines"
+    assert text.startswith('"""')

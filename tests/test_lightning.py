@@ -1,0 +1,307 @@
+"""A LightningModule's own steps over batches of fixed shape: what plain PyG gives, with Lightning's
+own checkpoints, resume, logging, precision and processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.arena import ArenaRecorder
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GCNConv, GINEConv, global_add_pool
+
+import staticgraph as sg
+
+pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+import lightning.pytorch as pl
+
+from staticgraph.lightning import StaticDataModule, StaticGraphs
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.*litlogger")
+
+
+class Whole(pl.LightningModule):
+    """As people write it: the batch goes in whole, and the step takes a mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.atoms = nn.Linear(9, 8)
+        self.bonds = nn.Linear(3, 8)
+        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.head = nn.Linear(8, 1)
+        self.losses = []
+
+    def forward(self, data):
+        h = self.conv(
+            self.atoms(data.x.float()), data.edge_index, self.bonds(data.edge_attr.float())
+        )
+        return self.head(global_add_pool(h, data.batch, data.num_graphs) / 30)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self(batch), batch.y)
+        self.log("loss", loss, on_epoch=True, on_step=False)
+        self.losses.append(loss.detach())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.l1_loss(self(batch), batch.y), batch_size=batch.num_graphs)
+
+    def predict_step(self, batch, batch_idx):
+        return batch.graph_ids, self(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class InParts(Whole):
+    """Parts called one by one, with work in between: an array of the batch, a result, a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(9, 8), GCNConv(8, 8)])
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, data):
+        raise AssertionError("the step calls the parts")
+
+    def training_step(self, batch, batch_idx):
+        batch.x = batch.x.float()
+        h = self.convs[0](batch.x, batch.edge_index)
+        h = self.convs[1](self.norm(h), batch.edge_index)
+        pooled = global_add_pool(h.relu(), batch.batch, batch.num_graphs) / 30
+        loss = F.mse_loss(self.head(pooled), batch.y)
+        self.losses.append(loss.detach())
+        return loss
+
+
+def data_of(esol, **options):
+    splits = {"train": range(200), "val": range(200, 260), "predict": range(260, 300)}
+    return StaticDataModule(esol, batch_size=32, splits=splits, seed=3, **options)
+
+
+def trainer_of(tmp_path, *callbacks, mode="eager", recording=None, **options):
+    static = StaticGraphs(mode=mode, recording=recording)
+    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, **options}
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=options.pop("devices", 1),
+        default_root_dir=tmp_path,
+        callbacks=[static, *callbacks],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def by_hand(module, data, epochs=2):
+    """Plain PyG over the same graphs in the same order, in a loop that knows nothing of this."""
+    module.train()
+    optimizer = module.configure_optimizers()
+    module.log = lambda *_, **__: None
+    loader = sg.StaticLoader(
+        data.store, data.plan, indices=data.split("train"), shuffle=True, seed=3
+    )
+    for _ in range(epochs):
+        for batch in loader:
+            loss = module.training_step(Batch.from_data_list(batch.to_data_list()), 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return module
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()
+
+
+@pytest.mark.parametrize("kind", [Whole, InParts])
+def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kind):
+    module, twin, data = made(kind), made(kind), data_of(esol)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be told")
+        trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
+    by_hand(twin, data)
+    assert len(module.losses) == 14
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+    for name, value in module.state_dict().items():
+        assert torch.allclose(value, twin.state_dict()[name], rtol=1e-3, atol=1e-5), name
+    assert "forward" not in vars(module), "put back afterwards"
+
+
+def test_recorded_and_with_accumulation(esol, tmp_path):
+    module, twin, data = made(Whole), made(Whole), data_of(esol)
+    options = {"limit_val_batches": 0, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    recording = sg.Recording(recorder=ArenaRecorder)
+    trainer_of(tmp_path, mode="cuda-graph", recording=recording, **options).fit(
+        module, datamodule=data
+    )
+    trainer_of(tmp_path, **options).fit(twin, datamodule=data)
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
+def test_logging_and_predictions_know_real_graphs_alone(esol, tmp_path):
+    module, data = made(Whole), data_of(esol)
+    trainer = trainer_of(tmp_path, max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    assert trainer.callback_metrics["loss"] == pytest.approx(
+        float(_weighted(module.losses, [32] * 6 + [8])), rel=1e-5
+    )
+    module.eval()
+    graphs = [esol[i] for i in range(200, 260)]
+    whole = Batch.from_data_list(graphs)
+    with torch.no_grad():
+        expected = F.l1_loss(module(whole), whole.y)
+    trainer.validate(module, datamodule=data, verbose=False)
+    assert float(trainer.callback_metrics["val_loss"]) == pytest.approx(float(expected), rel=1e-4)
+    found = trainer.predict(module, datamodule=data)
+    ids = torch.cat([ids for ids, _ in found])
+    outs = torch.cat([out for _, out in found])
+    assert sorted(ids.tolist()) == list(range(260, 300))
+    with torch.no_grad():
+        expected = module(Batch.from_data_list([esol[int(i)] for i in ids]))
+    assert torch.allclose(outs, expected, atol=1e-5)
+
+
+def _weighted(losses, sizes):
+    sizes = torch.tensor(sizes[: len(losses)], dtype=torch.float32)
+    return (torch.stack(losses) * sizes).sum() / sizes.sum()
+
+
+@pytest.mark.parametrize("step", [3, 7, 10])
+def test_a_checkpoint_resumes_in_mid_epoch(esol, tmp_path, step):
+    """The same losses as without a stop: after three batches, after an epoch, in the second."""
+    whole, first, second = made(Whole), made(Whole), made(Whole)
+    options = {"limit_val_batches": 0}
+    trainer_of(tmp_path, **options).fit(whole, datamodule=data_of(esol))
+    path = tmp_path / "stop.ckpt"
+
+    class Stopped(Exception):
+        pass
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == step:
+                trainer.save_checkpoint(path)
+                raise Stopped
+
+    with pytest.raises(Stopped):
+        trainer_of(tmp_path, Stop(), **options).fit(first, datamodule=data_of(esol))
+    trainer_of(tmp_path, **options).fit(second, datamodule=data_of(esol), ckpt_path=path)
+    losses = torch.stack([*first.losses, *second.losses])
+    assert torch.equal(losses, torch.stack(whole.losses))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+def test_bfloat16_is_lightnings_own(esol, tmp_path):
+    module, twin, data = made(Whole), made(Whole), data_of(esol)
+    options = {"limit_val_batches": 0, "max_epochs": 1}
+    trainer_of(tmp_path, precision="bf16-mixed", **options).fit(module, datamodule=data)
+    trainer_of(tmp_path, **options).fit(twin, datamodule=data)
+    ours, exact = torch.stack(module.losses), torch.stack(twin.losses)
+    assert not torch.equal(ours, exact)
+    assert torch.allclose(ours.float(), exact, rtol=0.05)
+
+
+class Both(nn.Module):
+    def forward(self, x, table):
+        return x.float() @ table
+
+
+def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path):
+    class Odd(Whole):
+        def __init__(self):
+            super().__init__()
+            self.both = Both()
+
+        def training_step(self, batch, batch_idx):
+            h = self.both(batch.x, torch.ones(9, 8))  # rows of nothing in the batch
+            out = self.head(global_add_pool(h, batch.batch) / 1000)
+            loss = F.mse_loss(out, batch.y)
+            self.losses.append(loss.detach())
+            return loss
+
+    module, twin, data = made(Odd), made(Odd), data_of(esol)
+    options = {"limit_val_batches": 0, "max_epochs": 1}
+    with pytest.warns(UserWarning, match="Both is called with a tensor of which it cannot be told"):
+        trainer_of(tmp_path, **options).fit(module, datamodule=data)
+    by_hand(twin, data, epochs=1)
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
+def test_without_a_plan_it_says_where_to_give_one(tmp_path):
+    with pytest.raises(ValueError, match=r"StaticGraphs\(plan=\.\.\.\)"):
+        trainer_of(tmp_path).fit(made(Whole), train_dataloaders=[1])
+    with pytest.raises(ValueError, match="needs a plan=, or a batch_size="):
+        StaticDataModule(None)
+
+
+def test_a_copied_module_calls_itself(esol, tmp_path):
+    """What averages weights, or keeps the best model, copies it in the middle of training."""
+    copies = []
+
+    class Copy(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if not copies:
+                pl_module.__dict__["_trainer"], kept = None, pl_module._trainer
+                copies.append((copy.deepcopy(pl_module), copy.deepcopy(pl_module.state_dict())))
+                pl_module.__dict__["_trainer"] = kept
+
+    trainer_of(tmp_path, Copy(), limit_val_batches=0).fit(made(Whole), datamodule=data_of(esol))
+    copied, state = copies[0]
+    other = made(Whole)
+    other.load_state_dict(state)
+    data = Batch.from_data_list([esol[i] for i in range(5)])
+    assert torch.allclose(copied.eval()(data), other.eval()(data), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(tmp_path):
+    """On gloo: the ranks take other graphs of each epoch, and end with the same parameters."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import torch, lightning.pytorch as pl
+            import staticgraph as sg
+            from test_lightning import Whole, made
+            from staticgraph.lightning import StaticDataModule, StaticGraphs
+            esol = sg.datasets.open("examples/data/esol.npz")
+            data = StaticDataModule(esol, batch_size=16, splits={"train": range(128)})
+            module = made(Whole)
+            seen = []
+            class See(pl.Callback):
+                def on_train_batch_start(self, trainer, module, batch, index):
+                    seen.extend(batch.graph_ids.tolist())
+            trainer = pl.Trainer(
+                accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+                enable_checkpointing=False, enable_progress_bar=False,
+                callbacks=[StaticGraphs(), See()],
+            )
+            trainer.fit(module, datamodule=data)
+            found = {"state": module.state_dict(), "seen": seen}
+            torch.save(found, f"{sys.argv[1]}/{trainer.global_rank}.pt")
+            """
+        )
+    )
+    command = [sys.executable, str(script), str(tmp_path)]
+    root = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, cwd=root)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert sorted(one["seen"] + two["seen"]) == list(range(128))
+    for name, _ in Whole().named_parameters():
+        assert torch.equal(one["state"][name], two["state"][name]), name
+        assert not torch.equal(one["state"][name], made(Whole).state_dict()[name]), name

@@ -1,0 +1,49 @@
+"""The five loops of the page on one's own run as they stand, and warn of nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "loops.md").read_text()
+BLOCKS = re.compile(r"(?:<!-- needs: (\w+) -->\n)?```python\n(.*?)```", re.DOTALL)
+FIRST, *LOOPS = [(needs, code) for needs, code in BLOCKS.findall(TEXT)]
+NAMES = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[: len(LOOPS)]
+
+
+def test_there_are_five():
+    assert NAMES == ["A plain loop", "Accumulation", "Two optimizers", "accelerate", "Lightning"]
+
+
+@pytest.mark.parametrize("number", range(len(LOOPS)), ids=NAMES)
+def test_a_loop_runs_and_its_model_learns(number, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    needs, code = LOOPS[number]
+    if needs:
+        pytest.importorskip(needs, reason=f"the extra {needs!r} is not installed")
+    names = {"__name__": "loops"}
+    exec(FIRST[1], names)
+    first = {key: value.clone() for key, value in names["model"].state_dict().items()}
+    if NAMES[number] == "Accumulation":
+        exec("optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)", names)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*batch of fixed shape")
+        warnings.filterwarnings("error", message=".*cannot be told")
+        exec(code, names)
+    model = {
+        "Two optimizers": lambda: names["generator"],
+        "Lightning": lambda: names["trainer"].lightning_module.net,
+    }.get(NAMES[number], lambda: names["model"])()
+    assert all(bool(value.isfinite().all()) for value in model.state_dict().values())
+    if NAMES[number] in ("A plain loop", "Accumulation", "accelerate"):
+        assert any(not value.equal(first[key]) for key, value in model.state_dict().items())
+
+
+def test_the_package_is_found_where_it_is_said():
+    assert "staticgraph[lightning]" in TEXT
+    assert importlib.util.find_spec("staticgraph.lightning") is not None

@@ -1,0 +1,267 @@
+"""Loops of one's own over recordings: the output of ``runner(batch)`` has gradients, forward and
+backward replayed, and a trajectory is that of eager."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.arena import ArenaRecorder
+from support.gine_net import CAPACITIES, Net, batches_of, bce, fixed
+from support.tape import TapeRecorder
+from torch import nn
+
+import staticgraph as sg
+
+RECORDERS = [ArenaRecorder, TapeRecorder]
+
+
+def recorded(model, hiv, recorder=ArenaRecorder, phases=("forward", "eval"), **options):
+    subject = sg.Subject(model, check_padding=False, **options)
+    recording = sg.Recording(recorder=recorder)
+    runner = sg.StaticGraphRunner(subject, CAPACITIES, "cuda-graph", recording=recording)
+    return runner.warmup(hiv, phases=phases, progress=False) if phases else runner
+
+
+def eager(model, **options):
+    return sg.StaticGraphRunner(
+        sg.Subject(model, check_padding=False, **options), CAPACITIES, "eager"
+    )
+
+
+def loss_of(runner, batch):
+    return sg.masked_mean(bce(runner(batch), batch), batch)
+
+
+def twins(**options):
+    torch.manual_seed(0)
+    model = Net(**options)
+    return model, copy.deepcopy(model)
+
+
+def assert_same_state(model, other):
+    for (name, one), two in zip(
+        model.state_dict().items(), other.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("recorder", RECORDERS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_loop_of_ones_own_follows_eager(hiv, recorder, accumulate):
+    """Losses, parameters and statistics bit for bit, gradients accumulated over buckets."""
+    model, twin = twins()
+    runners = recorded(model, hiv, recorder), eager(twin)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin)]
+    for number, batch in enumerate(batches_of(hiv, 12)):
+        losses = []
+        for runner, optimizer in zip(runners, optimizers, strict=True):
+            loss = loss_of(runner, batch if runner is runners[0] else fixed(batch.replace()))
+            (loss / accumulate).backward()
+            if number % accumulate == accumulate - 1:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+        assert torch.equal(*losses), number
+    assert_same_state(model, twin)
+    replays = runners[0].report().replays
+    assert sorted(replays.values()) == [0, 0, 6, 6, 6, 6]
+    assert "bucket 1 backward of a pair, train (scope step)" in replays
+
+
+def test_two_optimizers_and_a_moving_average(hiv):
+    model, twin = twins()
+    runners = recorded(model, hiv), eager(twin)
+    found = []
+    for runner, net in zip(runners, (model, twin), strict=True):
+        averaged = torch.optim.swa_utils.AveragedModel(
+            net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        head = torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9)
+        rest = torch.optim.Adam([p for n, p in net.named_parameters() if "head" not in n])
+        for number, batch in enumerate(batches_of(hiv, 8)):
+            net.zero_grad()
+            loss_of(runner, fixed(batch)).backward()
+            (head if number % 2 else rest).step()
+            averaged.update_parameters(net)
+        found.append(averaged.module)
+    assert_same_state(*found)
+    assert_same_state(model, twin)
+
+
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.noise = nn.Linear(9, 9)
+
+    def forward(self, x):
+        return self.noise(x)
+
+
+@pytest.mark.parametrize("mode", ["recorded", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_a_gan_sends_gradients_through_the_discriminator(hiv, mode):
+    """The generator's output is a field of the discriminator's batch."""
+    torch.manual_seed(0)
+    parts = Generator(), Net()
+    copies = copy.deepcopy(parts)
+
+    def made(generator, critic, kind):
+        if kind == "recorded":
+            return recorded(generator, hiv), recorded(critic, hiv, differentiable=("x",))
+        if kind == "compiled":
+            return tuple(
+                sg.StaticGraphRunner(m, CAPACITIES, "default") for m in (generator, critic)
+            )
+        return eager(generator), eager(critic)
+
+    floats = [b.replace(x=b.x.float()) for b in batches_of(hiv, 4)[::2]]
+    if mode == "recorded":
+        hiv = sg.GraphStore.from_pyg([_floats(hiv[i]) for i in range(150)], progress=False)
+        floats = [
+            sg.StaticBatch.of(hiv, range(30 * i, 30 * i + 30), CAPACITIES[i % 2], i % 2)
+            for i in range(4)
+        ]
+    results = []
+    for nets, kind in ((parts, mode), (copies, "eager")):
+        first, second = made(*nets, kind)
+        make, judge = (torch.optim.SGD(net.parameters(), lr=0.1) for net in nets)
+        losses = []
+        for batch in floats:
+            if kind == "eager":
+                batch = fixed(batch.replace())
+            judge.zero_grad()
+            sg.masked_mean(F.softplus(-second(batch)), batch).backward()
+            fake = first(batch)
+            sg.masked_mean(F.softplus(second(batch.replace(x=fake.detach()))), batch).backward()
+            judge.step()
+            make.zero_grad()
+            judged = second(batch.replace(x=fake))
+            loss = sg.masked_mean(F.softplus(-judged), batch)
+            loss.backward()
+            make.step()
+            losses.append(loss.detach())
+        results.append(torch.stack(losses))
+    assert torch.allclose(*results, rtol=1e-5)
+    for one, two in zip(parts, copies, strict=True):
+        for p, q in zip(one.parameters(), two.parameters(), strict=True):
+            assert torch.allclose(p, q, rtol=1e-4, atol=1e-6)
+
+
+def _floats(graph):
+    graph.x = graph.x.float()
+    return graph
+
+
+def test_recording_a_pair_changes_nothing(hiv):
+    model, twin = twins(dropout=0.5)
+    random = torch.get_rng_state()
+    recorded(model, hiv)
+    assert_same_state(model, twin)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_evaluation_with_gradients_and_training_without(hiv):
+    model, twin = twins()
+    one, two = recorded(model, hiv, phases=()), eager(twin)
+    batch = fixed(batches_of(hiv, 1)[0])
+    model.eval(), twin.eval()
+    for runner in (one, two):
+        loss_of(runner, batch).backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    model.train(), twin.train()
+    with torch.no_grad():
+        outs = [runner(batch) for runner in (one, two)]
+    assert torch.equal(*outs)
+    assert not outs[0].requires_grad
+    assert_same_state(model, twin)
+
+
+def test_a_backward_after_another_replay_is_refused(hiv):
+    """Whichever recording ran: it wrote into the memory that this forward kept."""
+    model, _ = twins()
+    runner = recorded(model, hiv)
+    first, second, *_ = batches_of(hiv, 2)
+    for disturb in (lambda: runner(second), lambda: runner.eval_step(second)):
+        loss = loss_of(runner, first)
+        disturb()
+        with pytest.raises(sg.StaleOutput, match="replayed 1 more recording after this forward"):
+            loss.backward()
+    loss = loss_of(runner, first)
+    loss.backward(retain_graph=True)
+    with pytest.raises(sg.StaleOutput, match="and once: retain_graph"):
+        loss.backward()
+    loss = loss_of(runner, first)
+    with torch.no_grad():
+        model.head.bias.add_(1)
+    with pytest.raises(sg.StaleOutput, match="changed after this forward"):
+        loss.backward()
+
+
+def test_gradients_that_were_not_recorded_are_refused(hiv):
+    model, _ = twins()
+    model.head.requires_grad_(False)
+    runner = recorded(model, hiv)
+    batch = batches_of(hiv, 1)[0]
+    loss_of(runner, batch).backward()
+    assert model.head.weight.grad is None
+    model.conv.requires_grad_(False)  # less than recorded is fine
+    model.zero_grad()
+    loss_of(runner, batch).backward()
+    assert all(p.grad is None for p in model.conv.parameters())
+    assert model.atoms.weight.grad is not None
+    model.head.requires_grad_(True)
+    with pytest.raises(sg.NotStatic, match=r"head\.weight requires a gradient, which it did not"):
+        runner(batch)
+
+
+def test_a_forward_without_recording_is_refused_after_warmup(hiv):
+    runner = recorded(twins()[0], hiv, phases=("eval",))
+    with pytest.raises(sg.NotStatic, match=r"warmup\(phases=\('forward', \.\.\.\)\)"):
+        runner(batches_of(hiv, 1)[0])
+
+
+class Wide(nn.Module):
+    """Its output is large: lent, and not copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(9, 512)
+
+    def forward(self, x):
+        return {"h": self.net(x.float()), "number": 3}
+
+
+def test_a_large_output_is_lent_and_has_gradients(hiv):
+    torch.manual_seed(0)
+    model = Wide()
+    runner = recorded(model, hiv, rows={"h": "node"})
+    first, second = batches_of(hiv, 2)
+    out = runner(first)
+    assert out["number"] == 3
+    sg.masked_mean(out["h"].square(), first).backward()
+    expected = (model.net(first.x.float()).square() * first.node_mask[:, None]).sum()
+    expected = expected / (first.node_mask.sum() * 512)
+    (gradient,) = torch.autograd.grad(expected, [model.net.weight])
+    assert torch.allclose(model.net.weight.grad, gradient, rtol=1e-4, atol=1e-6)
+    runner(second)
+    with pytest.raises(sg.StaleOutput, match="was lent for one step"):
+        out["h"].sum()
+
+
+def test_bind_is_the_runners_own_block(hiv):
+    model, twin = twins()
+    runner, other = eager(model), eager(twin)
+    trainer = eager(model, loss=bce, optimizer=torch.optim.SGD(model.parameters()))
+    for batch in batches_of(hiv, 3):
+        with runner.bind(batch) as data:
+            out = model(data.x, data.edge_index, data.edge_attr, data.batch)
+            sg.masked_mean(bce(out, data), data).backward()
+            with pytest.raises(RuntimeError, match="inside a forward of its own"):
+                trainer.step(batch)
+        loss_of(other, batch).backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-6)
