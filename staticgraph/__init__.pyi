@@ -11,6 +11,7 @@ from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run
 from staticgraph.dryrun.compiled_probe import probe as probe
 from staticgraph.errors import BadGraph as BadGraph
+from staticgraph.errors import BatchFailed as BatchFailed
 from staticgraph.errors import BudgetExceeded as BudgetExceeded
 from staticgraph.errors import CheckpointCorrupt as CheckpointCorrupt
 from staticgraph.errors import DatasetUnavailable as DatasetUnavailable
@@ -27,6 +28,8 @@ from staticgraph.errors import PaddingLeaks as PaddingLeaks
 from staticgraph.errors import PlanMismatch as PlanMismatch
 from staticgraph.errors import ProbeFailed as ProbeFailed
 from staticgraph.errors import RankLost as RankLost
+from staticgraph.errors import ServerBusy as ServerBusy
+from staticgraph.errors import ServerClosed as ServerClosed
 from staticgraph.errors import SlotsExhausted as SlotsExhausted
 from staticgraph.errors import StaleBatch as StaleBatch
 from staticgraph.errors import StaleOutput as StaleOutput
@@ -46,6 +49,7 @@ from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner
 from staticgraph.schema import Field as Field
 from staticgraph.schema import Schema as Schema
+from staticgraph.serving.server import Server as Server
 from staticgraph.sizes.capacity import Capacity as Capacity
 from staticgraph.sizes.capacity import GraphSize as GraphSize
 from staticgraph.sizes.histogram import SizeHistogram as SizeHistogram
@@ -53,5 +57,6 @@ from staticgraph.steps.losses import LossTerms as LossTerms
 from staticgraph.steps.losses import masked_mean as masked_mean
 from staticgraph.steps.subject import Subject as Subject
 from staticgraph.store.graph_store import GraphStore as GraphStore
+from staticgraph.store.writer import StoreWriter as StoreWriter
 
 __version__: str

@@ -132,3 +132,23 @@ class DryRunUnavailable(RuntimeError):
 
 class DryRunBroken(RuntimeError):
     """Torch changed where a dry run patches it; the message names the symbol."""
+
+
+class ServerBusy(RuntimeError):
+    """A server's queue is full.
+
+    Attributes:
+        retry_after_s: in so many seconds there should be room, at the present pace.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServerClosed(RuntimeError):
+    """A server takes no requests any more, or was closed before it came to this one."""
+
+
+class BatchFailed(RuntimeError):
+    """The model failed on the batch that a request's graphs ran in; ``__cause__`` says why."""

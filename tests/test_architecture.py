@@ -46,6 +46,7 @@ ROOMS = (
     "outofcore",
     "training",
     "lightning",
+    "serving",
     "cli",
 )
 MOST_ROOMS = 29

@@ -18,6 +18,8 @@ from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.kernels.graph_attention import graph_attention, graph_attention_reference, kept
 from staticgraph.sizes.attention import Setting, attention_path
+from staticgraph.steps.capture import CapturedStep
+from staticgraph.steps.computation import Computation
 
 STARTS = torch.tensor([0, 5, 5, 6, 20, 20], dtype=torch.int32)
 NODES, REAL, HEADS = 23, 20, 2
@@ -178,12 +180,10 @@ def test_a_model_drops_weights_anew_and_repeats_with_the_seed(esol):
 
 def test_gps_counts_as_few_launches(esol):
     """What a step of ten layers gives a CUDA device, by what each operator launches there."""
-    model, runner, batch = gps(esol, hidden=64, layers=10)
+    model, _, batch = gps(esol, hidden=64, layers=10)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-
-    def forward():
-        return runner(batch).square().mean()
-
+    subject = sg.Subject(model, lambda out, batch: out.square())
+    forward = CapturedStep(Computation(subject), "step", batch)
     forward().backward()
     optimizer.step()
     counted = count_step(forward, optimizer)

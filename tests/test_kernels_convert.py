@@ -14,6 +14,8 @@ from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
 from staticgraph.nn.fused import fused_layers
 from staticgraph.nn.fused.linear import SMALL
+from staticgraph.steps.capture import CapturedStep
+from staticgraph.steps.computation import Computation
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -98,13 +100,9 @@ def test_fewer_operations_a_step(name, most, esol):
                 out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(IDS))
                 return out.square().mean()
         else:
-            sg.convert(model, kernels=True)
-            padded = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
-            padded = sg.StaticBatch(padded.layout, padded.tensors())
-            runner = sg.StaticGraphRunner(model, [CAPACITY])
-
-            def forward(runner=runner, padded=padded):
-                return runner(padded).square().mean()
+            subject = sg.Subject(model, lambda out, batch: out.square())
+            padded = sg.StaticBatch.of(esol, IDS, CAPACITY)
+            forward = CapturedStep(Computation(subject), "step", padded)
 
         forward().backward()
         optimizer.step()

@@ -46,7 +46,7 @@ def with_pointers(batch: StaticBatch) -> StaticBatch:
     if batch.layout.pointers:
         return batch
     layout = dataclasses.replace(batch.layout, pointers=True)
-    made = dict(zip(POINTERS, _pointers(batch), strict=True))
+    made: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
     tensors = batch.tensors()
     every = {entry.name: made.get(entry.name, tensors.get(entry.name)) for entry in layout.entries}
     more = {name: found for name, found in tensors.items() if name not in every}

@@ -10,25 +10,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import batch_of
-from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
-from staticgraph.rewrites import Target, rewrite
 from staticgraph.rewrites.explain import Explanation
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
-from staticgraph.steps.compiled import with_own_code
+from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.tracing import tracing_options
 from staticgraph.store.graph_store import GraphStore
 
 
@@ -60,20 +54,7 @@ def explain(
     batch = batch_of(plan, example)
     subject = Subject.of(model, forward=forward, loss=loss)
     subject = replace(subject, model=copy.deepcopy(subject.model).train(), optimizer=None)
-    batch = batch.to(subject.device)
-    if not batch.layout.schema.hetero:
-        batch = with_pointers(batch)
-    work = "forward" if subject.loss is None else "step"
     computation = Computation(subject)
     computation.assume_rows()
-    function = computation.of_tensors(work, batch, leaves=True)
-    found = []
-
-    def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        found.append(rewrite(graph, Target(subject.device.type, compiled=False)))
-        return graph.forward
-
-    with tracing_options(), Restored(nothing=True):
-        own = with_own_code(function, "explained")
-        torch.compile(own, fullgraph=True, dynamic=False, backend=look)(*batch.tensors().values())
-    return Explanation.of(found)
+    work = "forward" if subject.loss is None else "step"
+    return Explanation.of([CapturedStep(computation, work, batch.to(subject.device)).captured])

@@ -88,9 +88,9 @@ class _Preflight:
         self._forward = subject.forward or forward_of(subject.model)
         self._loss = subject.loss
         self._obstacles: list[Obstacle] = []
-        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
         self._warned: dict[str, str] = {}
         self._static = False
+        self._own_sizes = False  # whether the model reads sizes off the batch's own indices
 
     def report(self) -> PreflightReport:
         """All runs, and what they found."""
@@ -297,7 +297,7 @@ class _Preflight:
         """The mean of the loss over rows beside that of torch's functions in it, on plain PyG."""
         if self._loss is None:
             return
-        data = plain_batch(self._batch)
+        data: Any = plain_batch(self._batch)
         model = _copied(self._stock).eval()
         try:
             with torch.no_grad():

@@ -19,7 +19,10 @@ from typing import NoReturn
 
 from staticgraph import errors
 
-COMMANDS = ("plan", "probe", "check", "train", "report", "bench", "partition", "train_large")
+COMMANDS = (
+    *("plan", "probe", "check", "train", "report"),
+    *("bench", "partition", "train_large", "serve"),
+)
 DIVERGED = 1
 FAILED = 2
 # What a shell expects of a program that Ctrl-C stopped: 128 + SIGINT; and of one whose reader went

@@ -168,7 +168,9 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     convert(model, kernels=takes_kernels(args.kernels, args.model, where))
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     compiled = getattr(args, "compiled", False)
-    how = {"reader": "cuda"} if device == "cuda" else {"like": like, "compiled": compiled}
+    how: dict[str, Any] = {"like": like, "compiled": compiled}
+    if device == "cuda":
+        how = {"reader": "cuda"}
     return probe(
         model,
         store,

@@ -172,6 +172,10 @@ def _molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Arr
     molecule = chem.MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
         raise BadGraph(f"{path}, line {line}: RDKit cannot read the SMILES {smiles!r}; mend it")
+    return _arrays(molecule)
+
+
+def _arrays(molecule: Any) -> tuple[Array, Array, Array]:
     bonds = list(molecule.GetBonds())
     ends = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds]
     return (
@@ -212,6 +216,23 @@ def _within(number: int, values: int) -> int:
 
 def _place(value: str, values: tuple[str, ...]) -> int:
     return values.index(value) if value in values else len(values)
+
+
+def molecule_of(smiles: str) -> tuple[Array, Array, Array]:
+    """One molecule as :func:`open_csv` reads it: atoms ``[n, 9]``, edges ``[2, 2b]`` and their
+    features ``[2b, 3]``, all int64.
+
+    Raises:
+        MissingPackage: RDKit is not installed.
+        BadGraph: the SMILES is empty, or RDKit cannot read it.
+    """
+    if not smiles.strip():
+        raise BadGraph("the SMILES is empty")
+    molecule = _rdkit().MolFromSmiles(smiles)
+    if molecule is None or not molecule.GetNumAtoms():
+        raise BadGraph(f"RDKit cannot read the SMILES {smiles!r}")
+    atoms, bonds, kinds = _arrays(molecule)
+    return atoms, np.stack(both_directions(bonds.T)), np.repeat(kinds, 2, axis=0)
 
 
 def _store(

@@ -24,6 +24,8 @@ from staticgraph.dryrun.report import Run
 from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.capture import CapturedStep
+from staticgraph.steps.computation import Computation
 from staticgraph.steps.losses import mean_loss
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_store import GraphStore
@@ -67,7 +69,7 @@ def dispatched(
 
     Args:
         name: of :data:`EAGER`; ``static`` is the plan's largest bucket as a compiled step sees it,
-            its real counts unknown.
+            its real counts unknown; with kernels as mode ``fused`` runs it.
         model: is converted in place, but for ``PyG``.
         dtype: of autocast, or None.
     """
@@ -85,16 +87,18 @@ def dispatched(
                 out = model(batch.x, batch.edge_index, edges, batch.batch, batch.num_graphs)
                 return squared_error(out, batch).mean()
     else:
-        kernels = name.endswith("kernels")
-        convert(model, kernels="all" if kernels else False)
-        found = next(iter(StaticLoader(store, plan, shuffle=False, pointers=kernels)))
+        convert(model)
+        found = next(iter(StaticLoader(store, plan, shuffle=False)))
         batch = StaticBatch(found.layout, {k: t.clone() for k, t in found.tensors().items()})
         found.release()
-        subject = Subject(model, autocast=dtype, check_padding=False)
-        runner = StaticGraphRunner(subject, plan.capacities, "eager")
+        subject = Subject(model, squared_error, autocast=dtype, check_padding=False)
+        if name.endswith("kernels"):
+            forward = CapturedStep(Computation(subject), "step", batch)
+        else:
+            runner = StaticGraphRunner(subject, plan.capacities, "eager")
 
-        def forward() -> Tensor:
-            return mean_loss(squared_error, runner(batch), batch)
+            def forward() -> Tensor:
+                return mean_loss(squared_error, runner(batch), batch)
 
     forward().backward()
     optimizer.step()

@@ -355,7 +355,7 @@ class RecordedSteps:
             self.misses[key] = self.misses.get(key, 0) + 1
             return self._in_eager("forward", batch)
         self.record_forward(*key[:2])
-        inputs, arrays = self._inputs[batch.bucket], batch.tensors()
+        arrays, inputs = batch.tensors(), self._inputs[batch.bucket]
         return self._pairs[key].run(batch, lambda: self._copy(batch, arrays, inputs))
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:

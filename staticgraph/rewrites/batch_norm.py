@@ -12,7 +12,7 @@ from torch.fx import Node
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import normed
 from staticgraph.rewrites.captured import Captured, same_dtype
-from staticgraph.rewrites.words import ADD, DROPOUT, RELU, is_call, shape, used_once
+from staticgraph.rewrites.words import ADD, DROPOUT, RELU, Call, is_call, is_float, shape, used_once
 
 NAME = "batch_norm"
 
@@ -46,7 +46,7 @@ def rewrite(captured: Captured) -> None:
             _at(captured, node)
 
 
-def _at(captured: Captured, node: Node) -> None:
+def _at(captured: Captured, node: Call) -> None:
     if node in captured.differentiated:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
         return
@@ -62,14 +62,19 @@ def _at(captured: Captured, node: Node) -> None:
         last, relu = after, True
     residual = None
     total = _only_user(last)
-    if is_call(total, ADD) and shape(total) == shape(last) and same_dtype(*total.args, total):
+    if is_call(total, ADD) and shape(total) == shape(last):
         other = total.args[1] if total.args[0] is last else total.args[0]
-        if isinstance(other, Node) and other is not last and shape(other) == shape(last):
+        if (
+            isinstance(other, Node)
+            and other is not last
+            and shape(other) == shape(last)
+            and is_float(other)
+        ):
             residual, last = other, total
     made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)
 
 
-def _only_user(node: Node) -> Node | None:
+def _only_user(node: Call) -> Call | None:
     return next(iter(node.users)) if used_once(node) else None

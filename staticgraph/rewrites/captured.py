@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.provenance import differentiated, line_of
-from staticgraph.rewrites.words import SELECT, dtype, is_call, tensor, under_shape
+from staticgraph.rewrites.words import SELECT, Call, dtype, is_call, tensor, under_shape
 
 
 class Rewritten(NamedTuple):
@@ -71,14 +71,14 @@ class Captured:
     module: GraphModule
     target: Target
     fake_mode: FakeTensorMode | None = None
-    facts: dict[str, Node] = field(default_factory=dict)
+    facts: dict[str, Call] = field(default_factory=dict)
     done: list[Rewritten] = field(default_factory=list)
-    missed: dict[Node, Rewritten] = field(default_factory=dict)
+    missed: dict[Call, Rewritten] = field(default_factory=dict)
     relied: set[str] = field(default_factory=set)
-    folded: dict[Node, tuple[Node, Node, Node]] = field(default_factory=dict)
-    degrees: dict[Any, list[Node]] = field(default_factory=dict)
-    _heads: dict[Any, Node] = field(default_factory=dict)
-    _constants: dict[str, Node] = field(default_factory=dict)
+    folded: dict[Call, tuple[Call, Call, Call]] = field(default_factory=dict)
+    degrees: dict[Any, list[Call]] = field(default_factory=dict)
+    _heads: dict[Any, Call] = field(default_factory=dict)
+    _constants: dict[str, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.graph.nodes:
@@ -105,12 +105,12 @@ class Captured:
         _, dim, place = node.args
         return ("src", "dst")[place % 2] if dim == 0 and place in (0, 1, -1, -2) else None
 
-    def end(self, place: int) -> Node:
+    def end(self, place: int) -> Call:
         """The node of the sources (0) or destinations (1), at the head of the graph."""
         return self.once(("end", place), SELECT, self.facts["edge_index"], 0, place)
 
     @property
-    def pointers(self) -> tuple[Node, Node, Node, Node, Node]:
+    def pointers(self) -> tuple[Call, Call, Call, Call, Call]:
         """What the operators over neighbours take behind their operands."""
         facts = self.facts
         rest = (facts["row_ptr"], facts["col_ptr"], facts["transpose"])
@@ -149,7 +149,7 @@ class Captured:
 
     # ------------------------------------------------------------------ new calls
 
-    def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    def once(self, key: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
         """A call at the head of the graph, made at the first request and then the same."""
         made = self._heads
         if key not in made:
@@ -161,12 +161,12 @@ class Captured:
 
     def before(
         self,
-        anchor: Node,
+        anchor: Call,
         function: Callable[..., Any],
         *args: Any,
-        like: Node | None = None,
+        like: Call | None = None,
         **kwargs: Any,
-    ) -> Node:
+    ) -> Call:
         """A call right before ``anchor``; what it gives looks like ``like``, which is the anchor
         itself where nothing is said."""
         with self.graph.inserting_before(anchor):
@@ -175,7 +175,7 @@ class Captured:
         made.meta.update({key: like.meta[key] for key in _KEPT if key in like.meta})
         return made
 
-    def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Node:
+    def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:
         made = self.graph.call_function(function, args, kwargs)
         if function is SELECT:
             base = tensor(args[0])
@@ -183,11 +183,11 @@ class Captured:
             made.meta["example_value"] = base.select(*args[1:])
         return made
 
-    def item(self, anchor: Node, of: Node, place: int, like: Node) -> Node:
+    def item(self, anchor: Call, of: Call, place: int, like: Call) -> Call:
         """One item of what a call gives, right before ``anchor``."""
         return self.before(anchor, operator.getitem, of, place, like=like)
 
-    def constant(self, name: str, found: Tensor) -> Node:
+    def constant(self, name: str, found: Tensor) -> Call:
         """A tensor of this library's own in the graph, at its head: given on the CPU, put on the
         graph's device."""
         made = self._constants
@@ -208,12 +208,12 @@ class Captured:
             made[name].meta["example_value"] = found
         return made[name]
 
-    def replace(self, old: Node, new: Node) -> None:
+    def replace(self, old: Call, new: Call) -> None:
         """Whatever read ``old`` reads ``new``."""
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
 
-    def replace_chain(self, first: Node, last: Node, new: Node) -> None:
+    def replace_chain(self, first: Call, last: Call, new: Call) -> None:
         """The same of a chain of calls, each read by the next alone."""
         while last is not first:
             before = next(node for node in last.all_input_nodes if _leads_from(node, first))
@@ -224,17 +224,17 @@ class Captured:
 
     # ------------------------------------------------------------------ what was done
 
-    def rewrote(self, name: str, node: Node) -> None:
+    def rewrote(self, name: str, node: Call) -> None:
         """Notes that a rewrite took the place of a node."""
         self.done.append(Rewritten(name, *line_of(node)))
 
-    def miss(self, name: str, node: Node, reason: str, why: Node | None = None) -> None:
+    def miss(self, name: str, node: Call, reason: str, why: Call | None = None) -> None:
         """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
         that is that thing, if it is one. The first that says so of a node comes nearest."""
         self.missed.setdefault(node, Rewritten(name, *line_of(why or node), reason))
 
 
-def _leads_from(node: Node, first: Node) -> bool:
+def _leads_from(node: Call, first: Call) -> bool:
     """Whether a chain of calls, each read by the next alone, leads from ``first`` to ``node``."""
     while node is not first:
         if len(first.users) != 1:

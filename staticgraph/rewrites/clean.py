@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
 from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
-from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB
+from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB, Call
 
 # Functions without an effect beside their result, and without a draw of random numbers.
 _PURE = {
@@ -66,7 +66,7 @@ def drop_unread(graph: Graph) -> None:
         graph.erase_node(node)
 
 
-def is_pure(node: Node) -> bool:
+def is_pure(node: Call) -> bool:
     """Whether a call does nothing but give its result."""
     if node.op == "call_function":
         return node.target in _PURE and "out" not in node.kwargs
@@ -77,7 +77,7 @@ def is_pure(node: Node) -> bool:
 
 def drop_twins(graph: Graph) -> None:
     """Joins equal calls on equal operands, of the kinds that layers of one model repeat."""
-    seen: dict[Any, Node] = {}
+    seen: dict[Any, Call] = {}
     changed = _changed_in_place(graph)
     for node in list(graph.nodes):
         once = node.op == "call_function" and node.target in _ONCE
@@ -91,9 +91,9 @@ def drop_twins(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _changed_in_place(graph: Graph) -> set[Node]:
+def _changed_in_place(graph: Graph) -> set[Call]:
     """Operands of what may write to them."""
-    found: set[Node] = set()
+    found: set[Call] = set()
     for node in graph.nodes:
         writes = node.op == "call_method" and node.target.endswith("_")
         writes |= node.op == "call_function" and (

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from staticgraph.kernels.dropout_sum import draw_seed, dropout_sum
 from staticgraph.rewrites.captured import Captured, same_dtype
-from staticgraph.rewrites.words import ADD, DROPOUT, RELU, is_call, is_float, shape, used_once
+from staticgraph.rewrites.words import ADD, DROPOUT, RELU, Call, is_call, is_float, shape, used_once
 
 NAME = "dropout_sum"
 
@@ -23,7 +23,7 @@ def rewrite(captured: Captured) -> None:
         _at(captured, node, number)
 
 
-def _at(captured: Captured, node: Node, number: int) -> None:
+def _at(captured: Captured, node: Call, number: int) -> None:
     x, p, _ = node.args
     if len(shape(node) or ()) != 2 or not is_float(node) or not 0 < p < 1:
         return

@@ -17,6 +17,7 @@ from staticgraph.rewrites.words import (
     MUL,
     SCATTER,
     SELECT,
+    Call,
     dtype,
     is_call,
     shape,
@@ -38,7 +39,7 @@ def rewrite(captured: Captured) -> None:
                 _at(captured, node, norm)
 
 
-def _norm_of(index: Any) -> Node | None:
+def _norm_of(index: Any) -> Call | None:
     """The normalisation whose destinations these are."""
     index = under_shape(index)
     if not is_call(index, SELECT) or index.args[1:] != (0, 1):
@@ -46,7 +47,7 @@ def _norm_of(index: Any) -> Node | None:
     return _made_by(index.args[0], 0)
 
 
-def _made_by(node: Any, place: int) -> Node | None:
+def _made_by(node: Any, place: int) -> Call | None:
     if (
         is_call(node, operator.getitem)
         and node.args[1] == place
@@ -56,7 +57,7 @@ def _made_by(node: Any, place: int) -> Node | None:
     return None
 
 
-def _at(captured: Captured, node: Node, norm: Node) -> None:
+def _at(captured: Captured, node: Call, norm: Call) -> None:
     edge_index, weight, _, _, fill, loops, flow, _, _ = norm.args
     x = _weighed_rows(node.args[0], norm)
     reason = None
@@ -103,7 +104,7 @@ def _at(captured: Captured, node: Node, norm: Node) -> None:
     captured.replace_chain(node, last, total)
 
 
-def _weighed_rows(rows: Any, norm: Node) -> Node | None:
+def _weighed_rows(rows: Any, norm: Call) -> Call | None:
     """``x`` of ``weight.view(-1, 1) * x[src]`` with the weights and sources of this norm."""
     if not is_call(rows, MUL) or not used_once(rows):
         return None
@@ -116,7 +117,7 @@ def _weighed_rows(rows: Any, norm: Node) -> Node | None:
     return None
 
 
-def _bias(node: Node) -> tuple[Node, Node | None]:
+def _bias(node: Call) -> tuple[Call, Call | None]:
     """The sum with a bias ``[F]``, and the bias."""
     if used_once(node):
         total = next(iter(node.users))

@@ -7,13 +7,12 @@ that hands its operand on takes the later readers' gradient where its own sums b
 from __future__ import annotations
 
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.linear import product
-from staticgraph.rewrites.words import dtype, is_call, is_float, tensor
+from staticgraph.rewrites.words import Call, dtype, is_call, is_float, tensor
 
 NAME = "handing_on"
 
@@ -35,7 +34,7 @@ def rewrite(captured: Captured) -> None:
             _product(captured, node, order)
 
 
-def _later(node: Node, operand: Node, order: dict[Node, int]) -> list[Node]:
+def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
     """Who reads an operand after a node does."""
     if operand.op in ("placeholder", "get_attr") or not is_float(operand):
         return []
@@ -46,14 +45,14 @@ def _later(node: Node, operand: Node, order: dict[Node, int]) -> list[Node]:
     ]
 
 
-def _differentiable(user: Node) -> bool:
+def _differentiable(user: Call) -> bool:
     """Whether a gradient can come back from a reader at all: one that none comes from would bring
     zeros."""
     found = tensor(user)
     return user.op != "output" and (found is None or found.is_floating_point())
 
 
-def _sum(captured: Captured, node: Node, order: dict[Node, int]) -> None:
+def _sum(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     x, edge, *where = node.args
     later_x = _later(node, x, order)
     later_edge = [] if edge is None else _later(node, edge, order)
@@ -73,7 +72,7 @@ def _sum(captured: Captured, node: Node, order: dict[Node, int]) -> None:
     captured.replace(node, parts[0])
 
 
-def _product(captured: Captured, node: Node, order: dict[Node, int]) -> None:
+def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     x, weight, bias, relu = node.args
     later = _later(node, x, order)
     if not later or not dtype(x) == dtype(weight) == dtype(node):
@@ -86,6 +85,6 @@ def _product(captured: Captured, node: Node, order: dict[Node, int]) -> None:
     captured.replace(node, parts[0])
 
 
-def _moved(order: dict[Node, int], node: Node, made: tuple[Node, ...]) -> None:
+def _moved(order: dict[Call, int], node: Call, made: tuple[Call, ...]) -> None:
     for new in made:
         order[new] = order[node]

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.linear import available, linear
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.words import LINEAR, RELU, dtype, is_call, shape, used_once
+from staticgraph.rewrites.words import LINEAR, RELU, Call, dtype, is_call, shape, used_once
 
 NAME = "linear"
 # Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
@@ -33,8 +32,8 @@ def rewrite(captured: Captured) -> None:
             _at(captured, node)
 
 
-def _obstacle(captured: Captured, node: Node) -> str | None:
-    x, weight, _ = node.args
+def _obstacle(captured: Captured, node: Call) -> str | None:
+    x, weight, bias = node.args
     rows, out = shape(x), shape(weight)
     if rows is None or out is None or len(rows) != 2:
         return "no matrix"
@@ -42,18 +41,20 @@ def _obstacle(captured: Captured, node: Node) -> str | None:
         return "its derivative is taken in the forward, and has one of its own"
     found = {dtype(x), dtype(weight), dtype(node)}
     if captured.target.device != "cpu":
+        if bias is None and not _relu_after(node):
+            return "torch's own product does as well without a bias"
         return "float64 under autocast" if len(found) > 1 and torch.float64 in found else None
     if captured.target.compiled or found != {torch.float32} or not available():
         return "on a CPU only float32 gains, in a graph that runs as it is"
     return "too small to gain" if rows[0] * rows[1] * out[0] < SMALL else None
 
 
-def _at(captured: Captured, node: Node) -> None:
-    last = node
-    if used_once(node):
-        after = next(iter(node.users))
-        if is_call(after, RELU):
-            last = after
+def _relu_after(node: Call) -> bool:
+    return used_once(node) and is_call(next(iter(node.users)), RELU)
+
+
+def _at(captured: Captured, node: Call) -> None:
+    last = next(iter(node.users)) if _relu_after(node) else node
     made = captured.before(last, product, *node.args, last is not node)
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)

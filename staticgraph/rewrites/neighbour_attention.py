@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
@@ -29,6 +28,7 @@ from staticgraph.rewrites.words import (
     MUL,
     SCATTER,
     SELECT,
+    Call,
     is_call,
     is_float,
     is_method,
@@ -58,9 +58,9 @@ class Edges(NamedTuple):
 class Scores(NamedTuple):
     """GAT's: one number a node and head at each end, ``[N, H]``, one an edge, ``[rows, H]``."""
 
-    source: Node | None
-    destination: Node | None
-    edge: Node | None
+    source: Call | None
+    destination: Call | None
+    edge: Call | None
     slope: float
 
 
@@ -111,12 +111,12 @@ def edges_of(captured: Captured, index: Any, place: int) -> tuple[Edges, Any] | 
     return Edges(True, removed.args[4], added.args[4]), added
 
 
-def _taken(node: Any, function: Any) -> Node | None:
+def _taken(node: Any, function: Any) -> Call | None:
     taken = is_call(node, operator.getitem) and node.args[1] == 0
     return node.args[0] if taken and is_call(node.args[0], function) else None
 
 
-def _at(captured: Captured, node: Node) -> None:
+def _at(captured: Captured, node: Call) -> None:
     message, index, dim, groups, reduce = node.args
     found = edges_of(captured, index, 1)
     if found is None or not is_call(message, MUL):
@@ -152,7 +152,7 @@ def _over(captured: Captured, index: Any, place: int, pair: Any) -> Any:
     return found if found is not None and found[1] is pair else None
 
 
-def _rows(captured: Captured, node: Any, pair: Any) -> Node | None:
+def _rows(captured: Captured, node: Any, pair: Any) -> Call | None:
     """``x [N, H, C]`` of ``x[src]``."""
     node = node if is_call(node, GATHER) else under_shape(node)
     if not is_call(node, GATHER) or _over(captured, node.args[2], 0, pair) is None:
@@ -162,7 +162,7 @@ def _rows(captured: Captured, node: Any, pair: Any) -> Node | None:
 
 
 def _fuse(
-    captured: Captured, node: Node, rows: Node, scores: Any, edges: Edges, pair: Any
+    captured: Captured, node: Call, rows: Call, scores: Any, edges: Edges, pair: Any
 ) -> str | None:
     """Puts the operator in; the reason where the scores are none that it knows."""
     heads = shape(rows)[1]  # pyright: ignore[reportOptionalSubscript]
@@ -184,7 +184,7 @@ def _fuse(
     return None
 
 
-def _flat(captured: Captured, node: Node, rows: Node) -> Node:
+def _flat(captured: Captured, node: Call, rows: Call) -> Call:
     found = shape(rows)
     assert found is not None
     if is_method(rows, "view", "reshape") and shape(rows.args[0]) == (
@@ -221,7 +221,7 @@ def _summed(captured: Captured, scores: Any, pair: Any, heads: int) -> Scores | 
 
 
 def _of_nodes(
-    captured: Captured, node: Node, found: Scores, rows: Node, edges: Edges
+    captured: Captured, node: Call, found: Scores, rows: Call, edges: Edges
 ) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if found.source is not None:
@@ -235,7 +235,7 @@ def _of_nodes(
     return options
 
 
-def _weight_of(part: Any, rows: Node) -> Node | None:
+def _weight_of(part: Any, rows: Call) -> Call | None:
     """``att`` of ``(rows * att).sum(-1)``."""
     if not is_method(part, "sum") or part.args[1:] not in ((-1,), ()):
         return None
@@ -248,7 +248,7 @@ def _weight_of(part: Any, rows: Node) -> Node | None:
     return None
 
 
-def _folded(captured: Captured, node: Node, edge: Node) -> Node:
+def _folded(captured: Captured, node: Call, edge: Call) -> Call:
     """One number an edge and head, with its weights folded where they are a linear layer's."""
     if is_method(edge, "sum") and is_call(edge.args[0], MUL):
         for first, second in sides(edge.args[0]):
@@ -260,7 +260,7 @@ def _folded(captured: Captured, node: Node, edge: Node) -> Node:
     return edge
 
 
-def _cut(captured: Captured, node: Node, edge: Node, edges: Edges) -> dict[str, Any]:
+def _cut(captured: Captured, node: Call, edge: Call, edges: Edges) -> dict[str, Any]:
     """The rows of the edges and those of the loops."""
     if not edges.loops:
         return {"edge": edge}
@@ -270,7 +270,7 @@ def _cut(captured: Captured, node: Node, edge: Node, edges: Edges) -> dict[str, 
 
 
 def _of_pairs(
-    captured: Captured, node: Node, scores: Any, pair: Any, edges: Edges, heads: int
+    captured: Captured, node: Call, scores: Any, pair: Any, edges: Edges, heads: int
 ) -> dict[str, Any] | None:
     """GATv2: ``(leaky_relu(left[src] + right[dst] + edge) * att).sum(-1)``."""
     if not is_method(scores, "sum") or not is_call(scores.args[0], MUL) or not used_once(scores):

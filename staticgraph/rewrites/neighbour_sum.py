@@ -23,6 +23,7 @@ from staticgraph.rewrites.words import (
     MUL,
     RELU,
     SCATTER,
+    Call,
     dtype,
     is_call,
     is_float,
@@ -40,8 +41,8 @@ SUMS = ("sum", "add", "mean")
 class Message(NamedTuple):
     """What is summed: the nodes, the edge operand, and how they meet."""
 
-    x: Node
-    edge: Node | None
+    x: Call
+    edge: Call | None
     transform: str
 
 
@@ -52,7 +53,7 @@ def rewrite(captured: Captured) -> None:
             _at(captured, node)
 
 
-def _at(captured: Captured, node: Node) -> None:
+def _at(captured: Captured, node: Call) -> None:
     rows, index, dim, groups, reduce = node.args
     if dim != 0 or not is_float(node) or reduce not in (*SUMS, "max"):
         return
@@ -107,7 +108,7 @@ def message(captured: Captured, rows: Any) -> Message | str:
     return f"{_said(rows)} is no known message"
 
 
-def source(captured: Captured, node: Any) -> Node | None:
+def source(captured: Captured, node: Any) -> Call | None:
     """What is gathered by the batch's own sources; None where it is anything else."""
     if not is_call(node, GATHER) or captured.index(node.args[2]) != "src":
         return None
@@ -117,7 +118,7 @@ def source(captured: Captured, node: Any) -> Node | None:
     return x if ok else None
 
 
-def _weight(captured: Captured, node: Any, rows: Node) -> Node | None:
+def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
     found = shape(node)
     if found == shape(rows):
         return node
@@ -133,7 +134,7 @@ def _weight(captured: Captured, node: Any, rows: Node) -> Node | None:
     return made
 
 
-def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
+def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
     edge, code = found.edge, None
     where = captured.pointers
     if reduce == "max":
@@ -157,7 +158,7 @@ def _fused(captured: Captured, node: Node, found: Message, reduce: str) -> None:
     captured.replace_chain(node, last, made)
 
 
-def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | None]:
+def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
     """The sum of a node with ``(1 + eps) x``, and eps; the node itself where it has none."""
     if not used_once(node):
         return node, None
@@ -181,7 +182,7 @@ def _own_term(captured: Captured, node: Node, x: Node) -> tuple[Node, Node | Non
     return node, None
 
 
-def _by_pointers(captured: Captured, node: Node, reason: str) -> None:
+def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
     """The sum alone, of a message that was computed."""
     rows, _, _, _, reduce = node.args
     found = tensor(rows)
@@ -202,10 +203,10 @@ def _by_pointers(captured: Captured, node: Node, reason: str) -> None:
     captured.replace(node, made)
 
 
-def _origin(index: Any) -> Node | None:
+def _origin(index: Any) -> Call | None:
     return index if isinstance(index, Node) else None
 
 
-def _said(node: Node) -> str:
+def _said(node: Call) -> str:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return str(name)

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 import torch_geometric
-from torch.fx import Graph, Node
+from torch.fx import Graph
+
+from staticgraph.rewrites.words import Call
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
 # What PyG writes for each class that passes messages.
@@ -21,7 +23,7 @@ _LIBRARIES = tuple(
 )
 
 
-def line_of(node: Node) -> tuple[str, str]:
+def line_of(node: Call) -> tuple[str, str]:
     """The innermost line of the user's own code that a node came from, as ``file.py:41``, or, where
     none is his, of the code that it came from; and the path of its layer."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
@@ -31,7 +33,7 @@ def line_of(node: Node) -> tuple[str, str]:
     return where, layer_of(node)
 
 
-def layer_of(node: Node) -> str:
+def layer_of(node: Call) -> str:
     """The path of the innermost module, as in ``model.get_submodule``; of a layer's own aggregation
     that of the layer."""
     stack: Any = node.meta.get("nn_module_stack") or {}
@@ -46,10 +48,10 @@ def layer_of(node: Node) -> str:
     return ".".join(path)
 
 
-def differentiated(graph: Graph) -> set[Node]:
+def differentiated(graph: Graph) -> set[Call]:
     """The nodes whose derivative is taken inside of the graph, so that training by the result takes
     a second one, which no operator of :mod:`staticgraph.kernels` has."""
-    found: set[Node] = set()
+    found: set[Call] = set()
     left = [
         node for node in graph.nodes if node.op == "call_function" and _differentiates(node.target)
     ]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
 from staticgraph.nn.functions import softmaxed
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.words import SCATTER, is_call, is_float, is_method, shape, tensor
+from staticgraph.rewrites.words import SCATTER, Call, is_call, is_float, is_method, shape, tensor
 
 NAME = "segments"
 _POINTERS = {"batch": "ptr", "dst": "row_ptr", "src": "col_ptr"}
@@ -42,7 +41,7 @@ def _groups(captured: Captured, which: str | None) -> int | None:
     return captured.graphs if which == "batch" else captured.nodes
 
 
-def _count(captured: Captured, node: Node) -> bool:
+def _count(captured: Captured, node: Call) -> bool:
     """Ones added up by an index: a degree, or a graph's nodes."""
     rows, index, _, groups, reduce = node.args
     ones = is_method(rows, "new_ones") or is_call(rows, torch.ones, torch.ones_like)
@@ -65,7 +64,7 @@ def _count(captured: Captured, node: Node) -> bool:
     return True
 
 
-def _pool(captured: Captured, node: Node) -> None:
+def _pool(captured: Captured, node: Call) -> None:
     rows, index, dim, groups, reduce = node.args
     if captured.index(index) != "batch" or groups != captured.graphs or dim != 0:
         if captured.facts and groups == captured.graphs and captured.index(index) is None:
@@ -90,7 +89,7 @@ def _pool(captured: Captured, node: Node) -> None:
     captured.replace(node, made)
 
 
-def _softmax(captured: Captured, node: Node) -> None:
+def _softmax(captured: Captured, node: Call) -> None:
     rows, index, groups, dim = node.args
     which = captured.index(index)
     found = shape(rows)

@@ -24,6 +24,7 @@ from staticgraph.rewrites.words import (
     SELECT,
     SHAPES,
     SUB,
+    Call,
     is_call,
     is_method,
     shape,
@@ -64,7 +65,7 @@ def spell(captured: Captured) -> None:
         _reduction(captured, node)
 
 
-def _alias(captured: Captured, node: Node) -> None:
+def _alias(captured: Captured, node: Call) -> None:
     """What gives its own operand: conversions to the dtype that is there already."""
     if not node.args or not isinstance(node.args[0], Node):
         return
@@ -78,7 +79,7 @@ def _alias(captured: Captured, node: Node) -> None:
         node.replace_all_uses_with(node.args[0])
 
 
-def _out_of_place(node: Node) -> None:
+def _out_of_place(node: Call) -> None:
     """``x += y``, ``relu_`` and ``inplace=True`` of a fresh tensor, read later through this node
     alone or by name."""
     in_place = node.op == "call_function" and node.target in _IN_PLACE
@@ -118,7 +119,7 @@ def _names(table: Any) -> tuple[str, ...]:
     return tuple(name for name in table if isinstance(name, str))
 
 
-def _aliases(user: Node) -> bool:
+def _aliases(user: Call) -> bool:
     """Whether a reader may hold an alias of what it reads."""
     found = tensor(user)
     if found is None:
@@ -128,11 +129,11 @@ def _aliases(user: Node) -> bool:
     ) or (is_call(user, operator.getitem, SELECT, torch.unbind, torch.split, torch.chunk))
 
 
-def _argument(node: Node, place: int, name: str, default: Any) -> Any:
+def _argument(node: Call, place: int, name: str, default: Any) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
-def _binary(node: Node) -> None:
+def _binary(node: Call) -> None:
     if node.op not in ("call_function", "call_method") or node.meta.get("in_place"):
         return
     word = _WORD.get(node.target)
@@ -166,7 +167,7 @@ def _is_zero(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
 
 
-def _gather(captured: Captured, node: Node) -> None:
+def _gather(captured: Captured, node: Call) -> None:
     """``x[index]``, ``index_select`` of the rows, ``x[0]`` and ``unbind`` to one word each."""
     if is_call(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
@@ -209,7 +210,7 @@ def _is_int(key: Any) -> bool:
     return isinstance(key, int) and not isinstance(key, bool)
 
 
-def _arguments(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+def _arguments(node: Call, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     found = list(node.args)
     for name in names[len(found) :]:
         key = "input" if name == "self" else name
@@ -219,7 +220,7 @@ def _arguments(node: Node, names: tuple[str, ...]) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def _others(captured: Captured, node: Node) -> None:
+def _others(captured: Captured, node: Call) -> None:
     if is_call(node, torch._C._nn.linear, F.linear):
         given = [*node.args, *(None,) * (3 - len(node.args))]
         for place, name in enumerate(("input", "weight", "bias")):
@@ -235,7 +236,7 @@ def _others(captured: Captured, node: Node) -> None:
             node.target, node.args, node.kwargs = F.dropout, (node.args[0], p, True), {}
 
 
-def _reduction(captured: Captured, node: Node) -> None:
+def _reduction(captured: Captured, node: Call) -> None:
     """Additions into zeros by an index, in the words of PyG's ``scatter``."""
     found = None
     if is_method(node, "index_add", "index_add_") or is_call(node, torch.index_add):
@@ -273,12 +274,12 @@ def _reduction(captured: Captured, node: Node) -> None:
     captured.graph.erase_node(node)
 
 
-def used_alone(into: Node, node: Node) -> bool:
+def used_alone(into: Call, node: Call) -> bool:
     """Whether nothing but ``node`` reads what it adds into."""
     return list(into.users) == [node]
 
 
-def _expanded(index: Any) -> Node | None:
+def _expanded(index: Any) -> Call | None:
     """The vector that an index was broadcast from along the first dimension."""
     while True:
         found = tensor(index)

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Node
 
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.rewrites import words
@@ -23,6 +22,7 @@ from staticgraph.rewrites.words import (
     EMBEDDING,
     GATHER,
     SELECT,
+    Call,
     is_call,
     is_method,
     shape,
@@ -39,18 +39,18 @@ MAX_FOLDED = 256
 class Lookup(NamedTuple):
     """One table and the integers that it is asked with: a column of ``base``, or all of it."""
 
-    node: Node
-    base: Node
+    node: Call
+    base: Call
     column: int | None
-    weight: Node
+    weight: Call
 
 
 class Folded(NamedTuple):
     """What a gather of a small table stands for, to be made one lookup again."""
 
-    index: Node
-    offsets: Node
-    weight: Node
+    index: Call
+    offsets: Call
+    weight: Call
 
 
 def rewrite(captured: Captured) -> None:
@@ -75,12 +75,12 @@ def unfold(captured: Captured) -> None:
             node.replace_all_uses_with(made)
 
 
-def _inside(node: Node) -> bool:
+def _inside(node: Call) -> bool:
     """Whether a longer sum has this node as its term."""
     return used_once(node) and is_call(next(iter(node.users)), ADD) and _same(node)
 
 
-def _same(node: Node) -> bool:
+def _same(node: Call) -> bool:
     return shape(next(iter(node.users))) == shape(node)
 
 
@@ -132,8 +132,8 @@ _OPTIONS = (
 )
 
 
-def _join(captured: Captured, node: Node, terms: list[Any], lookups: list[Lookup | None]) -> None:
-    groups: dict[Node, list[Lookup]] = {}
+def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup | None]) -> None:
+    groups: dict[Call, list[Lookup]] = {}
     for found in lookups:
         if found is not None:
             groups.setdefault(found.base, []).append(found)
@@ -154,8 +154,8 @@ def _join(captured: Captured, node: Node, terms: list[Any], lookups: list[Lookup
 
 
 def _table_sum(
-    captured: Captured, anchor: Node, base: Node, lookups: list[Lookup], fold: bool
-) -> Node:
+    captured: Captured, anchor: Call, base: Call, lookups: list[Lookup], fold: bool
+) -> Call:
     like = lookups[0].node
     sizes = [tensor(found.weight).size(0) for found in lookups]  # pyright: ignore
     columns = [found.column for found in lookups]

@@ -18,6 +18,10 @@ from torch.fx import Node
 
 from staticgraph.nn.functions import scattered
 
+# A node of torch.fx, whose arguments are typed as all that a graph can hold: what is read off one
+# is told apart by asking.
+Call = Any
+
 ADD, SUB, MUL, DIV = torch.add, torch.sub, torch.mul, torch.div
 RELU, SILU, GELU, LEAKY_RELU = F.relu, F.silu, F.gelu, F.leaky_relu
 ACTIVATIONS = {RELU: "relu", SILU: "silu", GELU: "gelu", LEAKY_RELU: "leaky_relu"}
@@ -70,7 +74,7 @@ def is_float(node: Any) -> bool:
     return found is not None and found.is_floating_point
 
 
-def used_once(node: Node) -> bool:
+def used_once(node: Call) -> bool:
     """Whether a single node reads this one."""
     return len(node.users) == 1
 
@@ -90,7 +94,7 @@ def item(node: Any, place: int) -> Any:
     return None
 
 
-def sides(node: Node) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def sides(node: Call) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """The two operands of a node, either way round."""
     first, second = node.args[:2]
     return (first, second), (second, first)

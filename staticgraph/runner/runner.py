@@ -346,9 +346,22 @@ class StaticGraphRunner:
         )
         predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
         for batch in loader:
-            with self._turns.forward, evaluating(self.model):
-                predictions.add(batch, self._rows(batch))
+            predictions.add(batch, self.predict_batch(batch))
         return predictions.in_order()
+
+    def predict_batch(self, batch: StaticBatch) -> Any:
+        """The output of one batch in evaluation mode, without gradients and without a loss.
+
+        Returns:
+            The model's output over all physical rows, on the device; each of its tensors has rows
+            of the batch, as ``batch.unpad`` and :class:`Predictions` take them.
+
+        Raises:
+            ValueError: an output has no rows of the batch.
+        """
+        check_not_traced("predict_batch()")
+        with self._turns.forward, evaluating(self.model):
+            return self._rows(batch)
 
     # ------------------------------------------------------------------ warming up
 

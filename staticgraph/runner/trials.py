@@ -28,7 +28,7 @@ from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import WayChoice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
-from staticgraph.steps.modes import OWN
+from staticgraph.steps.modes import FUSED, OWN
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
@@ -59,6 +59,7 @@ class Trials:
     ) -> None:
         self.notes: list[str] = []
         self._model = subject.model
+        self._differentiable = subject.differentiable
         self._steps = steps
         self._options = options
         self._prepare = prepare
@@ -139,6 +140,9 @@ class Trials:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
         if way == OWN and (self._lost is not None or not self._steps.records(phase)):
             return self._lost or f"scope {self._steps.scope!r} does not record {phase!r}"
+        if way == FUSED and self._differentiable:
+            names = ", ".join(self._differentiable)
+            return f"the kernels have no second derivatives, which a derivative by {names} needs"
         try:
             self._prepare(way, bucket, phase)
         except NotStatic as error:

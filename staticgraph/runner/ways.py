@@ -178,14 +178,14 @@ class Steps:
             phase = "eval"
         way = way or self.ways.get((batch.bucket, phase), self._way)
         if way == OWN and self.records(phase):
-            return self._replayed(phase, batch)
+            return self._replayed(work, batch, phase == "forward")
         if way != "eager":
             self.computation.check_not_single(batch)
             return self.compiled.run(work, batch, way == FUSED)
         with self.computation.active():
             return self.computation.run(work, batch)
 
-    def _replayed(self, phase: str, batch: StaticBatch) -> Any:
+    def _replayed(self, work: str, batch: StaticBatch, gradients: bool = False) -> Any:
         """A recording's result. Most batches have no level with a single row: nothing to ask."""
         real = batch.real
         if real is not None and (1 in real or real.extra):
@@ -193,9 +193,7 @@ class Steps:
         if self.recorded is None:
             self._recordings(batch.layout.schema, late=True)
         assert self.recorded is not None
-        if phase == "forward":
-            return self.recorded.forward(batch)
-        return self.recorded.run("step" if phase == "step" else "forward", batch)
+        return self.recorded.forward(batch) if gradients else self.recorded.run(work, batch)
 
     def train(self, batch: StaticBatch, way: str | None = None) -> Tensor:
         """One training step: gradients to zero, forward, loss, backward; the update, where enough
@@ -316,12 +314,12 @@ class Steps:
         if way == "eager":
             return
         if way == OWN and self.records(phase):
-            if phase == "forward":
-                self._recordings(schema).record_forward(bucket, training=True)
-                return
             if self.averaging is not None and phase == "step":
                 self.averaging.check_recordable()
-            self._recordings(schema).record(bucket, work, self.warmed)
+            if phase == "forward":
+                self._recordings(schema).record_forward(bucket, training=True)
+            else:
+                self._recordings(schema).record(bucket, work, self.warmed)
             return
         batch = StaticBatch.blank(self.layout(bucket, schema), self._device)
         key = (way, bucket, phase)

@@ -102,8 +102,13 @@ class _StaticBackend:
         what a tensor is, and the runner has checked the batch's; but for tensors of which a rewrite
         asked whether they have a gradient. Of 42 us for GINE 5x64 29 are left so (a shared CPU
         core, 2026-11-22)."""
-        relied = set() if self.captured is None else self.captured.relied
-        return [guard.guard_type != "TENSOR_MATCH" or guard.name in relied for guard in guards]
+        return needed(guards, self.captured)
+
+
+def needed(guards: Sequence[Any], captured: Captured | None) -> list[bool]:
+    """Which guards a rewritten graph keeps that runs as it is."""
+    relied = set() if captured is None else captured.relied
+    return [guard.guard_type != "TENSOR_MATCH" or guard.name in relied for guard in guards]
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
@@ -141,9 +146,11 @@ class CompiledFunction:
     ) -> None:
         own = with_own_code(function, name)
         self._backend = _StaticBackend(mode, name, rewritten_on)
-        options = {"guard_filter_fn": self._backend.needed} if mode.fused else None
+        options: dict[str, Any] | None = (
+            {"guard_filter_fn": self._backend.needed} if mode.fused else None
+        )
         self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=self._backend, options=options
+            own, fullgraph=True, dynamic=False, backend=self._backend, options=options or None
         )
         self._name = name
         self._warm = False

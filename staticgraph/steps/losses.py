@@ -44,7 +44,9 @@ class LossTerms(NamedTuple):
             TypeError: something else than values, weights and a number.
             ValueError: weights that do not go with the values, or an addend that has rows.
         """
-        terms = cls(*result) if isinstance(result, tuple) and 1 <= len(result) <= 3 else cls(result)
+        several = isinstance(result, tuple) and 1 <= len(result) <= 3
+        parts: tuple[Any, ...] = result if several else (result,)
+        terms = cls(*parts)
         values, weights, added = terms
         if not isinstance(values, Tensor):
             raise TypeError(

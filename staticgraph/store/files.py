@@ -37,13 +37,13 @@ WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
 
 
-def _file(name: str) -> str:
+def file_of(name: str) -> str:
     """The file of an array; types of nodes and edges may be called anything."""
     return f"{quote(name, safe=' ')}.npy"
 
 
 def _files(manifest: Mapping[str, Any]) -> Iterable[str]:
-    return map(_file, manifest["files"])
+    return map(file_of, manifest["files"])
 
 
 KIND = Kind("store", FORMAT, MANIFEST, _files)
@@ -64,28 +64,45 @@ def save(store: GraphColumns, folder: str | Path, *, overwrite: bool = False) ->
     store.verify()
     with replacing(folder, KIND, overwrite) as scratch:
         arrays = store.arrays()
-        blocks = blocks_of(store.schema, arrays)
-        arrays[BLOCKS], arrays[SUMS] = blocks, sums_of(store.schema, arrays, blocks)
-        files = {}
         for name, array in arrays.items():
-            path = scratch / _file(name)
-            np.save(path, np.ascontiguousarray(array), allow_pickle=False)
-            files[name] = {
-                "bytes": path.stat().st_size,
-                "crc32": crc32_of_file(path),
-                "dtype": array.dtype.str,
-                "shape": list(array.shape),
-            }
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": store.name,
-            "graphs": len(store),
-            "histogram": store.histogram.digest,
-            "schema": store.schema.to_dict(),
-            "files": files,
+            np.save(scratch / file_of(name), np.ascontiguousarray(array), allow_pickle=False)
+        seal(scratch, store.schema, store.name, store.histogram.digest, arrays)
+
+
+def seal(
+    scratch: Path, schema: Schema, name: str, histogram: str, arrays: dict[str, Array]
+) -> None:
+    """Adds to the files of all arrays their checksums by block, and the manifest.
+
+    Args:
+        scratch: where they stand.
+        schema, name: of the store.
+        histogram: the digest of its sizes.
+        arrays: the same arrays, mapped or not.
+    """
+    blocks = blocks_of(schema, arrays)
+    for key, array in ((BLOCKS, blocks), (SUMS, sums_of(schema, arrays, blocks))):
+        np.save(scratch / file_of(key), array, allow_pickle=False)
+        arrays = {**arrays, key: array}
+    files = {}
+    for key, array in arrays.items():
+        path = scratch / file_of(key)
+        files[key] = {
+            "bytes": path.stat().st_size,
+            "crc32": crc32_of_file(path),
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
         }
-        document.save(scratch / MANIFEST, manifest)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "graphs": len(arrays["node_offsets"]) - 1,
+        "histogram": histogram,
+        "schema": schema.to_dict(),
+        "files": files,
+    }
+    document.save(scratch / MANIFEST, manifest)
 
 
 def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) -> Kept:
@@ -166,7 +183,7 @@ def _load(kind: type[Kept], root: Path, manifest: Mapping[str, Any], verify: boo
 
 def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array:
     """One array, mapped; compared where it is to be, or must be, before anything else is read."""
-    path = root / _file(name)
+    path = root / file_of(name)
     found, length = path.stat().st_size if path.is_file() else None, int(file["bytes"])
     if found != length:
         raise StoreCorrupt(

@@ -24,7 +24,7 @@ def kept_random_states(seed: int | None = None) -> Iterator[None]:
     numpy_state = np.random.get_state()  # noqa: NPY002 - transforms draw from this one
     try:
         if seed is not None:
-            torch.random.default_generator.manual_seed(seed)
+            torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
         yield

@@ -69,7 +69,7 @@ class Training:
         self.config, self.folder, self.ranks = config, folder, ranks
         self.writes = ranks is None or ranks.first
         self.progress = progress and self.writes
-        self.device = _device(config.device, ranks)
+        self.device = device_of(config.device, ranks)
 
         def opened() -> GraphStore:
             return datasets.open(
@@ -427,7 +427,12 @@ def _number(workers: int | str) -> int:
     return 0 if isinstance(workers, str) else workers
 
 
-def _device(name: str, ranks: Ranks | None = None) -> torch.device:
+def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
+    """The device of a name; CUDA where there is one, for ``auto``; of several ranks each its own.
+
+    Raises:
+        ValueError: no such device is here.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and ranks is not None:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.launch import wide, wide_like
 
 ROWS = 32
@@ -277,7 +278,8 @@ def forward(
     chunks, rows_a_chunk, grid, options = _chunks(x)
     partial = wide_like(x, chunks, 2, width)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    out, mean, var = torch.empty_like(x), wide_like(x, width), wide_like(x, width)
+    out = torch.empty_like(x, dtype=dtype_of(x, residual))
+    mean, var = wide_like(x, width), wide_like(x, width)
     statistics_kernel[grid](
         x,
         x if addend is None else addend,

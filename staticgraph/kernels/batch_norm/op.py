@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
+from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.register import operator
 
 # Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
@@ -79,7 +80,7 @@ def _on_cpu(
             tracked.view(1).numpy(),
             -1.0 if momentum is None else momentum,
         )
-    return out.to(x.dtype), mean, var, total
+    return out.to(dtype_of(x, residual)), mean, var, total
 
 
 def _backward_on_cpu(
@@ -139,11 +140,12 @@ def _backward_on_cuda(grad, x, *rest):
     return kernels.backward(grad, x, *rest)
 
 
-def _fake(x, addend, *_):
+def _fake(x, addend, residual, *_):
     wide = torch.promote_types(x.dtype, torch.float32)
     mean = x.new_empty(x.size(1), dtype=wide)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    return torch.empty_like(x), mean, torch.empty_like(mean), total
+    out = torch.empty_like(x, dtype=dtype_of(x, residual))
+    return out, mean, torch.empty_like(mean), total
 
 
 _forward = operator(
@@ -187,7 +189,10 @@ class BatchNorm(torch.autograd.Function):
         ctx.save_for_backward(x if addend is None else total, weight, bias, mean, var, count)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return (out, mean, var, addend.view_as(addend)) if handed else (out, mean, var)
+        if not handed:
+            return out, mean, var
+        assert addend is not None
+        return out, mean, var, addend.view_as(addend)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -226,12 +231,13 @@ def batch_norm(
         running: statistics to move along, in the same operator; None moves nothing.
 
     Returns:
-        ``[R, F]``, zero (or the residual) on padding rows, differentiable once; mean and biased
+        ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) on
+        padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
     """
-    running = (None,) * 4 if running is None else running
+    moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     return BatchNorm.apply(*given, False)
 
 
@@ -250,9 +256,9 @@ def batch_norm_handed_on(
     """The first of :func:`batch_norm`, and the addend to be read from now on: whatever gradient
     comes back through it is added by the norm, where autograd would need an operation of its own.
     """
-    running = (None,) * 4 if running is None else running
+    moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *running, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
     out, _, _, addend = BatchNorm.apply(*given, True)
     return out, addend
 

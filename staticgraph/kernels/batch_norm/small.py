@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.launch import wide, wide_like
 
 # What a load from memory brings at least, in each row.
@@ -164,7 +165,8 @@ def forward(
     """As the operator; one launch."""
     rows, width = x.shape
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    out, mean, var = torch.empty_like(x), wide_like(x, width), wide_like(x, width)
+    out = torch.empty_like(x, dtype=dtype_of(x, residual))
+    mean, var = wide_like(x, width), wide_like(x, width)
     grid, options = _options(x)
     forward_kernel[grid](
         x,

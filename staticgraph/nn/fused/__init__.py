@@ -30,7 +30,6 @@ from staticgraph.nn.fused.gat import FusedGATConv, FusedGATv2Conv
 from staticgraph.nn.fused.gcn import FusedGCNConv
 from staticgraph.nn.fused.gps import FusedGPSConv
 from staticgraph.nn.fused.linear import FusedLinear, FusedSequential
-from staticgraph.nn.fused.model import FusedGraphModel
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
 from staticgraph.nn.fused.pool import (
     FusedMaxAggregation,
@@ -53,7 +52,6 @@ FORMS: tuple[type, ...] = (
     FusedBatchNorm1d,
     FusedLinear,
     FusedSequential,
-    FusedGraphModel,
     FusedSumAggregation,
     FusedMeanAggregation,
     FusedMaxAggregation,

@@ -1,0 +1,177 @@
+"""Models written by hand, rewritten from their captured graph, beside plain PyG.
+
+    python -m bench.bench_rewrites [--models gine gcn ...] [--rounds 5] [--threads 1 2]
+
+Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch a
+call, operations of a step, and whole epochs of training (loading included) against PyG at its best
+of 0 and 1 workers, all contenders in turn in one process over the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch_geometric.loader import DataLoader
+
+import staticgraph as sg
+from bench.interleave import interleave
+from staticgraph.dryrun.operations import count_step
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.steps.capture import CapturedStep
+from staticgraph.steps.computation import Computation
+from staticgraph.text.table import table
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.written_by_hand import MODELS
+
+ESOL = "examples/data/esol.npz"
+SIZES = {"hidden": 64, "layers": 4}
+SHOWN = ("gine", "gcn", "gat", "gatv2, edges", "pna", "gps", "own", "molecule gin")
+
+
+def squared(out: torch.Tensor, batch) -> torch.Tensor:
+    return F.mse_loss(out, batch.y, reduction="none")
+
+
+class Contest:
+    """One model and the ways to train it."""
+
+    def __init__(self, name: str, batch_size: int, graphs: int) -> None:
+        self.store = sg.datasets.open(ESOL)
+        self.plan = sg.plan_buckets(self.store, batch_size=batch_size)
+        self.ids = np.arange(min(graphs, len(self.store)))
+        torch.manual_seed(0)
+        self.model = MODELS[name](**SIZES)
+        order = self._loader().batcher.epoch(0)
+        self.order = [batch.ids.tolist() for batch in order]
+        self.capture_s = 0.0
+        self.call_us = 0.0
+
+    def _loader(self) -> sg.StaticLoader:
+        return sg.StaticLoader(self.store, self.plan, indices=self.ids, shuffle=True, pointers=True)
+
+    def static(self, mode: str):
+        model = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        runner = sg.StaticGraphRunner(model, self.plan, mode, loss=squared, optimizer=optimizer)
+        loader = self._loader()
+        runner.warmup(self.store, phases=("step",), progress=False)
+        if mode == "fused":
+            counts = [count for _, count in runner._steps.compiled.counts]
+            self.capture_s = max(count.seconds for count in counts)
+
+        def epoch() -> None:
+            loader.set_epoch(0)
+            for batch in loader:
+                runner.step(batch)
+
+        return epoch
+
+    def pyg(self, workers: int):
+        model = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+        graphs = [self.store[int(i)] for i in range(len(self.store))]
+        loader = DataLoader(
+            graphs,
+            batch_sampler=self.order,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        sized = "batch_size" in model.forward.__code__.co_varnames
+
+        def epoch() -> None:
+            for batch in loader:
+                optimizer.zero_grad(set_to_none=True)
+                given = (batch.x, batch.edge_index, batch.edge_attr, batch.batch)
+                out = model(*given, batch.num_graphs) if sized else model(*given)
+                squared(out, batch).mean().backward()
+                optimizer.step()
+
+        return epoch
+
+    def operations(self) -> tuple[int, int]:
+        """Of a step: of plain PyG's graph made static, and rewritten."""
+        batch = next(iter(self._loader())).clone()
+        batch = sg.StaticBatch(batch.layout, batch.tensors())
+        model = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        step = CapturedStep(Computation(sg.Subject(model, squared)), "step", batch)
+        self.call_us = 1e6 * step.seconds_around()
+        step().backward()
+        optimizer.step()
+        rewritten = count_step(step, optimizer).total()
+        stock = copy.deepcopy(self.model)
+        optimizer = torch.optim.Adam(stock.parameters(), fused=True)
+        graphs = DataLoader([self.store[int(i)] for i in self.order[0]], len(self.order[0]))
+        data = next(iter(graphs))
+        sized = "batch_size" in stock.forward.__code__.co_varnames
+
+        def forward() -> torch.Tensor:
+            given = (data.x, data.edge_index, data.edge_attr, data.batch)
+            out = stock(*given, data.num_graphs) if sized else stock(*given)
+            return squared(out, data).mean()
+
+        forward().backward()
+        optimizer.step()
+        return count_step(forward, optimizer).total(), rewritten
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(SHOWN), choices=list(MODELS))
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--graphs", type=int, default=1128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    rows, results = [], {}
+    for name in options.models:
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            contest = Contest(name, options.batch_size, options.graphs)
+            contenders = {f"PyG, {w} workers": contest.pyg(w) for w in options.workers}
+            contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
+            timings = interleave(contenders, options.rounds)
+            best = min(
+                (key for key in timings if key.startswith("PyG")), key=lambda k: timings[k].median
+            )
+            ratio = timings[best].seconds / timings["fused"].seconds
+            low, middle, high = np.percentile(ratio, [10, 50, 90])
+            stock, rewritten = contest.operations()
+            results[f"{name}, {threads} threads"] = {
+                "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
+                "operations": {"PyG": stock, "rewritten": rewritten},
+                "capture_s": contest.capture_s,
+                "call_us": contest.call_us,
+            }
+            rows.append(
+                (
+                    name,
+                    threads,
+                    f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                    f"{np.median(timings[best].seconds / timings['eager'].seconds):.2f}",
+                    stock,
+                    rewritten,
+                    f"{contest.capture_s:.1f}",
+                    f"{contest.call_us:.0f}",
+                )
+            )
+            print(rows[-1], flush=True)
+    headers = ("model", "threads", "fused, times PyG", "eager", "operations, PyG", "rewritten")
+    print(table((*headers, "capture s", "call us"), rows))
+    print(versions(STEPS))
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""``staticgraph serve``: answer requests for a trained model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from typing import Any
+
+from staticgraph.cli import values
+from staticgraph.errors import MissingPackage
+from staticgraph.steps.modes import MODES
+
+EXAMPLE = """\
+examples:
+  staticgraph serve --run runs/hiv
+  curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
+
+Requests of many callers run together, in the few shapes of the run's plan. The page at / draws and
+predicts a molecule, where the run was trained on SMILES. Ctrl-C answers what waits, then stops.
+There are no accounts and no encryption: beyond this machine, put a proxy before it.
+"""
+
+
+def register(commands: Any) -> None:
+    """Adds the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="answer requests for a trained model over HTTP",
+        description="Answer requests for a trained model over HTTP.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--run", type=values.folder, required=True, metavar="DIR", dest="folder",
+        help="folder of a run of staticgraph train",
+    )  # fmt: skip
+    parser.add_argument("--host", type=values.words, default="127.0.0.1", help="(default: here)")
+    parser.add_argument(
+        "--port", type=values.whole(0, 65535), default=8000, help="0 takes a free one (8000)"
+    )
+    parser.add_argument(
+        "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
+        help="how long a graph waits for others (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-queue", type=values.whole(), default=4096, help="graphs that may wait (4096)"
+    )
+    parser.add_argument(
+        "--max-graphs", type=values.whole(), default=1024, help="of a request (default: 1024)"
+    )
+    parser.add_argument(
+        "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
+        help="of a request, such as 8MiB (default)",
+    )  # fmt: skip
+    parser.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
+    parser.add_argument("--compile-mode", choices=MODES, default="auto", help="(default: auto)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is stopped."""
+    require_extra()
+    import uvicorn
+
+    from staticgraph.serving.from_run import app_of_run
+
+    app = app_of_run(
+        args.folder,
+        device=args.device,
+        mode=args.compile_mode,
+        max_wait_ms=args.max_wait_ms,
+        max_queue=args.max_queue,
+        most_graphs=args.max_graphs,
+        most_bytes=args.max_body,
+    )
+    config = uvicorn.Config(app, args.host, args.port, log_level="info", access_log=False)
+    server = uvicorn.Server(config)
+    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
+    server.run()
+    return 0 if server.started else 2
+
+
+def require_extra() -> None:
+    """Says which package of the extra is missing.
+
+    Raises:
+        MissingPackage: one is.
+    """
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackage(
+                f"serving needs the package {package!r}, which is not installed: "
+                "pip install 'staticgraph[serve]'"
+            )

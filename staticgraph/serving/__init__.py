@@ -1,0 +1,1 @@
+"""Answering requests: many callers, one device, a few fixed shapes."""

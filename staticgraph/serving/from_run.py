@@ -1,0 +1,60 @@
+"""A run's folder -> an application that answers for its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.schema import Schema
+from staticgraph.serving.app import make_app
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.ladder import for_serving
+from staticgraph.serving.server import Server
+from staticgraph.training.run import device_of
+from staticgraph.training.trained import Trained
+
+# What OGB's features of a molecule are: of an atom, and of a bond.
+ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
+
+
+def app_of_run(
+    folder: Path,
+    *,
+    device: str = "auto",
+    mode: str = "auto",
+    max_wait_ms: float = 5.0,
+    max_queue: int = 4096,
+    most_graphs: int = 1024,
+    most_bytes: int = 8 << 20,
+) -> FastAPI:
+    """Loads the model, warms it up, and starts its server.
+
+    Args:
+        folder: of a run; see :meth:`Trained.load` for what is read and raised.
+        device: as for training.
+        mode: of the runner.
+        max_wait_ms, max_queue: of the :class:`Server`.
+        most_graphs, most_bytes: of one request.
+    """
+    trained = Trained.load(folder, device_of(device))
+    runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)
+    runner.warmup(phases=("eval",))
+    server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
+    smiles = reads_smiles(trained.config.data, trained.schema)
+    reader = Reader(trained.schema, trained.categories, smiles, most_graphs, most_bytes)
+    try:
+        return make_app(server, reader, f"{trained.config.model} of {folder.name}", trained.task)
+    except BaseException:
+        server.close()
+        raise
+
+
+def reads_smiles(data: str, schema: Schema) -> bool:
+    """Whether a run was trained on molecules with the features that this library gives a SMILES:
+    OGB's, of a table with SMILES, of molecules in an ``.npz``, or of OGB itself. PyG's own
+    molecules (``molnet:``) have other ones under the same shapes."""
+    known = data.endswith((".csv", ".npz")) or data.startswith("ogb:ogbg-mol")
+    found = {item.name: (item.level, item.shape, item.dtype) for item in schema if item.name != "y"}
+    return known and found == {"x": ATOMS, "edge_attr": BONDS}

@@ -1,0 +1,45 @@
+"""A plan for training -> one for answering: smaller buckets beside, for the hours of few requests.
+
+A training step always has its full batch; a server at night has one graph, and a recorded step
+costs what its bucket costs. So each bucket gets smaller ones of the same largest graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.sizes.capacity import Capacity
+
+# Of a bucket's rows. A fourth apart: a batch takes at most four times the rows that it needs, and
+# each bucket is one more compilation.
+SHARES = (1 / 4, 1 / 16)
+
+
+def for_serving(plan: BucketPlan) -> BucketPlan:
+    """The plan with smaller buckets, for any data, in packs of any number of graphs.
+
+    What a bucket promised of its training batches (``order_statistics``) is dropped. Plans that do
+    not know their largest graph, or whose graphs have rows of their own, keep their buckets.
+    """
+    found = set()
+    for capacity in plan.capacities:
+        found.add(replace(capacity, order_statistics=()))
+        if capacity.extra or len(plan.maxima) < 2:
+            continue
+        for share in SHARES:
+            small = Capacity.distinct(
+                max(int(capacity.nodes * share), capacity.max_graph_nodes + capacity.node_reserve),
+                max(
+                    int(capacity.edges * share),
+                    min(plan.maxima[1] + capacity.edge_reserve, capacity.edges),
+                ),
+                max(2, int(capacity.graphs * share)),
+                capacity.max_graph_nodes,
+                edge_reserve=capacity.edge_reserve,
+                node_reserve=capacity.node_reserve,
+            )
+            if small.nodes < capacity.nodes and small.edges < capacity.edges:
+                found.add(small)
+    capacities = tuple(sorted(found))
+    return replace(plan, capacities=capacities, digest=None, batch_size=None, efficiency=())

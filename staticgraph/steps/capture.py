@@ -1,0 +1,83 @@
+"""One step captured and rewritten, to be looked at or counted; what mode ``fused`` runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.pointers import with_pointers
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.present import Restored
+from staticgraph.rewrites import Captured, Target, rewrite
+from staticgraph.steps.compiled import needed, with_own_code
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.tracing import tracing_options
+
+
+class CapturedStep:
+    """A step of one batch as mode ``fused`` runs it; called, it runs again over the same batch.
+
+    torch.compile itself does not run inside a mode that counts operations; this does.
+
+    Args:
+        computation: of the model.
+        work: ``forward`` or ``step``.
+        batch: gets row pointers where it has none; one run over it changes what a step changes,
+            but for gradients.
+    """
+
+    def __init__(self, computation: Computation, work: str, batch: StaticBatch) -> None:
+        if not batch.layout.schema.hetero:
+            batch = with_pointers(batch)
+        self._found: list[Captured] = []
+        self._given: tuple[Any, ...] = ()
+        self._device = batch.device.type
+        function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
+        self._tensors = tuple(batch.tensors().values())
+        self._idle: Any = None
+        self._call = torch.compile(
+            function,
+            fullgraph=True,
+            dynamic=False,
+            backend=self._take,
+            options={"guard_filter_fn": lambda guards: needed(guards, self.captured)},
+        )
+        with tracing_options(), Restored(nothing=True):
+            self.result = self._call(*self._tensors)
+
+    def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        self._found.append(rewrite(graph, Target(self._device, compiled=False), inputs))
+
+        def run(*given: Any) -> Any:
+            if self._idle is not None:
+                return self._idle
+            self._given = given
+            return graph.forward(*given)
+
+        return run
+
+    @property
+    def captured(self) -> Captured:
+        """The graph, rewritten."""
+        return self._found[0]
+
+    def seconds_around(self, calls: int = 50, rounds: int = 20) -> float:
+        """What a call takes beside the graph: guards, dispatch, arguments; the least of rounds."""
+        self._idle, best = (torch.zeros(()),), float("inf")
+        try:
+            with Restored(nothing=True):
+                for _ in range(rounds):
+                    started = time.perf_counter()
+                    for _ in range(calls):
+                        self._call(*self._tensors)
+                    best = min(best, (time.perf_counter() - started) / calls)
+        finally:
+            self._idle = None
+        return best
+
+    def __call__(self) -> Tensor:
+        """The first tensor of the result."""
+        return self.captured.module.forward(*self._given)[0]

@@ -1,0 +1,243 @@
+"""A store of more graphs than memory holds, written a part at a time, by one process or several.
+
+The problem: ``GraphStore.from_pyg`` holds all graphs while it sorts and compacts them, and one that
+is killed after an hour leaves nothing. The idea: graphs are gathered to parts of some thousands;
+each is a store of its own beside the target (``NAME.parts/``), written whole or not at all and then
+*committed*; at the end the parts are put together into one folder, array by array, in the memory of
+one part. Several processes write shards of their own, and their parts are put together in the order
+of shards.
+
+Invariants: what was committed survives a kill, and a writer made again goes on behind it; the
+folder is bit for bit what one process with enough memory would have saved, and appears when all is
+there, not before. What it does not do: shuffle.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from staticgraph.errors import BadGraph
+from staticgraph.files.folder import repair
+from staticgraph.schema import Level, Schema
+from staticgraph.store.columns import Array
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.merge import merge
+
+# A part of molecules is some 10 MB, and 100 million graphs are 5,000 folders.
+PART_GRAPHS = 20_000
+_PART = re.compile(r"(\d{5})-(\d{7})")
+
+
+class StoreWriter:
+    """Appends graphs to a store on disk.
+
+    As a context it finishes the store at the end of the block, unless it writes one of several
+    shards, which :meth:`finish` of any writer puts together; where the block raises, what was
+    committed stays, and another writer of the same folder goes on.
+
+    Args:
+        folder: of the store to be; parts stand beside it until it is finished.
+        schema: the fields to expect; by default those of the first part.
+        shard: which of several processes this is; None for one alone.
+        part_graphs: graphs in a part, which is what a kill can lose, and what memory must hold.
+        name: what messages call the data set.
+        levels, exclude, check_finite: as for :meth:`GraphStore.from_pyg`, for every part.
+        overwrite: replace a store that stands there, when this one is finished.
+
+    Attributes:
+        committed: graphs that this shard has on disk; the next one to append is this number.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        schema: Schema | None = None,
+        *,
+        shard: int | None = None,
+        part_graphs: int = PART_GRAPHS,
+        name: str | None = None,
+        levels: Mapping[str, Level] | None = None,
+        exclude: Iterable[str] = (),
+        check_finite: bool | tuple[str, ...] = False,
+        overwrite: bool = False,
+    ) -> None:
+        if part_graphs < 1 or not 0 <= (shard or 0) < 10**5:
+            raise ValueError(f"part_graphs={part_graphs} of at least 1, shard={shard} below 100000")
+        self.folder = Path(folder)
+        self._shard, self._part_graphs = shard, part_graphs
+        self._name = name or self.folder.name
+        self._levels = dict(levels or {})
+        self._exclude, self._check_finite = tuple(exclude), check_finite
+        self._overwrite = overwrite
+        self._waiting: list[Any] = []
+        own = [path for path in parts_of(self.folder) if _numbers(path)[0] == (shard or 0)]
+        stores = [GraphStore.load(path, verify=False) for path in own]
+        self._number = len(own)
+        self.committed = sum(len(store) for store in stores)
+        self.schema = stores[0].schema if stores else schema
+        if self.schema is not None:
+            self._levels = {**self._known_levels(self.schema), **self._levels}
+
+    # ------------------------------------------------------------------ appending
+
+    def append(self, graph: Any) -> None:
+        """Adds a graph, a ``Data`` or ``HeteroData``; committed with its part.
+
+        Raises:
+            BadGraph: it does not fit what came before; its part is left out.
+        """
+        self._waiting.append(graph)
+        if len(self._waiting) >= self._part_graphs:
+            self.commit()
+
+    def extend(self, graphs: Iterable[Any]) -> None:
+        """Adds all graphs of a data set, a generator or another store, in their order."""
+        if isinstance(graphs, GraphStore) and len(graphs) <= self._part_graphs:
+            self.commit()
+            self._write(graphs)
+            return
+        for graph in graphs:
+            self.append(graph)
+
+    def append_arrays(self, *arrays: Array, **options: Any) -> None:
+        """Adds graphs as flat arrays, as one part; see :meth:`GraphStore.from_arrays`."""
+        self.commit()
+        self._write(GraphStore.from_arrays(*arrays, **options))
+
+    def commit(self) -> None:
+        """Writes what waits to the disk now; it survives a kill from here on."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        try:
+            store = GraphStore.from_pyg(
+                waiting,
+                levels=self._levels,
+                exclude=self._exclude,
+                check_finite=self._check_finite,
+                name=self._name,
+                progress=False,
+            )
+        except BadGraph as error:
+            first = self.committed
+            last = first + len(waiting) - 1
+            raise BadGraph(f"of graphs {first} to {last}, here counted from 0: {error}") from None
+        self._write(store)
+
+    def _write(self, store: GraphStore) -> None:
+        self._check_fields(store)
+        store.with_splits().save(
+            parts_folder(self.folder) / f"{self._shard or 0:05d}-{self._number:07d}"
+        )
+        self._number += 1
+        self.committed += len(store)
+        if self.schema is None:
+            self.schema = store.schema
+            self._levels = {**self._known_levels(store.schema), **self._levels}
+
+    def _known_levels(self, schema: Schema) -> dict[str, Level]:
+        """Of the first part; in a later one lengths could say another level by chance."""
+        return {} if schema.hetero else {field.name: field.level for field in schema}
+
+    def _check_fields(self, store: GraphStore) -> None:
+        if self.schema is None:
+            return
+        ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
+        for name in sorted({*ours, *theirs}):
+            mine, other = ours.get(name), theirs.get(name)
+            if mine is None or other is None or mine.layout != other.layout:
+                was, now = ("missing" if f is None else f.describe() for f in (mine, other))
+                raise BadGraph(
+                    f"graphs {self.committed} to {self.committed + len(store) - 1} of {self._name} "
+                    f"have {name!r} as {now}, those before as {was}: give every graph the same "
+                    "fields, or leave one out with exclude=[...]"
+                )
+
+    # ------------------------------------------------------------------ ending
+
+    def finish(self, splits: Mapping[str, Array] | None = None) -> GraphStore:
+        """Commits what waits, puts all parts of all shards together, and removes them.
+
+        Args:
+            splits: named lists of graph numbers, counted over all shards.
+
+        Raises:
+            BadGraph: there is no graph, or shards have other fields.
+            FileExistsError: a store stands there, and was not to be replaced.
+            StoreCorrupt: a part is damaged or missing; the parts stay.
+        """
+        self.commit()
+        paths = parts_of(self.folder)
+        if not paths:
+            raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
+        merge(
+            [lambda path=path: GraphStore.load(path, verify=False) for path in paths],
+            self.folder,
+            name=self._name,
+            splits=splits,
+            overwrite=self._overwrite,
+        )
+        shutil.rmtree(parts_folder(self.folder))
+        self._number = self.committed = 0
+        return GraphStore.load(self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            return
+        if self._shard is None:
+            self.finish()
+        else:
+            self.commit()
+
+
+def parts_folder(folder: Path) -> Path:
+    """Where the parts of a store stand that is not finished."""
+    return folder.with_name(f"{folder.name}.parts")
+
+
+def parts_of(folder: Path) -> list[Path]:
+    """The committed parts, by shard and number.
+
+    Raises:
+        BadGraph: one is missing between others.
+    """
+    root = parts_folder(folder)
+    if not root.is_dir():
+        return []
+    found = sorted(path for path in root.iterdir() if _PART.fullmatch(path.name))
+    for path in found:
+        repair(path)
+    numbers = np.array([_numbers(path) for path in found], dtype=np.int64).reshape(-1, 2)
+    for shard in np.unique(numbers[:, 0]):
+        own = numbers[numbers[:, 0] == shard, 1]
+        missing = np.flatnonzero(own != np.arange(len(own)))
+        if len(missing):
+            raise BadGraph(
+                f"{root} lacks part {int(missing[0])} of shard {int(shard)}, of which there are "
+                "later ones: remove the folder and write the store again"
+            )
+    return found
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    match = _PART.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2])

@@ -1,0 +1,121 @@
+"""A run's folder -> the model that was trained, ready to predict, without the data.
+
+The checkpoint has the parameters, the plan and the settings; what else the first layers must know
+of the data, how many categories each column has, is the length of their tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph import models
+from staticgraph.errors import CheckpointCorrupt
+from staticgraph.files.document import NOT_THERE
+from staticgraph.nn import convert
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.training import checkpoint
+from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.report import FILE
+
+ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A trained model and what it was trained on.
+
+    Attributes:
+        model: in evaluation mode, on the device asked for.
+        plan: of the training, with the fields of a graph.
+        config: the run's settings.
+        task: ``binary``, ``regression`` or ``classes``; None where no report of the run says it.
+        categories: integer field -> how many categories each of its columns has.
+    """
+
+    model: torch.nn.Module
+    plan: BucketPlan
+    config: TrainConfig
+    task: str | None
+    categories: Mapping[str, tuple[int, ...]]
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a graph."""
+        assert self.plan.schema is not None
+        return self.plan.schema
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device) -> Trained:
+        """Reads ``checkpoint.pt``, and the task from ``report.json`` where it is there.
+
+        Raises:
+            FileNotFoundError: the folder has no checkpoint.
+            CheckpointCorrupt: it is damaged, or not of a run.
+        """
+        if not (folder / checkpoint.FILE).exists():
+            raise FileNotFoundError(
+                f"{folder} has no {checkpoint.FILE}: train a model there first, with "
+                f"staticgraph train --data SPEC --out {folder}"
+            )
+        state = checkpoint.load(folder)
+        try:
+            config = TrainConfig(**state["config"])
+            plan = BucketPlan.from_dict(state["plan"])
+            weights = state["model"]
+            if plan.schema is None:
+                raise KeyError("schema")
+        except NOT_THERE as error:
+            raise CheckpointCorrupt(
+                f"{folder / checkpoint.FILE} is not of a run that this version reads ({error})"
+            ) from error
+        categories = {
+            name: found for name, part in ENCODERS.items() if (found := _table_sizes(weights, part))
+        }
+        model = models.build(
+            config.model,
+            _example(plan.schema, categories),
+            hidden=config.hidden,
+            layers=config.layers,
+            dropout=config.dropout,
+            pool=config.pool,
+            num_outputs=len(weights["head.2.bias"]),
+        ).to(device)
+        convert(model, kernels=takes_kernels(config.kernels, config.model, device.type))
+        model.load_state_dict(weights)
+        return cls(model.eval(), plan, config, _task(folder), categories)
+
+
+def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
+    """The rows of the embedding tables of an encoder; none where it has none."""
+    sizes = []
+    while (table := weights.get(f"{part}.tables.{len(sizes)}.weight")) is not None:
+        sizes.append(len(table))
+    return tuple(sizes)
+
+
+def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> GraphStore:
+    """A store with the largest category in every column, all that building a model reads."""
+    store = GraphStore.zeros(schema)
+    largest = {
+        name: np.array(sizes, np.int64).reshape(1, *schema[name].shape) - 1
+        for name, sizes in categories.items()
+    }
+    return replace(store, columns={**store.columns, **largest})
+
+
+def _task(folder: Path) -> str | None:
+    try:
+        values: Any = json.loads((folder / FILE).read_text())
+        return str(values["task"])
+    except (OSError, *NOT_THERE):
+        return None

@@ -1,0 +1,317 @@
+"""A trained model over HTTP: the answers of ``predict``, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from support.command import status_of
+from support.examples import EXAMPLES
+
+import staticgraph as sg
+from staticgraph.datasets.smiles import molecule_of
+from staticgraph.errors import BatchFailed
+from staticgraph.serving.ladder import for_serving
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.train import train
+from staticgraph.training.trained import Trained
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("rdkit", reason="needs the extra smiles")
+testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
+
+from staticgraph.serving.from_run import app_of_run, reads_smiles  # noqa: E402
+
+SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
+# Float32, sums of some hundreds of terms in another order.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+JSON = {"Content-Type": "application/json"}
+NPZ = {"Content-Type": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "esol"
+    config = TrainConfig(
+        data=str(EXAMPLES / "esol.npz"), hidden=8, layers=1, epochs=1, compile_mode="eager"
+    )
+    train(config, folder, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(run_folder):
+    app = app_of_run(run_folder, mode="eager", max_wait_ms=0, most_graphs=20, most_bytes=100_000)
+    with testclient.TestClient(app, raise_server_exceptions=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def trained(run_folder) -> Trained:
+    return Trained.load(run_folder, torch.device("cpu"))
+
+
+def graph_of(smiles: str) -> dict:
+    atoms, edges, bonds = molecule_of(smiles)
+    return {"x": atoms.tolist(), "edge_index": edges.tolist(), "edge_attr": bonds.tolist()}
+
+
+def npz_of(graphs: list[dict]) -> dict:
+    arrays = [{k: np.array(v, np.int64) for k, v in g.items()} for g in graphs]
+    return {
+        "num_nodes": np.array([len(a["x"]) for a in arrays]),
+        "num_edges": np.array([len(a["edge_attr"]) for a in arrays]),
+        "x": np.concatenate([a["x"] for a in arrays]),
+        "edge_attr": np.concatenate([a["edge_attr"].reshape(-1, 3) for a in arrays]),
+        "edge_index": np.concatenate([a["edge_index"].reshape(2, -1) for a in arrays], axis=1),
+    }
+
+
+def saved(arrays: dict) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def expected(trained: Trained) -> np.ndarray:
+    """From the data set's own way of reading SMILES, in plain PyG."""
+    from torch_geometric.data import Batch, Data
+
+    graphs = []
+    for smiles in SMILES:
+        values = {k: torch.tensor(v, dtype=torch.int64) for k, v in graph_of(smiles).items()}
+        values["edge_attr"] = values["edge_attr"].view(-1, 3)
+        values["edge_index"] = values["edge_index"].view(2, -1)
+        graphs.append(Data(**values))
+    batch = Batch.from_data_list(graphs)
+    with torch.no_grad():
+        out = trained.model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(graphs))
+    return out.numpy()
+
+
+def test_smiles_graphs_and_npz_get_the_same_answer(client, trained):
+    bodies = [
+        (json.dumps({"smiles": SMILES}), JSON),
+        (json.dumps({"graphs": [graph_of(s) for s in SMILES]}), JSON),
+        (saved(npz_of([graph_of(s) for s in SMILES])), NPZ),
+    ]
+    for body, headers in bodies:
+        answer = client.post("/predict", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        np.testing.assert_allclose(answer.json()["outputs"], expected(trained), **CLOSE)
+        assert "probabilities" not in answer.json(), "a regression has none"
+
+
+def test_a_run_is_read_without_its_data(run_folder, trained, esol):
+    assert trained.task == "regression"
+    assert trained.categories == {n: esol.cardinality(n) for n in ("x", "edge_attr")}
+    state = torch.load(run_folder / "checkpoint.pt", weights_only=True)["model"]
+    for name, value in trained.model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    with pytest.raises(FileNotFoundError, match="staticgraph train"):
+        Trained.load(run_folder.parent, torch.device("cpu"))
+
+
+def test_a_plan_for_serving_has_smaller_buckets_that_hold_every_graph(trained, esol):
+    plan = for_serving(trained.plan)
+    assert len(plan.capacities) > len(trained.plan.capacities)
+    largest = sg.GraphSize(*esol.sizes.max(axis=0))
+    assert all(capacity.holds(largest) for capacity in plan.capacities)
+    assert for_serving(sg.BucketPlan.of([(9, 20, 3)])).capacities == (sg.Capacity(9, 20, 3),)
+
+
+ETHANOL = graph_of("CCO")
+
+
+def changed(**values) -> bytes:
+    return json.dumps({"graphs": [{**ETHANOL, **values}]}).encode()
+
+
+def with_array(name: str, content: bytes) -> bytes:
+    file = io.BytesIO(saved(npz_of([ETHANOL])))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return with_array("more.npy", file.getvalue())
+
+
+def claiming(shape: str) -> bytes:
+    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return with_array("more.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+                      + header.encode() + b"12345678")  # fmt: skip
+
+
+def bomb() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(2_000_000))
+    return file.getvalue()
+
+
+LONG_CHAIN = "C" * 700
+HOSTILE = {
+    "nothing": (b"", JSON, 400, "no JSON"),
+    "no JSON": (b"{", JSON, 400, "no JSON"),
+    "not text": (b"\xff\xfe\x00", JSON, 400, "no JSON"),
+    "deep": (b"[" * 90_000, JSON, 400, "no JSON"),
+    "a long number": (b'{"graphs": [' + b"9" * 9000 + b"]}", JSON, 400, "no JSON"),
+    "NaN": (b'{"graphs": [{"x": NaN}]}', JSON, 400, "NaN is not JSON"),
+    "a list": (b"[]", JSON, 422, "must be"),
+    "both": (b'{"graphs": [], "smiles": []}', JSON, 422, "must be"),
+    "no list": (b'{"graphs": {"0": 1}}', JSON, 422, "must be a list"),
+    "no graph": (b'{"graphs": []}', JSON, 422, "no graph"),
+    "many graphs": (json.dumps({"smiles": ["C"] * 21}).encode(), JSON, 413, "at most 20"),
+    "a large body": (b" " * 100_001, JSON, 413, "more than 100000 bytes"),
+    "graph is a number": (b'{"graphs": [1]}', JSON, 422, "graph 0 is no object"),
+    "a field lacks": (b'{"graphs": [{"x": []}]}', JSON, 422, "lacks 'edge_attr'"),
+    "an unknown field": (changed(z=[1]), JSON, 422, "has 'z'; known are"),
+    "text for numbers": (changed(x=[["a"] * 9] * 3), JSON, 422, "no array of numbers"),
+    "null": (changed(x=None), JSON, 422, "no array of numbers"),
+    "ragged rows": (changed(x=[[1], [1, 2]]), JSON, 422, "no array of numbers"),
+    "a fraction": (changed(x=[[0.5] * 9] * 3), JSON, 422, "is no int64"),
+    "beyond int64": (changed(x=[[2**70] * 9] * 3), JSON, 422, "no array of numbers"),
+    "another width": (changed(x=[[0] * 8] * 3), JSON, 422, "shape [3, 8]"),
+    "too few rows": (changed(edge_attr=ETHANOL["edge_attr"][:2]), JSON, 422, "has 2 rows"),
+    "an edge outside": (changed(edge_index=[[0] * 4, [3] * 4]), JSON, 422, "outside of 0 to 2"),
+    "an edge below": (changed(edge_index=[[0] * 4, [-1] * 4]), JSON, 422, "outside"),
+    "edges of three ends": (changed(edge_index=[[0], [0], [0]]), JSON, 422, "[2, edges]"),
+    "num_nodes is text": (changed(num_nodes="3"), JSON, 422, "whole number"),
+    "num_nodes is huge": (changed(num_nodes=10**18), JSON, 422, "rows"),
+    "an unknown category": (changed(x=[[999] * 9] * 3), JSON, 422, "has 999 in column 0"),
+    "a negative category": (changed(x=[[-1] * 9] * 3), JSON, 422, "has -1 in column 0"),
+    "no SMILES": (b'{"smiles": ["not a molecule"]}', JSON, 422, "RDKit cannot read"),
+    "an empty SMILES": (b'{"smiles": [" "]}', JSON, 422, "is empty"),
+    "SMILES is a number": (b'{"smiles": [5]}', JSON, 422, "no text"),
+    "half a character": (b'{"smiles": ["\\ud800"]}', JSON, 422, "SMILES 0"),
+    "a long SMILES": (json.dumps({"smiles": ["C" * 5000]}).encode(), JSON, 422, "at most 4000"),
+    "a large molecule": (json.dumps({"smiles": [LONG_CHAIN]}).encode(), JSON, 413, "700 nodes"),
+    "another type": (b"x", {"Content-Type": "text/xml"}, 415, "text/xml"),
+    "no npz": (b"PK not", NPZ, 400, "no npz"),
+    "a cut npz": (saved(npz_of([ETHANOL]))[:-30], NPZ, 400, "no npz"),
+    "a pickle": (pickled(), NPZ, 400, "array 'more' cannot be read"),
+    "a huge shape": (claiming("(10**15,)"), NPZ, 400, "array 'more'"),
+    "a shape beyond its bytes": (claiming("(1000000000000,)"), NPZ, 400, "array 'more'"),
+    "a bomb": (bomb(), NPZ, 413, "unfolds to 2000"),
+    "an array lacks": (saved({"x": np.zeros((1, 9), int)}), NPZ, 422, "lacks edge_attr"),
+    "a negative number": (
+        saved({**npz_of([ETHANOL]), "num_nodes": np.array([-3])}), NPZ, 422, "cannot be"
+    ),
+    "another number of rows": (
+        saved({**npz_of([ETHANOL]), "num_nodes": np.array([4])}), NPZ, 422, "'x' has not 4 rows"
+    ),
+    "scalars": (
+        saved({**npz_of([ETHANOL]), "num_nodes": np.array(3), "num_edges": np.array(4)}),
+        NPZ, 422, "no graph",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_body_is_one_line(client, name):
+    body, headers, status, words = HOSTILE[name]
+    answer = client.post("/predict", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+    assert "Traceback" not in answer.text
+
+
+def test_a_body_without_a_length_is_read_no_further_than_the_limit(client):
+    sent = []
+
+    def chunks():
+        for _ in range(100):
+            sent.append(1)
+            yield b" " * 10_000
+
+    answer = client.post("/predict", content=chunks(), headers=JSON)
+    assert answer.status_code == 413
+
+
+def test_health_metrics_and_interface(client):
+    client.post("/predict", json={"smiles": ["CCO"]})
+    assert client.get("/health").json() == {"status": "ok"}
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = dict(
+        line.rsplit(" ", 1) for line in metrics.text.splitlines() if not line.startswith("#")
+    )
+    assert float(samples['staticgraph_requests_total{end="answered"}']) >= 1
+    assert float(samples["staticgraph_queue_graphs"]) == 0
+    assert float(samples['staticgraph_latency_seconds{quantile="0.99"}']) > 0
+    described = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]
+    fields = described["content"]["application/json"]["schema"]["properties"]["graphs"]["items"]
+    assert fields["required"] == ["x", "edge_attr"]
+
+
+def test_the_page_draws_and_predicts(client):
+    home = client.get("/")
+    assert '<input id="smiles"' in home.text
+    assert "default-src 'none'" in home.headers["content-security-policy"]
+    drawn = client.get("/draw", params={"smiles": "CCO"})
+    assert drawn.headers["content-type"] == "image/svg+xml"
+    assert "<svg" in drawn.text
+    assert client.get("/draw", params={"smiles": "<script>"}).status_code == 422
+
+
+def test_a_failure_of_the_model_is_said_in_one_line(run_folder, monkeypatch):
+    def fails(self, batch):
+        raise RuntimeError("secret\nmore")
+
+    monkeypatch.setattr(sg.StaticGraphRunner, "predict_batch", fails)
+    with testclient.TestClient(app_of_run(run_folder, mode="eager", max_wait_ms=0)) as client:
+        for _ in range(3):
+            answer = client.post("/predict", json={"smiles": ["CCO"]})
+            assert (answer.status_code, answer.json()) == (500, {"detail": "the model failed"})
+        assert client.get("/health").status_code == 503
+    assert issubclass(BatchFailed, RuntimeError)
+
+
+def test_a_full_queue_is_a_503_with_a_time(client, monkeypatch):
+    def busy(self, graphs):
+        raise sg.ServerBusy("4 graphs wait", 2.5)
+
+    monkeypatch.setattr(sg.Server, "submit", busy)
+    answer = client.post("/predict", json={"smiles": ["CCO"]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+
+
+def test_stopping_closes_the_server(run_folder, monkeypatch):
+    closed = []
+    close = sg.Server.close
+    monkeypatch.setattr(sg.Server, "close", lambda self: (closed.append(1), close(self)))
+    with testclient.TestClient(app_of_run(run_folder, mode="eager")) as client:
+        assert client.get("/health").status_code == 200
+    assert closed == [1]
+
+
+def test_which_runs_were_trained_on_smiles(trained, hiv):
+    assert reads_smiles("a/table.csv", hiv.schema)
+    assert reads_smiles("ogb:ogbg-molhiv", hiv.schema)
+    assert not reads_smiles("molnet:ESOL", hiv.schema), "PyG's features are others"
+    assert not reads_smiles("a.csv", sg.GraphStore.from_pyg([sg_graph()]).schema)
+
+
+def sg_graph():
+    from torch_geometric.data import Data
+
+    return Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+
+
+def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    assert status_of(["serve", "--run", str(tmp_path)]) == 2
+    assert "train a model there first" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None)
+    from staticgraph.cli import serve
+
+    with pytest.raises(sg.MissingPackage, match=r"staticgraph\[serve\]"):
+        serve.require_extra()

@@ -1,0 +1,405 @@
+"""Every request is answered once, with what ``predict`` gives for its graphs alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.manual_clock import ManualClock
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GINEConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.serving.joined import Run, joined
+from staticgraph.serving.request import Request
+from staticgraph.serving.waiting import Waiting
+
+PATIENCE_S = 60.0  # until a test that hangs fails; nothing is timed
+# Float64 over sums of some tens of terms, in another order.
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+SMALL = sg.Capacity(nodes=17, edges=40, graphs=5, max_graph_nodes=8)
+LARGE = sg.Capacity(nodes=41, edges=99, graphs=10, max_graph_nodes=8)
+HUGE = sg.Capacity(nodes=50, edges=120, graphs=6, max_graph_nodes=30)
+BUCKETS = (SMALL, LARGE, HUGE)
+
+
+def graph(nodes: int, seed: int = 0) -> Data:
+    random = torch.Generator().manual_seed(1000 * nodes + seed)
+    edges = 2 * nodes if nodes > 1 else 0
+    return Data(
+        x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
+        edge_index=torch.randint(max(1, nodes), (2, edges), generator=random),
+        edge_attr=torch.randn(edges, 4, generator=random, dtype=torch.float64),
+    )
+
+
+class Net(nn.Module):
+    """One convolution; ``edges`` gives rows of edges, too. Stops where a test says so."""
+
+    def __init__(self, out: str = "graph") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = GINEConv(nn.Linear(4, 4)).double()
+        self.norm = nn.BatchNorm1d(4).double()
+        self.out = out
+        self.before = lambda: None
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        self.before()
+        if x.isnan().any():  # a graph that the model cannot take
+            raise RuntimeError("a node has no features\nand more lines")
+        h = self.norm(self.conv(x, edge_index, edge_attr))
+        pooled = global_add_pool(h, batch, batch_size)
+        if self.out == "edge":
+            return {"edges": edge_attr + h[edge_index[0]], "graphs": pooled}
+        return pooled
+
+
+def runner_of(out: str = "graph", buckets=BUCKETS) -> sg.StaticGraphRunner:
+    store = sg.GraphStore.from_pyg([graph(3), graph(5)])
+    plan = sg.BucketPlan(tuple(sorted(buckets)), schema=store.schema)
+    subject = sg.Subject(Net(out), check_padding=False)
+    return sg.StaticGraphRunner(subject, plan, mode="eager")
+
+
+def server_of(out: str = "graph", **options) -> sg.Server:
+    options = {"max_wait_ms": 0, **options}
+    return sg.Server(runner_of(out), **options)
+
+
+def same(found, expected) -> None:
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+# ---------------------------------------------------------------------- what goes together
+
+
+def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:
+    return Waiting(sorted(buckets), 2, max_wait_s)
+
+
+def request(*nodes: int, at: float = 0.0) -> Request:
+    return Request(sg.GraphStore.from_pyg([graph(n) for n in nodes]), at)
+
+
+def test_nothing_runs_before_the_deadline_and_all_at_it():
+    waiting = waiting_of(1.0)
+    assert waiting.take(0.0) is None
+    assert waiting.due() is None
+    waiting.add(request(3, at=5.0))
+    waiting.add(request(4, at=5.5))
+    assert waiting.take(5.9) is None
+    assert waiting.due() == 6.0
+    taken = waiting.take(6.0)
+    assert len(taken.pieces) == 2, "who came later goes along"
+    assert taken.bucket == 0, "in the smallest bucket that holds them"
+    assert len(waiting) == 0
+
+
+def test_a_full_bucket_does_not_wait():
+    waiting = waiting_of(1.0)
+    waiting.add(request(*[4] * 9))  # as many graphs as the large bucket takes
+    taken = waiting.take(0.0)
+    assert (len(taken.pieces), taken.bucket) == (9, 1)
+
+
+def test_a_pack_is_ripe_once_a_graph_did_not_fit():
+    waiting = waiting_of(1.0)
+    waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket takes
+    assert waiting.take(0.0) is None
+    waiting.add(request(2))
+    taken = waiting.take(0.0)
+    assert [len(p.request.store) for p in taken.pieces] == [5] * 5
+    assert waiting.take(0.0) is None
+
+
+def test_one_that_waited_its_time_goes_before_ripe_ones():
+    waiting = waiting_of(1.0)
+    old = request(20, at=0.0)
+    waiting.add(old)
+    waiting.add(request(*[4] * 9, at=0.9))
+    assert len(waiting.take(0.9).pieces) == 9, "which are ripe"
+    waiting.add(request(*[4] * 9, at=1.0))
+    assert waiting.take(1.0).pieces[0].request is old
+
+
+def test_graphs_of_a_request_that_is_over_do_not_run():
+    waiting = waiting_of(1.0)
+    first, second = request(3, 3), request(4)
+    waiting.add(first)
+    waiting.add(second)
+    assert first.future.cancel()
+    assert [p.request for p in waiting.take(2.0).pieces] == [second]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.lists(st.integers(0, 29), min_size=1, max_size=6), st.floats(0, 2)),
+        max_size=12,
+    ),
+    data=st.data(),
+)
+def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
+    waiting, now, left, seen = waiting_of(0.5), 0.0, [], []
+    buckets = sorted(BUCKETS)
+    for sizes, pause in arrivals:
+        now += pause
+        left.append(asked := request(*sizes, at=now))
+        assert not len(waiting.unfit(asked.store.sizes))
+        waiting.add(asked)
+        while data.draw(st.booleans()) and (taken := waiting.take(now)):
+            seen.append(taken)
+    while (taken := waiting.take(now, everything=True)) is not None:
+        seen.append(taken)
+    assert len(waiting) == 0
+    expected = {(id(r), g) for r in left for g in range(len(r.store))}
+    found = [(id(p.request), p.graph) for taken in seen for p in taken.pieces]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+    for taken in seen:
+        sizes = np.stack([p.request.store.sizes[p.graph] for p in taken.pieces])
+        capacity = buckets[taken.bucket]
+        assert (sizes.sum(axis=0) <= capacity.size_limits).all()
+        assert len(sizes) <= capacity.graph_limit
+        assert sizes[:, 0].max() <= capacity.max_graph_nodes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_joined_stores_have_the_graphs_of_each(lists, data):
+    stores = [sg.GraphStore.from_pyg([graph(n, k) for n in ns]) for k, ns in enumerate(lists)]
+    runs, expected = [], []
+    for store in stores:
+        first = data.draw(st.integers(0, len(store) - 1))
+        last = data.draw(st.integers(first + 1, len(store)))
+        runs.append(Run(store, first, last))
+        expected += [store[g] for g in range(first, last)]
+    found = joined(runs)
+    whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)
+    for name, array in whole.arrays().items():
+        if name != "edge_origin":
+            assert np.array_equal(found.arrays()[name], array), name
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.edge_index, other.edge_index)
+        assert torch.equal(one.edge_attr, other.edge_attr)
+
+
+# ---------------------------------------------------------------------- answers
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=12), max_size=8),
+    out=st.sampled_from(["graph", "edge"]),
+)
+def test_every_request_gets_what_predict_gives(requests, out):
+    asked = [[graph(n, k) for k, n in enumerate(sizes)] for sizes in requests]
+    with server_of(out, max_wait_ms=1e9) as server:  # only a full bucket, or the end, is a reason
+        futures = [server.submit(graphs) for graphs in asked]
+    assert all(future.done() for future in futures)
+    for graphs, future in zip(asked, futures, strict=True):
+        found = future.result()
+        expected = [server.runner.predict([g]) for g in graphs]
+        if out == "graph":
+            same(found, torch.cat(expected) if expected else torch.zeros(0, 4))
+        else:
+            same(found["graphs"], torch.cat([e["graphs"] for e in expected]))
+            same(found["edges"], [e["edges"][0] for e in expected])
+    stats = server.stats()
+    assert (stats.answered, stats.graphs) == (len(asked), sum(map(len, asked)))
+    assert (stats.queue, stats.failed) == (0, 0)
+
+
+def test_many_threads_get_their_own_answers():
+    server = server_of(max_wait_ms=0.1)
+    together = threading.Barrier(8)
+    found: dict[tuple[int, int], torch.Tensor] = {}
+
+    def caller(number: int) -> None:
+        together.wait(PATIENCE_S)
+        for k in range(15):
+            graphs = [graph(1 + (number + k) % 7, 100 * number + k), graph(2 + k, k)]
+            found[number, k] = server.submit(graphs).result(PATIENCE_S)
+
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    server.close()
+    assert len(found) == 120
+    for (number, k), rows in found.items():
+        graphs = [graph(1 + (number + k) % 7, 100 * number + k), graph(2 + k, k)]
+        same(rows, server.runner.predict(graphs))
+    assert server.stats().answered == 120
+
+
+def test_asyncio_callers_share_a_batch():
+    async def callers(server):
+        return await asyncio.gather(*(server.ask([graph(3, k)]) for k in range(9)))
+
+    with server_of(max_wait_ms=1e9) as server:  # nine fill a bucket
+        found = asyncio.run(callers(server))
+    assert server.stats().batches == 1
+    for k, rows in enumerate(found):
+        same(rows, server.runner.predict([graph(3, k)]))
+
+
+def test_at_the_deadline_at_the_latest():
+    clock = ManualClock()
+    with server_of(max_wait_ms=5, clock=clock) as server:
+        future = server.submit([graph(3)])
+        clock.advance(0.004)
+        assert not future.done()
+        clock.advance(0.001)
+        same(future.result(PATIENCE_S), server.runner.predict([graph(3)]))
+        stats = server.stats()
+        assert stats.wait_s.p50 == pytest.approx(0.005)
+        assert stats.latency_s.p99 == pytest.approx(0.005)
+        assert stats.by_bucket == (1, 0, 0)
+        assert stats.filling[2] == pytest.approx(1 / SMALL.graphs)
+        assert "1 requests answered" in str(stats)
+
+
+def test_a_graph_that_fits_no_bucket_fails_alone():
+    with server_of(max_wait_ms=1e9) as server:
+        good = server.submit([graph(3)])
+        bad = server.submit([graph(4), graph(31)])
+        each = server.submit_each([graph(3), graph(40), graph(5)])
+        with pytest.raises(sg.GraphTooLarge, match="graph 1 has 31 nodes and 62 edges and fits no"):
+            bad.result(PATIENCE_S)
+    same(good.result(), server.runner.predict([graph(3)]))
+    same(each[2].result(), server.runner.predict([graph(5)]))
+    assert isinstance(each[1].exception(), sg.GraphTooLarge)
+    assert server.stats().failed == 2
+
+
+def test_graphs_of_other_fields_fail_alone():
+    with server_of() as server:
+        with pytest.raises(sg.BadGraph, match="no 'edge_attr'"):
+            server.submit([Data(x=graph(3).x, edge_index=graph(3).edge_index)]).result(PATIENCE_S)
+        other = sg.GraphStore.from_pyg([Data(x=torch.ones(2, 4), edge_index=graph(2).edge_index)])
+        with pytest.raises(sg.BadGraph, match="in other dtypes"):
+            server.submit(other).result(PATIENCE_S)
+        store = sg.GraphStore.from_pyg([graph(3), graph(6)])
+        same(server.submit(store).result(PATIENCE_S), server.runner.predict(store))
+        assert server.submit([]).result(PATIENCE_S) == []
+
+
+def broken() -> Data:
+    data = graph(3)
+    data.x[0, 0] = float("nan")
+    return data
+
+
+def test_a_failure_of_the_model_fails_its_batch_and_no_other():
+    with server_of(max_wait_ms=1e9) as server:
+        with_it = [server.submit([graph(3, k)]) for k in range(8)] + [server.submit([broken()])]
+        for future in with_it:  # nine fill a bucket
+            with pytest.raises(sg.BatchFailed, match=r"RuntimeError: a node has no features$"):
+                future.result(PATIENCE_S)
+        assert isinstance(with_it[0].exception().__cause__, RuntimeError)
+        assert with_it[0].exception() is not with_it[1].exception()
+        assert server.stats().failing == 1
+        after = server.submit([graph(3, 9)])
+    same(after.result(), server.runner.predict([graph(3, 9)]))
+    assert (server.stats().failed, server.stats().answered, server.stats().failing) == (9, 1, 0)
+
+
+def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():
+    with server_of(max_wait_ms=1e9) as server:
+        future = server.submit([broken(), *(graph(4, k) for k in range(40))])
+        with pytest.raises(sg.BatchFailed):
+            future.result(PATIENCE_S)
+    assert (server.stats().failed, server.stats().batches) == (1, 1)
+
+
+class Held:
+    """A model that stops in its forward until it is let go."""
+
+    def __init__(self, server: sg.Server) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        server.runner.model.before = self._before
+
+    def _before(self) -> None:
+        self.reached.set()
+        assert self.go.wait(PATIENCE_S)
+
+
+def test_a_full_queue_says_when_to_ask_again():
+    clock = ManualClock()
+    server = server_of(max_queue=4, clock=clock)
+    held = Held(server)
+    running = server.submit([graph(3)])
+    assert held.reached.wait(PATIENCE_S)
+    clock.advance(0.5)  # that batch takes half a second
+    held.go.set()
+    running.result(PATIENCE_S)
+    held.reached.clear()
+    held.go.clear()
+    running = server.submit([graph(3)])
+    assert held.reached.wait(PATIENCE_S)
+    waiting = [server.submit([graph(3, k)]) for k in range(4)]
+    with pytest.raises(sg.ServerBusy, match=r"4 graphs wait.*max_queue=4") as refused:
+        server.submit([graph(4), graph(5)])
+    assert refused.value.retry_after_s == pytest.approx(1.0), "two graphs, at half a second each"
+    with pytest.raises(ValueError, match="5 graphs in one request"):
+        server.submit([graph(3)] * 5)
+    held.go.set()
+    server.close()
+    assert all(f.result() is not None for f in [running, *waiting])
+    assert server.stats().refused == 1
+
+
+def test_what_was_cancelled_does_not_run():
+    server = server_of()
+    held = Held(server)
+    running = server.submit([graph(3)])
+    assert held.reached.wait(PATIENCE_S)
+    waiting = server.submit([graph(4)])
+    assert waiting.cancel()
+    assert not running.cancel(), "it runs"
+    held.go.set()
+    server.close()
+    with pytest.raises(CancelledError):
+        waiting.result()
+    stats = server.stats()
+    assert (stats.answered, stats.cancelled, stats.failed, stats.batches) == (1, 1, 0, 1)
+
+
+def test_closing_answers_what_waits_or_says_that_it_does_not():
+    with server_of(max_wait_ms=1e9) as server:
+        waiting = server.submit([graph(3)])
+    assert waiting.done()
+    with pytest.raises(sg.ServerClosed, match="takes no requests"):
+        server.submit([graph(3)])
+    server.close()  # again
+    server = server_of(max_wait_ms=1e9)
+    waiting = server.submit([graph(3)])
+    server.close(drain=False)
+    with pytest.raises(sg.ServerClosed, match="before it came to this"):
+        waiting.result()
+
+
+def test_what_a_server_needs():
+    with pytest.raises(ValueError, match="max_wait_ms=-1"):
+        server_of(max_wait_ms=-1)
+    with pytest.raises(ValueError, match="max_queue=0"):
+        server_of(max_queue=0)
+    runner = sg.StaticGraphRunner(Net(), [SMALL], mode="eager")
+    with pytest.raises(ValueError, match=r"schema=store\.schema"):
+        sg.Server(runner)
+    schema = sg.GraphStore.from_pyg([graph(3)]).schema
+    with sg.Server(runner, schema=schema, max_wait_ms=0) as server:
+        same(server.submit([graph(3)]).result(PATIENCE_S), runner.predict([graph(3)]))

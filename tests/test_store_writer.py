@@ -1,0 +1,189 @@
+"""Stores written a part at a time: the same bytes as at once, and what was committed is kept."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.graphs import assert_same_graph, graph_lists, random_graph
+from support.killed import killed_before
+from torch_geometric.data import Data, HeteroData
+
+import staticgraph as sg
+from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.store.writer import StoreWriter, parts_of
+
+
+def assert_same_files(found: sg.GraphStore, expected: sg.GraphStore) -> None:
+    """Every array in value, dtype and shape, and the schema."""
+    ours, theirs = found.arrays(), expected.arrays()
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (array.dtype, array.shape), name
+        assert np.array_equal(ours[name], array, equal_nan=array.dtype.kind == "f"), name
+    assert found.schema == expected.schema
+
+
+def graphs_of(count: int, seed: int = 0) -> list[Data]:
+    rng = np.random.default_rng(seed)
+    return [
+        random_graph(rng, int(rng.integers(0, 7)), int(rng.integers(0, 9))) for _ in range(count)
+    ]
+
+
+LEVELS = dict.fromkeys(("x", "z"), "node") | dict.fromkeys(("edge_attr", "edge_weight"), "edge")
+LEVELS |= dict.fromkeys(("y", "stress"), "graph")
+
+
+@settings(max_examples=12, deadline=None)
+@given(graphs=graph_lists(min_size=1, max_size=9), part=st.integers(1, 4))
+def test_in_parts_is_at_once(graphs, part, tmp_path_factory):
+    """Whatever each part's values would have been kept in, sorted or not."""
+    folder = tmp_path_factory.mktemp("w") / "store"
+    with StoreWriter(folder, part_graphs=part, levels=LEVELS, name="all") as writer:
+        writer.extend(graphs)
+    found = sg.GraphStore.load(folder)
+    found.verify()
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all"))
+    for number, graph in enumerate(graphs):
+        assert_same_graph(found[number], graph)
+    assert not parts_of(folder)
+
+
+OF_NODES = {"k": "node"}
+
+
+def _with(values: list[int]) -> list[Data]:
+    return [
+        Data(edge_index=torch.tensor([[0], [0]]), k=torch.tensor([value]), num_nodes=1)
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([3, 300], np.int16), ([300, 40_000], np.uint16), ([-1, 40_000], np.int32),
+        ([-1, 2, 40_000, 300], np.int32), ([255, 70_000], np.int32), ([1, 2**40], np.int64),
+    ],
+)  # fmt: skip
+def test_parts_of_several_widths_are_kept_in_the_narrowest(values, kept, tmp_path):
+    graphs = _with(values)
+    with StoreWriter(tmp_path / "s", part_graphs=1, levels=OF_NODES) as writer:
+        writer.extend(graphs)
+    found = sg.GraphStore.load(tmp_path / "s")
+    assert found.columns["k"].dtype == kept
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s"))
+
+
+def test_several_types_of_nodes(tmp_path):
+    rng = np.random.default_rng(1)
+    graphs = []
+    for sort in (True, True, False, False, True):
+        data = HeteroData()
+        data["a"].x = torch.from_numpy(rng.normal(size=(4, 2)))
+        data["b"].x = torch.from_numpy(rng.normal(size=(3, 1)))
+        to = torch.tensor([0, 1, 2, 2] if sort else [2, 0, 1, 0])
+        data["a", "to", "b"].edge_index = torch.stack([torch.arange(4), to])
+        graphs.append(data)
+    for part in (1, 2, 3):
+        with StoreWriter(tmp_path / f"{part}", part_graphs=part, name="types") as writer:
+            writer.extend(graphs)
+        found = sg.GraphStore.load(tmp_path / f"{part}")
+        assert_same_files(found, sg.GraphStore.from_pyg(graphs, name="types"))
+
+
+def test_shards_of_several_writers_are_one_store(tmp_path):
+    graphs = graphs_of(30)
+    for shard in (1, 0, 2):  # whoever is first
+        mine = graphs[shard * 10 : shard * 10 + 10]
+        with StoreWriter(tmp_path / "s", shard=shard, part_graphs=4, levels=LEVELS) as writer:
+            writer.extend(mine)
+        assert writer.committed == 10
+    assert not (tmp_path / "s").exists()
+    found = StoreWriter(tmp_path / "s").finish(splits={"train": np.arange(5)})
+    assert_same_files(
+        found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s").with_splits(train=range(5))
+    )
+
+
+def test_stores_and_arrays_are_appended(tmp_path, esol):
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few")
+    with StoreWriter(tmp_path / "s", part_graphs=25) as writer:
+        writer.extend(sg.GraphStore.from_pyg([few[i] for i in range(20)], name="a"))
+        writer.extend([few[i] for i in range(20, 40)])
+    assert_same_files(sg.GraphStore.load(tmp_path / "s"), few)
+    with StoreWriter(tmp_path / "t") as writer:
+        for begin in (0, 2):
+            writer.append_arrays(
+                np.full(2, 3), np.full(2, 1), np.zeros(2, int), np.full(2, 2),
+                {"x": ("node", np.arange(6) + begin)},
+            )  # fmt: skip
+    assert sg.GraphStore.load(tmp_path / "t").columns["x"].tolist() == [*range(6), *range(2, 8)]
+
+
+def test_a_kill_anywhere_leaves_what_was_committed(tmp_path):
+    """A writer made again goes on behind it, and the store is the one of no kill."""
+    graphs = _with([1, 300, 2])
+    expected = sg.GraphStore.from_pyg(graphs, levels=OF_NODES, name="s")
+    folder, k, killed, partly = tmp_path / "s", 0, True, set()
+    while killed:
+        killed = killed_before(k, lambda: _write_from(folder, graphs))
+        k += 9  # of some 250 calls
+        if not folder.exists():
+            partly.add(StoreWriter(folder).committed)
+            _write_from(folder, graphs)
+        assert_same_files(sg.GraphStore.load(folder), expected)
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+    assert partly == {0, 2, 3}
+
+
+def _write_from(folder, graphs) -> None:
+    with StoreWriter(folder, part_graphs=2, levels=OF_NODES) as writer:
+        writer.extend(graphs[writer.committed :])
+
+
+def test_graphs_of_other_fields_are_refused_by_number(tmp_path):
+    with StoreWriter(tmp_path / "s", part_graphs=2, shard=0, levels=OF_NODES) as writer:
+        writer.extend(_with([1, 2]))
+        other = _with([3, 4])
+        for graph in other:
+            graph.k = graph.k.double()
+        with pytest.raises(BadGraph, match=r"graphs 2 to 3 of s have 'k' as .*float64.*as .*int64"):
+            writer.extend(other)
+        writer.extend(_with([5, 6]))
+        assert writer.committed == 4
+    for graph in other:
+        del graph.k
+    with StoreWriter(tmp_path / "s", part_graphs=2, shard=1) as writer:
+        writer.extend(other)
+    with pytest.raises(BadGraph, match="part 2 of the store has other fields than part 0: 'k' is"):
+        StoreWriter(tmp_path / "s").finish()
+
+
+def test_what_is_damaged_or_missing_is_named_and_the_parts_stay(tmp_path):
+    with StoreWriter(tmp_path / "s", part_graphs=2, shard=0, levels=OF_NODES) as writer:
+        writer.extend(_with([1, 2, 3, 4, 5, 6]))
+    paths = parts_of(tmp_path / "s")
+    file = paths[1] / "column.k.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StoreCorrupt, match="0000001"):
+        StoreWriter(tmp_path / "s").finish()
+    assert parts_of(tmp_path / "s") == paths
+    paths[1].rename(tmp_path / "away")
+    with pytest.raises(BadGraph, match="lacks part 1 of shard 0"):
+        StoreWriter(tmp_path / "s")
+
+
+def test_nothing_is_no_store(tmp_path):
+    with pytest.raises(BadGraph, match="has no graphs yet"), StoreWriter(tmp_path / "s"):
+        pass
+    with pytest.raises(ValueError, match="part_graphs=0"):
+        StoreWriter(tmp_path / "s", part_graphs=0)
