@@ -82,8 +82,10 @@ def made_of(
         grads: of each parameter, what a replay writes to it; None where it writes none.
     """
     parameters = signature.parameters
-    grads = [None] * len(parameters) if grads is None else grads
-    return Made(recorded, what, next(_NUMBERS), parameters, _addresses(parameters), grads, flags)
+    written = [None for _ in parameters] if grads is None else grads
+    return Made(
+        recorded, what, next(_NUMBERS), parameters, _addresses(parameters), list(written), flags
+    )
 
 
 class RecordedModel:
