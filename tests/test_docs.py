@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/quickstart.md", "docs/hetero.md", "docs/losses.md"]
+    "document",
+    ["README.md", "docs/quickstart.md", "docs/hetero.md", "docs/losses.md", "docs/serving.md"],
 )
 def test_code_blocks_run(document, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

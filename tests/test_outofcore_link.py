@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from staticgraph.outofcore import InMemory, LinkConfig, LinkTrainer, evaluate_links, partition
+from staticgraph.outofcore import (
+    InMemory,
+    LinkConfig,
+    LinkTrainer,
+    data,
+    evaluate_links,
+    partition,
+)
 from staticgraph.outofcore.training.adagrad import adagrad_rows, distinct
 from staticgraph.outofcore.training.decoders import DECODERS, ComplEx
 from staticgraph.outofcore.training.link_step import LinkStep
@@ -149,6 +156,31 @@ def test_filtered_places_equal_loops(tmp_path, decoder, p):
     score = evaluate_links(trainer, tested, known)
     assert score.mrr == pytest.approx((1 / places).mean())
     assert score.hits[3] == pytest.approx((places <= 3).mean())
+    trainer.close()
+
+
+def test_ranks_on_an_undirected_graph_leave_out_neighbours_by_either_way(tmp_path):
+    """A ring of 12 nodes: whichever way an edge stands in the file, its ends are neighbours."""
+    file, nodes = tmp_path / "ring.npz", np.arange(12)
+    ring = np.stack([nodes, (nodes + 1) % 12])
+    ring[:, ::2] = ring[::-1, ::2]
+    np.savez(file, edges=ring, num_nodes=12)
+    links = data.open_links(str(file), held_out=0.25)
+    graph = partition(links.train, 12, 3, tmp_path / "g")
+    config = LinkConfig("distmult", dimension=4, batch_size=4, chunks=1, negatives=4, spread=1.0)
+    trainer = LinkTrainer(graph, InMemory(), config, tmp_path / "e")
+    table = np.concatenate([trainer.rows(k).numpy() for k in range(3)])
+    values = np.empty((12, 4), np.float32)
+    values[graph.node_ids] = table[: len(graph.node_ids)]
+    places = np.empty((2, links.test.shape[1]))
+    for t, pair in enumerate(links.test.T.tolist()):
+        for way in (0, 1):
+            here, there = pair[way], pair[1 - way]
+            query = torch.from_numpy(values[here]) * trainer.relations[way, 0]
+            scores = (torch.from_numpy(values) * query).sum(dim=1)
+            others = set(range(12)) - {(here - 1) % 12, (here + 1) % 12}
+            places[way, t] = 1 + sum(float(scores[v]) > float(scores[there]) for v in others)
+    np.testing.assert_array_equal(filtered_places(trainer, links.test, links.known), places)
     trainer.close()
 
 

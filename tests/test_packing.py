@@ -115,6 +115,14 @@ def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
     assert ours.num_packs <= fewest_of_the_listing(histogram, limits, None)
 
 
+@pytest.mark.parametrize(
+    ("name", "limits", "bound"), [("qm9", (46, 89), 18417), ("zinc", (59, 137), 16583)]
+)
+def test_fast_is_within_a_percent_at_two_graphs_a_pack(name, limits, bound):
+    """The bounds are those of ``effort="best"``."""
+    assert bound <= pack_histogram(alike(name, 40_000), limits).num_packs <= 1.01 * bound
+
+
 @settings(max_examples=150, deadline=None)
 @given(problems(max_types=25, max_count=40))
 def test_the_compiled_listing_is_the_listing(problem):

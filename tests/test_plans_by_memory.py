@@ -116,6 +116,8 @@ def test_tiles_only_grow_and_little(nodes, edges, graphs):
         ((0.0, 0.500, 0.010), 8, 7),
         ((0.0, 0.500, 0.010), 1, 1),
         ((0.0, 0.0, 0.010), 8, 0),
+        ((0.1, 0.2, 0.1), 8, 3),
+        ((0.1, 0.2001, 0.1), 8, 4),
     ],
 )
 def test_workers_for_measured_times(times, cores, workers):
@@ -131,6 +133,12 @@ def test_workers_keep_up_or_use_all_cores_but_one(read_s, collate_s, step_s, cor
     keeps_up = found.num_workers * step_s >= (read_s + collate_s) * (1 - 1e-9)
     assert keeps_up or found.num_workers == max(1, cores - 1)
     assert found.num_workers <= max(1, cores - 1)
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 50))
+def test_workers_for_times_in_whole_milliseconds_are_those_of_whole_numbers(read, collate, step):
+    found = autosize_workers(read * 1e-3, collate * 1e-3, step * 1e-3, cores=1000)
+    assert found.num_workers == -(-(read + collate) // step)
 
 
 def test_times_that_are_none_are_refused():

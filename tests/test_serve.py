@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 import zipfile
 
 import numpy as np
@@ -315,3 +321,31 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
 
     with pytest.raises(sg.MissingPackage, match=r"staticgraph\[serve\]"):
         serve.require_extra()
+
+
+def test_the_command_serves_and_stops_when_told(run_folder):
+    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--port", "0", "--compile-mode", "eager"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            port = next(
+                int(found[1])
+                for line in process.stderr
+                if (found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line))
+            )
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/predict", json.dumps({"smiles": SMILES}).encode(), JSON
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert len(json.load(answer)["outputs"]) == len(SMILES)
+            process.send_signal(signal.SIGTERM)
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert "Application shutdown complete" in rest
+    assert "Traceback" not in rest

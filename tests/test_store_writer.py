@@ -137,6 +137,8 @@ def test_a_kill_anywhere_leaves_what_was_committed(tmp_path):
         if not folder.exists():
             partly.add(StoreWriter(folder).committed)
             _write_from(folder, graphs)
+        # Parts that a kill left beside the finished store are not taken for new ones.
+        assert StoreWriter(folder, overwrite=True).committed == 0
         assert_same_files(sg.GraphStore.load(folder), expected)
         shutil.rmtree(tmp_path)
         tmp_path.mkdir()
@@ -146,6 +148,18 @@ def test_a_kill_anywhere_leaves_what_was_committed(tmp_path):
 def _write_from(folder, graphs) -> None:
     with StoreWriter(folder, part_graphs=2, levels=OF_NODES) as writer:
         writer.extend(graphs[writer.committed :])
+
+
+def test_parts_for_another_store_are_kept_beside_the_old_one(tmp_path):
+    """An older store that is to be replaced is not what the parts became."""
+    folder = tmp_path / "s"
+    _write_from(folder, _with([1, 2, 3]))
+    with StoreWriter(folder, shard=0, part_graphs=2, levels=OF_NODES) as writer:
+        writer.extend(_with([4, 5, 6]))
+    again = StoreWriter(folder, levels=OF_NODES, overwrite=True)
+    assert again.committed == 3
+    assert again.finish().columns["k"].tolist() == [4, 5, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_graphs_of_other_fields_are_refused_by_number(tmp_path):

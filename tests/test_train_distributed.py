@@ -203,6 +203,21 @@ def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
     assert_same_run(tmp_path / "run", uninterrupted[0])
 
 
+@pytest.mark.slow
+def test_the_example_runs(molecules):
+    example = Path(__file__).parents[1] / "examples" / "several_gpus.py"
+    assert len(example.read_text().splitlines()) < 80
+    done = subprocess.run(
+        torchrun(str(example), "--data", str(molecules), "--epochs", "2", "--batch-size", "15"),
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"epoch (\d): loss [\d.]+, (\d+) labels", done.stdout) == [
+        ("1", "20"),
+        ("2", "20"),
+    ]
+
+
 def _kill_one(job: subprocess.Popen, folder: Path, rank: int) -> None:
     """kill -9 of a rank once there is a checkpoint."""
     until = time.monotonic() + 120

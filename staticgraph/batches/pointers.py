@@ -48,7 +48,8 @@ def with_pointers(batch: StaticBatch) -> StaticBatch:
     layout = dataclasses.replace(batch.layout, pointers=True)
     made: dict[str, Tensor] = dict(zip(POINTERS, _pointers(batch), strict=True))
     tensors = batch.tensors()
-    every = {entry.name: made.get(entry.name, tensors.get(entry.name)) for entry in layout.entries}
+    given = {**tensors, **made}
+    every = {entry.name: given[entry.name] for entry in layout.entries}
     more = {name: found for name, found in tensors.items() if name not in every}
     pointed = StaticBatch(layout, {**every, **more}, batch.real, batch._lease)
     pointed._extra = batch._extra

@@ -174,7 +174,8 @@ class _Preflight:
         try:
             with warnings.catch_warnings(), torch.no_grad(), Restored(nothing=True):
                 warnings.simplefilter("ignore")
-                self._forward(_copied(self._stock), plain_batch(self._batch))
+                unpadded: Any = plain_batch(self._batch)
+                self._forward(_copied(self._stock), unpadded)
         except Exception:  # whatever the model raises: it is the model's own affair
             here = "plain PyG stops on these graphs, too"
         else:

@@ -98,12 +98,21 @@ def _pack_once(
     histogram: SizeHistogram, limits: IntArray, max_graphs: int | None, effort: Effort
 ) -> Packing:
     """One run of the filler."""
-    sizes, bounds = histogram.sizes, limits
-    if max_graphs is not None:
-        sizes = np.column_stack([sizes, np.ones(len(sizes), dtype=np.int64)])
-        bounds = np.append(limits, max_graphs)
+    sizes, bounds = with_graphs(histogram, limits, max_graphs)
     weights = component_weights(histogram, limits, max_graphs, effort.sharpness)
     worth = (sizes / np.maximum(1, bounds)) @ weights
+    return fill_by_worth(histogram, limits, max_graphs, worth, effort)
+
+
+def fill_by_worth(
+    histogram: SizeHistogram,
+    limits: IntArray,
+    max_graphs: int | None,
+    worth: NDArray[np.float64],
+    effort: Effort = QUICK[0],
+) -> Packing:
+    """One run of the filler that takes sizes by ``worth`` ``[T]`` instead of by their own."""
+    sizes, bounds = with_graphs(histogram, limits, max_graphs)
     order = np.lexsort((-sizes[:, 0], -worth))
     starts, types, copies, counts = _fill(
         np.ascontiguousarray(sizes[order]),
@@ -118,6 +127,16 @@ def _pack_once(
     return Packing(
         histogram, limits, max_graphs, starts, order[types], copies, counts, method="fill"
     )
+
+
+def with_graphs(
+    histogram: SizeHistogram, limits: IntArray, max_graphs: int | None
+) -> tuple[IntArray, IntArray]:
+    """Sizes and limits, with the graphs as one more component where they are limited."""
+    if max_graphs is None:
+        return histogram.sizes, limits
+    ones = np.ones(len(histogram.sizes), dtype=np.int64)
+    return np.column_stack([histogram.sizes, ones]), np.append(limits, max_graphs)
 
 
 def component_weights(

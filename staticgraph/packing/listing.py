@@ -128,7 +128,7 @@ def _place_all(
     group = np.empty(64, np.int64)
     opened = 0
     for t in order:
-        left = counts[t]
+        left = int(counts[t])
         need = _measured(sizes[t], measure)
         least = need
         while left > 0:

@@ -37,6 +37,8 @@ class Packing:
         copies: ``[S]`` int64, how many graphs of that row a pack of this pattern holds.
         counts: ``[P]`` int64, how many packs have each pattern.
         method: how it was found.
+        proven: no packing has fewer packs, as was proven with ``effort="best"``; None where only
+            the volume is known.
     """
 
     histogram: SizeHistogram
@@ -47,6 +49,7 @@ class Packing:
     copies: IntArray
     counts: IntArray
     method: str = ""
+    proven: int | None = None
 
     @property
     def num_packs(self) -> int:
@@ -115,6 +118,7 @@ class Packing:
             "graphs_per_pack": self.histogram.num_graphs / max(1, self.num_packs),
             "max_graphs_in_a_pack": int(self.graphs.max(initial=0)),
             "volume_bound": self.volume_bound,
+            **({} if self.proven is None else {"proven_bound": self.proven}),
         }
 
 

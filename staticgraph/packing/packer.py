@@ -1,18 +1,24 @@
 """The front door of packing: a histogram and limits to as few packs as the effort allows.
 
 No one way of packing is best everywhere: filling pack by pack wins at four to ten graphs a pack,
-best fit over all open packs at two or three, an even deal and swaps above. So all of them are run,
-which is cheap, and the best is kept.
+best fit over all open packs at two or three, an even deal and swaps above. So ``effort="fast"``
+runs all of them, which takes milliseconds, and keeps the best; ``effort="best"`` goes on from there
+with linear programs until a bound is reached or the time is up.
 
 The invariant: up to :data:`~staticgraph.packing.coarse.MOST_SIZES` distinct sizes, never more packs
-than the published listing makes with the best of its measures.
+than the published listing makes with the best of its measures; and ``best`` never more than
+``fast``.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from numpy.typing import ArrayLike
 
+from staticgraph.packing.best import improve
 from staticgraph.packing.coarse import coarsened
+from staticgraph.packing.correction import fewer_by_correction
 from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.listing import listings
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
@@ -20,9 +26,20 @@ from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
+PackingEffort = Literal["fast", "best"]
+EFFORTS = ("fast", "best")
+# Seconds that ``effort="best"`` may take.
+TIME_LIMIT = 10.0
+
 
 def pack_histogram(
-    histogram: SizeHistogram, limits: ArrayLike, *, max_graphs: int | None = None
+    histogram: SizeHistogram,
+    limits: ArrayLike,
+    *,
+    max_graphs: int | None = None,
+    effort: PackingEffort = "fast",
+    time_limit: float = TIME_LIMIT,
+    progress: bool = False,
 ) -> Packing:
     """Packs all graphs of a histogram into as few packs as it can.
 
@@ -33,14 +50,29 @@ def pack_histogram(
         histogram: the sizes.
         limits: ``[C]`` usable limits (a capacity has one node and one graph more).
         max_graphs: how many graphs a pack may hold; no limit where None.
+        effort: ``fast`` in milliseconds, always the same packs; ``best`` by column generation in
+            seconds, proven best or nearly so where a pack holds up to ten graphs or so
+            (``Packing.proven``); it needs SciPy. Stopped by the time limit, what it finds depends
+            on the machine's speed.
+        time_limit: seconds for ``best``; what is under way is finished.
+        progress: whether ``best`` shows how far it is, on stderr.
 
     Raises:
         GraphTooLarge: a size exceeds a limit alone.
-        ValueError: as many limits as components are needed, and ``max_graphs`` of at least 1.
+        ImportError: ``best`` without SciPy; the message says how to get it.
+        ValueError: as many limits as components are needed, and ``max_graphs`` of at least 1; no
+            such effort; ``time_limit`` is not above 0.
     """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort={effort!r}: choose one of {', '.join(EFFORTS)}")
+    if not time_limit > 0:
+        raise ValueError(f"time_limit={time_limit} seconds must be above 0")
     bounds = checked_limits(histogram, limits, max_graphs)
     coarse = coarsened(histogram)
-    return coarse.expanded(_fast(coarse.histogram, bounds, max_graphs))
+    packing = _fast(coarse.histogram, bounds, max_graphs)
+    if effort == "best":
+        packing = improve(packing, _fast, time_limit=time_limit, progress=progress)
+    return coarse.expanded(packing)
 
 
 def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) -> Packing:
@@ -52,4 +84,4 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
             break
         if found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
-    return best
+    return fewer_by_correction(best)

@@ -22,7 +22,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 # With fewer graphs a pack there are too few swaps, and filling pack by pack is better.
 MIN_GRAPHS = 5
 # Above so many graphs, this many are packed and the result repeated, and the rest packed apart.
-AT_ONCE = 60_000
+AT_ONCE = 10_000
 # A graph with more than this share of a limit keeps the pack that was filled around it.
 GIANT = 0.25
 # The search for fewer packs ends within this share of the best.

@@ -32,6 +32,8 @@ FIRST_MARGIN = 0.02
 # Rows in whole tiles: 16 bytes of bfloat16 are 8 rows, a tile of a matrix product 64 or more
 # (NVIDIA, "Matrix multiplication background", 2023). Small buckets would lose more than they win.
 TILE, SMALL_TILE = 64, 8
+# A share of times by which sums and quotients of floating-point numbers may be off.
+ROUNDING = 1e-9
 
 Make = Callable[[int, float | None], BucketPlan]
 
@@ -165,7 +167,8 @@ def autosize_workers(
         )
     available = cores or len(os.sched_getaffinity(0))
     most = max(1, available - 1)
-    wanted = math.ceil((read_s + collate_s) / step_s)
+    # 0.1 + 0.2 is a little more than three times 0.1, which no clock would see.
+    wanted = math.ceil((read_s + collate_s) / step_s * (1.0 - ROUNDING))
     count = min(wanted, most)
     reason = (
         f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step"

@@ -240,7 +240,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         found = ctx.pair.replay_backward(ctx.count, ctx.versions, gradients)
         return None, None, *found
 

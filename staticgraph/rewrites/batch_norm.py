@@ -6,6 +6,8 @@ belongs to :mod:`staticgraph.rewrites.dropout`, which takes both.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.fx import Node
 
@@ -76,5 +78,5 @@ def _at(captured: Captured, node: Call) -> None:
     captured.replace_chain(node, last, made)
 
 
-def _only_user(node: Call) -> Call | None:
+def _only_user(node: Call) -> Any:
     return next(iter(node.users)) if used_once(node) else None

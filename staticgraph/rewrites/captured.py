@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class Captured:
             return "batch"
         if not is_call(node, SELECT) or under_shape(node.args[0]) is not self.facts["edge_index"]:
             return None
-        _, dim, place = node.args
+        dim, place = cast(tuple[Any, int], node.args[1:])
         return ("src", "dst")[place % 2] if dim == 0 and place in (0, 1, -1, -2) else None
 
     def end(self, place: int) -> Call:
@@ -143,7 +143,7 @@ class Captured:
         source = getattr(argument, "source", None)
         if source is not None:
             name = source.name
-            self.relied.add(name() if callable(name) else name)
+            self.relied.add(str(name() if callable(name) else name))
         found = tensor(node)
         return found is not None and found.requires_grad
 
@@ -171,8 +171,8 @@ class Captured:
         itself where nothing is said."""
         with self.graph.inserting_before(anchor):
             made = self._call(function, args, kwargs)
-        like = anchor if like is None else like
-        made.meta.update({key: like.meta[key] for key in _KEPT if key in like.meta})
+        shown: Any = anchor if like is None else like
+        made.meta.update({key: shown.meta[key] for key in _KEPT if key in shown.meta})
         return made
 
     def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Call:

@@ -74,7 +74,9 @@ def pair_by_weights(rows: Tensor, source: Tensor, destination: Tensor) -> Tensor
     weight = torch.cat(
         [source.view(*source.shape[1:], 1), destination.view(*source.shape[1:], 1)], -1
     )
-    return torch.bmm(rows.transpose(0, 1), weight)
+    dtype = torch.promote_types(rows.dtype, weight.dtype)
+    with _full_precision(rows):
+        return torch.bmm(rows.transpose(0, 1).to(dtype), weight.to(dtype))
 
 
 def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Tensor:
@@ -82,7 +84,14 @@ def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Ten
     vector is taken of the weights, and not of what they make of the edges."""
     heads = attention.size(1)
     folded = (weight.view(heads, attention.size(2), -1) * attention.view(heads, -1, 1)).sum(1)
-    return edge_attr @ folded.t()
+    dtype = torch.promote_types(edge_attr.dtype, folded.dtype)
+    with _full_precision(edge_attr):
+        return edge_attr.to(dtype) @ folded.t().to(dtype)
+
+
+def _full_precision(rows: Tensor) -> torch.autocast:
+    """Scores are small, and autocast would round them: the layer adds them up in float32."""
+    return torch.autocast(rows.device.type, enabled=False)
 
 
 def rewrite(captured: Captured) -> None:
@@ -217,7 +226,7 @@ def _summed(captured: Captured, scores: Any, pair: Any, heads: int) -> Scores | 
         parts[place] = term.args[0] if place < 2 else term
     if (parts[0] is None) != (parts[1] is None):
         return "the scores read one end of the edges alone"
-    return Scores(*parts, slope)
+    return Scores(parts[0], parts[1], parts[2], slope)
 
 
 def _of_nodes(

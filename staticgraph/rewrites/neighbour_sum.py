@@ -135,7 +135,8 @@ def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
 
 
 def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
-    edge, code = found.edge, None
+    edge: Any = found.edge
+    code = None
     where = captured.pointers
     if reduce == "max":
         if found.transform == "relu_add":

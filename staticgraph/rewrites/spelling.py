@@ -50,7 +50,7 @@ _WORD = {
 _IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.relu_, F.relu_}
 _REDUCED = {"sum": "sum", "prod": None, "mean": None, "amax": "max", "amin": "min"}
 # Of a fresh tensor nobody else holds an alias.
-_FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, torch._C._nn.linear, F.embedding, GATHER, SCATTER)
+_FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 
 
 def spell(captured: Captured) -> None:
@@ -171,10 +171,11 @@ def _gather(captured: Captured, node: Call) -> None:
     """``x[index]``, ``index_select`` of the rows, ``x[0]`` and ``unbind`` to one word each."""
     if is_call(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
-        if given is None or tensor(given[0]) is None:
+        found = None if given is None else tensor(given[0])
+        if given is None or found is None:
             return
         x, dim, index = given
-        if dim % tensor(x).dim() == 0:
+        if dim % found.dim() == 0:
             node.op, node.target, node.args, node.kwargs = (
                 "call_function",
                 GATHER,
@@ -221,7 +222,7 @@ def _arguments(node: Call, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 
 def _others(captured: Captured, node: Call) -> None:
-    if is_call(node, torch._C._nn.linear, F.linear):
+    if is_call(node, F.linear):
         given = [*node.args, *(None,) * (3 - len(node.args))]
         for place, name in enumerate(("input", "weight", "bias")):
             given[place] = node.kwargs.get(name, given[place])

@@ -102,10 +102,10 @@ class Reader:
         counts = {level: arrays[f"num_{level}s"] for level in ("node", "edge")}
         graphs = len(counts["node"]) if counts["node"].ndim else 0
         self._check_number(graphs)
-        for level, values in counts.items():
-            if values.shape != (graphs,) or values.dtype.kind not in "iu":
+        for level, count in counts.items():
+            if count.shape != (graphs,) or count.dtype.kind not in "iu":
                 raise BadBody(f"num_{level}s must be whole numbers [n], alike for nodes and edges")
-            if graphs and (values.min() < 0 or int(values.max()) > len(body) * MOST_INFLATED):
+            if graphs and (count.min() < 0 or int(count.max()) > len(body) * MOST_INFLATED):
                 raise BadBody(f"num_{level}s has numbers that cannot be")
         bounds = {k: np.concatenate([[0], np.cumsum(v, dtype=np.int64)]) for k, v in counts.items()}
         bounds["graph"] = np.arange(graphs + 1)

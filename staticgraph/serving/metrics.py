@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from staticgraph.serving.statistics import Percentiles, ServerStats
 
@@ -14,7 +15,7 @@ def prometheus(stats: ServerStats) -> str:
     """Counters, gauges and summaries, each with its help and type."""
     lines: list[str] = []
 
-    def add(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
+    def add(name: str, kind: str, about: str, samples: Mapping[str, float]) -> None:
         lines.append(f"# HELP {PREFIX}{name} {about}")
         lines.append(f"# TYPE {PREFIX}{name} {kind}")
         lines.extend(f"{PREFIX}{name}{k} {_number(v)}" for k, v in samples.items())

@@ -15,7 +15,6 @@ there, not before. What it does not do: shuffle.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +23,11 @@ from typing import Any, Self
 import numpy as np
 
 from staticgraph.errors import BadGraph
+from staticgraph.files import scratch
 from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store.columns import Array
+from staticgraph.store.files import MANIFEST
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 
@@ -80,6 +81,7 @@ class StoreWriter:
         self._exclude, self._check_finite = tuple(exclude), check_finite
         self._overwrite = overwrite
         self._waiting: list[Any] = []
+        _clean(self.folder)
         own = [path for path in parts_of(self.folder) if _numbers(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
         self._number = len(own)
@@ -109,7 +111,7 @@ class StoreWriter:
         for graph in graphs:
             self.append(graph)
 
-    def append_arrays(self, *arrays: Array, **options: Any) -> None:
+    def append_arrays(self, *arrays: Any, **options: Any) -> None:
         """Adds graphs as flat arrays, as one part; see :meth:`GraphStore.from_arrays`."""
         self.commit()
         self._write(GraphStore.from_arrays(*arrays, **options))
@@ -187,7 +189,7 @@ class StoreWriter:
             splits=splits,
             overwrite=self._overwrite,
         )
-        shutil.rmtree(parts_folder(self.folder))
+        _remove_parts(self.folder)
         self._number = self.committed = 0
         return GraphStore.load(self.folder)
 
@@ -211,6 +213,30 @@ class StoreWriter:
 def parts_folder(folder: Path) -> Path:
     """Where the parts of a store stand that is not finished."""
     return folder.with_name(f"{folder.name}.parts")
+
+
+def _remove_parts(folder: Path) -> None:
+    """All at once, by name; a kill leaves none or what nobody takes for parts."""
+    parts = parts_folder(folder)
+    removed = scratch.beside(parts, "part")
+    parts.rename(removed)
+    scratch.remove(removed)
+
+
+def _clean(folder: Path) -> None:
+    """Removes what a kill left of parts that are in the store already: it was written after all of
+    them, and has as many graphs."""
+    scratch.clean(parts_folder(folder))
+    paths = parts_of(folder)
+    repair(folder)
+    if not paths or not (folder / MANIFEST).exists():
+        return
+    finished = (folder / MANIFEST).stat().st_mtime_ns
+    if any((path / MANIFEST).stat().st_mtime_ns > finished for path in paths):
+        return
+    graphs = sum(len(GraphStore.load(path, verify=False)) for path in paths)
+    if graphs == len(GraphStore.load(folder, verify=False)):
+        _remove_parts(folder)
 
 
 def parts_of(folder: Path) -> list[Path]:

@@ -131,6 +131,7 @@ def _resume(
 ) -> TrainReport:
     state = first_alone(ranks, lambda: checkpoint.load(folder))
     state = state if ranks is None else ranks.from_first(state)
+    assert state is not None
     config = TrainConfig(**state["config"])
     for name, value in changes.items():
         was = getattr(config, name)

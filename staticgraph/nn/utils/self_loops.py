@@ -170,7 +170,7 @@ def gcn_normed(
         edge_index = _with_spare(edge_index, size, nodes - 1)
         if edge_weight is not None:
             edge_weight = _with_spare_rows(edge_weight, size)
-    own: Callable[..., Edges] = _stock_gcn_norm
+    own: Any = _stock_gcn_norm
     return own(edge_index, edge_weight, nodes, False, False, flow, dtype)
 
 

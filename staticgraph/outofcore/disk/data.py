@@ -32,18 +32,26 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LinkData:
-    """Triples in the form that :func:`partition` takes: source, destination, relation."""
+    """Triples in the form that :func:`partition` takes: source, destination, relation.
+
+    ``undirected`` where each edge stands once and is true both ways.
+    """
 
     name: str
     num_nodes: int
     train: IntArray
     valid: IntArray
     test: IntArray
+    undirected: bool = False
 
     @property
     def known(self) -> IntArray:
-        """``[3, K]`` all true edges."""
-        return np.concatenate([self.train, self.valid, self.test], axis=1)
+        """``[3, K]`` (``[2, K]`` without relations) all that is true, of an undirected graph each
+        edge both ways: filtered ranks leave out only what stands here."""
+        once = np.concatenate([self.train, self.valid, self.test], axis=1)
+        if not self.undirected:
+            return once
+        return np.concatenate([once, once[[1, 0, *range(2, len(once))]]], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
         _require(path, file, "train", "valid", "test")
         n = _count(path, file, "num_entities")
         parts = [_ends(path, file, k, n, 3)[[0, 2, 1]] for k in ("train", "valid", "test")]
-        return LinkData(path.stem, n, *parts)
+        return LinkData(path.stem, n, parts[0], parts[1], parts[2])
     _require(path, file, "edges", "num_nodes")
     n = _count(path, file, "num_nodes")
     edges = _ends(path, file, "edges", n, 2)
@@ -98,7 +106,7 @@ def open_links(spec: str, *, held_out: float = 0.05, seed: int = 0) -> LinkData:
     cut = round(held_out * edges.shape[1])
     parts = [edges[:, order[span]] for span in
              (slice(2 * cut, None), slice(cut, 2 * cut), slice(cut))]  # fmt: skip
-    return LinkData(path.stem, n, *parts)
+    return LinkData(path.stem, n, parts[0], parts[1], parts[2], undirected=True)
 
 
 def open_nodes(spec: str, *, classes: int = 5, width: int = 16, seed: int = 0) -> NodeData:

@@ -52,7 +52,8 @@ def evaluate_links(
     Args:
         trainer: whose committed embeddings are used, encoded where it has an encoder.
         edges: ``[3, T]`` (or ``[2, T]``) source, destination, relation in the caller's numbers.
-        known: ``[3, K]`` all true edges, the tested ones among them.
+        known: ``[3, K]`` all true edges, the tested ones among them; of an undirected graph each
+            both ways, as ``LinkData.known`` has them, else true neighbours count as errors.
         hits: the k of Hits@k.
     """
     places, not_finite = _places(trainer, edges, known)

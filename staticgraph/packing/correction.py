@@ -1,0 +1,55 @@
+"""Filling again and again, each time with the sizes first that ended in poor packs before.
+
+The problem: the filler takes the largest graphs first and has a poor choice for the last packs. The
+idea is sequential value correction (Mukhacheva, Belov and Mukhacheva 2000; Belov and Scheithauer
+2007, "Setup and open-stacks minimization in one-dimensional stock cutting"): a size's value is its
+share of a pack over how full its packs were, so what is left open is charged to the sizes in it;
+the next run fills by these values. A run takes under a millisecond where there are a few hundred
+sizes, so some dozens cost as much as one look at pairs in Python.
+
+The invariant: runs are counted, not timed, so the same histogram gives the same packs anywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from staticgraph.packing.fill import component_weights, fill_by_worth, with_graphs
+from staticgraph.packing.pack import Packing, volume_bound
+
+# Runs at most, and sizes squared over all of them: about 20 ms.
+RUNS = 40
+WORK = 2_000_000
+# Above so many graphs a pack the swaps are better.
+MOST_GRAPHS = 6
+# How much of a value is the last run's, and how much more than its share a large graph is worth.
+LEARNED = 0.6
+LARGE_FIRST = 1.03
+SHARPNESS = 2.0
+
+
+def fewer_by_correction(best: Packing) -> Packing:
+    """A packing of fewer packs than ``best`` where a run finds one, else ``best``."""
+    histogram, limits, max_graphs = best.histogram, best.limits, best.max_graphs
+    sizes = len(histogram.counts)
+    if not sizes or histogram.num_graphs > MOST_GRAPHS * best.num_packs:
+        return best
+    least = volume_bound(histogram, limits, max_graphs)
+    weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
+    rows, bounds = with_graphs(histogram, limits, max_graphs)
+    share = (rows / np.maximum(1, bounds)) @ weights / weights.sum()
+    value = share**LARGE_FIRST
+    for _ in range(min(RUNS, WORK // sizes**2)):
+        if best.num_packs <= least:
+            break
+        found = fill_by_worth(histogram, limits, max_graphs, value)
+        if found.num_packs < best.num_packs:
+            best = found
+        owner = found.pattern_of_entry
+        filled = np.bincount(owner, share[found.types] * found.copies, len(found.counts))
+        graphs = found.copies * found.counts[owner]
+        charged = np.bincount(
+            found.types, graphs / np.maximum(filled[owner], 1e-9), minlength=sizes
+        )
+        value = (1 - LEARNED) * value + LEARNED * share**LARGE_FIRST * charged / histogram.counts
+    return best

@@ -1,0 +1,136 @@
+"""``effort="best"``: never more packs than fast, at the proven bound where it can be reached."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.packing_problems import alike, fewest_packs, load, problems
+
+from staticgraph.packing import pack_histogram
+from staticgraph.packing.bound import packing_bound
+from staticgraph.packing.columns import Columns
+from staticgraph.packing.pricing import best_patterns, grid_of, worth_of_rooms
+from staticgraph.sizes.histogram import SizeHistogram
+
+# The result must not depend on the machine: no search here takes a hundredth of this.
+ENOUGH = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def scipy():
+    pytest.importorskip("scipy")
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(max_types=20, max_count=30))
+def test_best_is_valid_and_never_more_than_fast(problem):
+    histogram, limits, max_graphs = problem
+    fast = pack_histogram(histogram, limits, max_graphs=max_graphs)
+    best = pack_histogram(
+        histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
+    )
+    best.check()
+    assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(max_types=4, max_count=2))
+def test_what_is_proven_is_never_above_the_true_minimum(problem):
+    histogram, limits, max_graphs = problem
+    best = pack_histogram(
+        histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
+    )
+    assert best.proven <= fewest_packs(histogram, limits, max_graphs) <= best.num_packs
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [("qm9", (46, 89)), ("qm9", (64, 132)), ("zinc", (59, 137)), ("zinc", (80, 180))],
+)
+def test_at_the_bound_with_two_to_four_graphs_a_pack(name, limits):
+    histogram = alike(name, 100_000)
+    fast = pack_histogram(histogram, limits)
+    best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
+    best.check()
+    assert best.num_packs <= 1.0005 * best.proven < fast.num_packs
+    other = packing_bound(histogram, limits, start=best)
+    assert other.packs <= best.num_packs
+
+
+@pytest.mark.parametrize("graphs", [2, 2.5, 3, 5])
+def test_at_the_bound_on_pcqm4mv2(graphs):
+    histogram = load("pcqm4mv2_train_APPROX")
+    limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
+    limits = np.maximum(limits, histogram.maxima)
+    best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
+    best.check()
+    assert best.num_packs <= 1.0005 * best.proven
+
+
+def test_an_exact_fit_that_filling_misses():
+    """Packs of 10 from 5+5, 4+6, 3+7 and 4+3+3: every number is used up, so nothing is open."""
+    sizes = np.array([[3, 1], [4, 1], [5, 1], [6, 1], [7, 1]])
+    histogram = SizeHistogram(sizes, np.array([300, 200, 200, 100, 100]))
+    best = pack_histogram(histogram, (10, 9), effort="best", time_limit=ENOUGH)
+    assert best.num_packs == best.proven == 400
+
+
+def test_a_limit_on_graphs_and_a_third_component_are_kept():
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 12, (2000, 3))
+    sizes[:, 2] *= 2
+    histogram = SizeHistogram.from_sizes(sizes, ("nodes", "edges", "triplets"))
+    best = pack_histogram(histogram, (25, 24, 47), max_graphs=4, effort="best", time_limit=2.0)
+    best.check()
+
+
+def test_a_time_limit_that_is_over_at_once_leaves_a_valid_packing():
+    histogram = load("tu_NCI1")
+    best = pack_histogram(histogram, (150, 323), effort="best", time_limit=1e-9)
+    best.check()
+    fast = pack_histogram(histogram, (150, 323))
+    assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
+
+
+def test_patterns_are_the_best_that_contain_each_size():
+    """The knapsack against all combinations of two limits."""
+    sizes = np.array([[2, 4], [3, 2], [4, 6], [5, 0]])
+    histogram = SizeHistogram(sizes, np.array([9, 9, 9, 9]))
+    grid = grid_of(histogram, np.array([12, 14]))
+    prices = np.array([0.21, 0.27, 0.44, 0.46])
+    worth = worth_of_rooms(grid, prices)
+    most = {}
+    for copies in np.ndindex(7, 5, 4, 3):
+        held = np.array(copies)
+        if (held @ sizes <= (12, 14)).all():
+            for t in np.flatnonzero(held):
+                most[t] = max(most.get(t, 0.0), float(held @ prices))
+    assert worth[tuple(grid.room)] == pytest.approx(max(most.values()))
+    patterns = best_patterns(grid, prices, worth, histogram.counts, 99)
+    found = []
+    for p in range(len(patterns.starts) - 1):
+        entries = slice(patterns.starts[p], patterns.starts[p + 1])
+        rows, copies = patterns.rows[entries], patterns.copies[entries]
+        assert (copies @ sizes[rows] <= (12, 14)).all()
+        found.append(float(copies @ prices[rows]))
+    assert found == pytest.approx(sorted((v for v in most.values() if v > 1), reverse=True))
+    columns = Columns()
+    assert columns.add(patterns) == columns.count <= len(found)
+    assert columns.add(patterns) == 0
+
+
+def test_efforts_that_do_not_exist_and_no_time_are_refused():
+    with pytest.raises(ValueError, match="choose one of fast, best"):
+        pack_histogram(load("esol"), (67, 137), effort="most")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="time_limit=0 seconds must be above 0"):
+        pack_histogram(load("esol"), (67, 137), effort="best", time_limit=0)
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ImportError, match=r"pip install 'staticgraph\[bound\]'"):
+        pack_histogram(load("esol"), (67, 137), effort="best")
+    assert pack_histogram(load("esol"), (67, 137)).proven is None
