@@ -54,7 +54,7 @@ def trees(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", inductor)
 
-    def run(self, phase, batch):
+    def run(self, phase, batch, fused=False):
         function = self.of(phase, batch)
         key = (batch.bucket, phase, self._model.training)
         out = function(*batch.tensors().values())

@@ -115,12 +115,13 @@ def test_never_more_packs_than_the_listing_at_two_graphs_a_pack(name, graphs):
     assert ours.num_packs <= fewest_of_the_listing(histogram, limits, None)
 
 
-@pytest.mark.parametrize(
-    ("name", "limits", "bound"), [("qm9", (46, 89), 18417), ("zinc", (59, 137), 16583)]
-)
-def test_fast_is_within_a_percent_at_two_graphs_a_pack(name, limits, bound):
-    """The bounds are those of ``effort="best"``."""
-    assert bound <= pack_histogram(alike(name, 40_000), limits).num_packs <= 1.01 * bound
+@pytest.mark.parametrize(("name", "limits"), [("qm9", (46, 89)), ("zinc", (59, 137))])
+def test_fast_is_near_the_bound_at_two_graphs_a_pack(name, limits):
+    """Without the runs that learn ZINC's is 2.4% above."""
+    pytest.importorskip("scipy")
+    histogram = alike(name, 40_000)
+    proven = pack_histogram(histogram, limits, effort="best", time_limit=1000.0).proven
+    assert proven <= pack_histogram(histogram, limits).num_packs <= 1.012 * proven
 
 
 @settings(max_examples=150, deadline=None)

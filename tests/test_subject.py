@@ -38,11 +38,11 @@ def batch_of(store):
     return sg.StaticBatch.of(store, IDS, CAPACITIES[0])
 
 
-def test_nine_arguments_and_each_is_named():
+def test_ten_arguments_and_each_is_named():
     names = list(inspect.signature(sg.StaticGraphRunner).parameters)
     assert names == [
         *("model", "plan", "mode", "loss", "optimizer", "forward", "autocast"),
-        *("recording", "budget"),
+        *("recording", "budget", "distributed"),
     ]
     kinds = {p.kind for p in inspect.signature(sg.GraphStore.from_pyg).parameters.values()}
     assert inspect.Parameter.VAR_KEYWORD not in kinds

@@ -1,7 +1,7 @@
 """Filling again and again, each time with the sizes first that ended in poor packs before.
 
 The problem: the filler takes the largest graphs first and has a poor choice for the last packs. The
-idea is sequential value correction (Mukhacheva, Belov and Mukhacheva 2000; Belov and Scheithauer
+idea is sequential value correction (Mukhacheva et al. 2000; Belov and Scheithauer
 2007, "Setup and open-stacks minimization in one-dimensional stock cutting"): a size's value is its
 share of a pack over how full its packs were, so what is left open is charged to the sizes in it;
 the next run fills by these values. A run takes under a millisecond where there are a few hundred
@@ -37,7 +37,7 @@ def fewer_by_correction(best: Packing) -> Packing:
     least = volume_bound(histogram, limits, max_graphs)
     weights = component_weights(histogram, limits, max_graphs, SHARPNESS)
     rows, bounds = with_graphs(histogram, limits, max_graphs)
-    share = (rows / np.maximum(1, bounds)) @ weights / weights.sum()
+    share = (rows / np.maximum(1, bounds)) @ weights / max(weights.sum(), 1e-12)
     value = share**LARGE_FIRST
     for _ in range(min(RUNS, WORK // sizes**2)):
         if best.num_packs <= least:

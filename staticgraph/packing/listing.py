@@ -142,7 +142,7 @@ def _place_all(
                 if fits:
                     break
                 place += 1
-            g = group[place] if place < opened else -1
+            g = int(group[place]) if place < opened else -1
             taken = left if g < 0 else min(left, times[g])
             left -= taken
             new = len(parent)

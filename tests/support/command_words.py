@@ -101,7 +101,8 @@ def measured_in(place: Path) -> sg.MemoryModel:
     """A model of memory as ``probe`` makes it; and the folder ``run`` as ``train`` makes it."""
     store = sg.GraphStore.load(place / "few")
     args = argparse.Namespace(
-        model="gin", hidden=4, layers=1, dropout=0.0, optimizer="adam", autocast=None, accumulate=1
+        **{"model": "gin", "hidden": 4, "layers": 1, "dropout": 0.0, "optimizer": "adam"},
+        **{"autocast": None, "accumulate": 1, "kernels": "auto"},
     )
     words = [*BASES["train"][:-1], str(place / "run")]
     words[words.index("few")] = str(place / "few")
