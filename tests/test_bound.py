@@ -16,8 +16,9 @@ import torch.utils.checkpoint
 from support.gine_net import Net as Single
 from support.gine_net import batches_of
 from torch import nn
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, HeteroData
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
+from torch_geometric.utils import softmax
 
 import staticgraph as sg
 
@@ -166,6 +167,34 @@ def test_nothing_is_said_of_plain_pyg(hiv):
         called(net(), batch.to_data_list()[0])
         global_mean_pool(batch.x.double(), batch.batch)  # by hand: the user may mean it
         static_step(net(), batch)
+
+
+class Attending(nn.Module):
+    """Nodes have a type, so its softmax stays PyG's in a rewritten step, which binds nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(9, 1)
+
+    def forward(self, data):
+        x, batch = data["atom"].x.float(), data["atom"].batch
+        scores = softmax(self.score(x), batch, num_nodes=data.num_graphs)
+        return global_add_pool(scores * x, batch, data.num_graphs).sum(1)
+
+
+def test_nothing_is_said_of_a_rewritten_step(hiv):
+    graphs = []
+    for number in range(30):
+        graphs.append(HeteroData())
+        graphs[-1]["atom"].x = hiv[number].x
+        graphs[-1]["atom", "to", "atom"].edge_index = hiv[number].edge_index
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    plan = sg.plan_buckets(store, batch_size=15)
+    runner = sg.StaticGraphRunner(sg.Subject(Attending(), check_padding=False), plan, "fused")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*batch of fixed shape")
+        for batch in sg.StaticLoader(store, plan):
+            runner(batch)
 
 
 def test_a_plain_model_over_a_loader_is_told_of(tmp_path):

@@ -218,6 +218,46 @@ def test_gradients_that_were_not_recorded_are_refused(hiv):
         runner(batch)
 
 
+def test_a_model_that_was_changed_is_refused(hiv):
+    """A pair runs no Python of the model either; which parameters want gradients it asks itself."""
+    model, _ = twins(dropout=0.5)
+    runner = recorded(model, hiv)
+    loader = sg.StaticLoader(hiv, sg.BucketPlan.of(CAPACITIES, batch_size=30))
+    loss_of(runner, next(iter(loader))).backward()
+    dropout = next(module for module in model.modules() if isinstance(module, nn.Dropout))
+    dropout.p = 0.1
+    with pytest.raises(sg.NotStatic, match=r"p was 0\.5, is 0\.1.*call warmup\(\) again"):
+        runner(next(iter(loader)))
+    dropout.p = 0.5
+    dropout.eval()
+    with pytest.raises(sg.NotStatic, match="training was True, is False"):
+        runner(next(iter(loader)))
+    dropout.train()
+    model.head.requires_grad_(False)  # less than recorded is fine
+    loss_of(runner, next(iter(loader))).backward()
+
+
+def test_batches_made_from_ids(hiv, monkeypatch):
+    """The recording fills its input from the ids; nothing is made outside of it."""
+    model, twin = twins()
+    moved = hiv.to("cpu")
+    runners = recorded(model, moved), recorded(twin, hiv)
+    plan = sg.BucketPlan.of(CAPACITIES, batch_size=30)
+    indices = range(120)
+    streams = zip(*(sg.StaticLoader(s, plan, indices=indices) for s in (moved, hiv)), strict=True)
+    for one, other in streams:
+        with monkeypatch.context() as patch:
+            patch.setattr("staticgraph.batches.from_device.collate", lambda *_: pytest.fail("made"))
+            out = runners[0](one)
+        expected = runners[1](other)
+        assert torch.equal(out, expected)
+        for values, batch in ((out, one), (expected, other)):
+            sg.masked_mean(values.square(), batch).backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    assert runners[0].report().fallbacks == ()
+
+
 def test_a_forward_without_recording_is_refused_after_warmup(hiv):
     runner = recorded(twins()[0], hiv, phases=("eval",))
     with pytest.raises(sg.NotStatic, match=r"warmup\(phases=\('forward', \.\.\.\)\)"):

@@ -109,6 +109,11 @@ class CollatedTensors(Mapping[str, Tensor]):
         """``[G]`` int32 on the device: positions in the store, then -1."""
         return self._ids.on_device[: self._layout.capacity.graphs]
 
+    @property
+    def made(self) -> bool:
+        """Whether anybody has read an array."""
+        return self._made
+
     def send_ids(self, target: Tensor) -> None:
         """Writes the ids to ``[G]`` int32 on the device, on the present stream.
 

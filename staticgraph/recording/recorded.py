@@ -11,6 +11,7 @@ lent (:mod:`staticgraph.recording.lending`). What a scope records:
 
 Where the data set is on the device a key has a second recording, which makes the batch from its ids
 first: one launch for all of a step. The other one serves batches of any other origin.
+
 A forward with gradients, for a loop of a user's own, is a pair of recordings in the first two; see
 :mod:`staticgraph.recording.recorded_pair`.
 
@@ -333,6 +334,9 @@ class RecordedSteps:
             self._pairs.record(
                 key, self._recorder, compute, inputs, training, lambda: known(inputs), REMEDY
             )
+            if self._collation is not None and self._one_launch:
+                self._collation.clear()
+                self._collation.record(self._recorder, bucket)
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise

@@ -7,7 +7,8 @@ the ids, ``[G]`` int32 at an address of their own, to which the host writes stra
 
 That work stands at the head of a recording of the whole step, so that ids in and an update out are
 one launch; or, where the step's own recording shall serve batches of every origin alone, in a
-recording of its own a bucket, replayed before it on the same stream.
+recording of its own a bucket, replayed before it on the same stream; so does a forward whose
+backward is another recording.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ class RecordedCollation:
         """The ids of a batch of padding alone."""
         self._ids.fill_(-1)
 
-    def record(self, recorder: Recorder) -> None:
-        """Gives every bucket's a recording of its own, in the pool of the steps'."""
+    def record(self, recorder: Recorder, only: int | None = None) -> None:
+        """Gives every bucket's, or one's, a recording of its own, in the pool of the steps'."""
         for bucket, body in self._bodies.items():
+            if bucket in self._recordings or only not in (None, bucket):
+                continue
             recorder.warm(body, 1)  # compiles the kernels
             self._recordings[bucket] = recorder.record(body)
 

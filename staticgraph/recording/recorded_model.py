@@ -12,7 +12,8 @@ parameter or a layer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,27 @@ class Made:
 _NUMBERS = itertools.count()
 
 
+def made_of(
+    recorded: Recorded,
+    what: str,
+    signature: Signature,
+    flags: Flags,
+    grads: list[Tensor | None] | None = None,
+) -> Made:
+    """A recording with a number of its own, and the parameters as they stand now.
+
+    Args:
+        recorded, what, flags: as in :class:`Made`.
+        signature: of its model.
+        grads: of each parameter, what a replay writes to it; None where it writes none.
+    """
+    parameters = signature.parameters
+    written = [None for _ in parameters] if grads is None else grads
+    return Made(
+        recorded, what, next(_NUMBERS), parameters, _addresses(parameters), list(written), flags
+    )
+
+
 class RecordedModel:
     """Records functions of a model, and replays them.
 
@@ -111,30 +133,43 @@ class RecordedModel:
         Raises:
             NotStatic: it cannot be recorded, or the model was changed since the last recording.
         """
+        with self.recording(what, remedy) as signature:
+            before()
+            flags = signature.flags(True)
+            recorder.warm(body, WARM_RUNS)
+            between()
+            recorded = recorder.record(body)
+            grads = [parameter.grad for parameter in signature.parameters]
+        if not any(grad is not None for grad in grads):
+            flags = flags._replace(wanted=None)
+        return made_of(recorded, what, signature, flags, grads)
+
+    @contextmanager
+    def recording(self, what: str, remedy: str) -> Iterator[Signature]:
+        """Around whatever is recorded: puts back all that it touches, and notes what it takes for
+        granted of the model.
+
+        Args:
+            what: it is, for the message.
+            remedy: what stands in the way as a rule, and what to do.
+
+        Raises:
+            NotStatic: it cannot be recorded, or the model was changed since the last recording.
+        """
         signature = self._signature or Signature(self._model)
         if changes := signature.changes():
             raise NotStatic(f"{what}: {told(changes, 'record all anew')}")
         try:
             with untouched(self._model, self._optimizer):
-                before()
-                flags = signature.flags(True)
-                recorder.warm(body, WARM_RUNS)
-                between()
-                recorded = recorder.record(body)
-                parameters = signature.parameters
-                grads = [parameter.grad for parameter in parameters]
+                yield signature
         except NotStatic:
             raise
         except Exception as error:
             raise NotStatic(
                 f"{what} cannot be recorded: {type(error).__name__}: {error}\n{remedy}"
             ) from error
-        if not any(grad is not None for grad in grads):
-            flags = flags._replace(wanted=None)
         signature.settle()
         self._signature = signature
-        addresses = _addresses(parameters)
-        return Made(recorded, what, next(_NUMBERS), parameters, addresses, grads, flags)
 
     def check(self, made: Made, remedy: str, looked: set[int] | None = None) -> None:
         """Refuses to replay a model that is not the one that was recorded.

@@ -25,13 +25,13 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from staticgraph.batches.from_device import CollatedTensors
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.recording.lending import CLONED_BYTES, LentTensor
-from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel
+from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
+from staticgraph.recording.signature import Signature
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import untouched
 
 
 class PairKey(NamedTuple):
@@ -55,7 +55,7 @@ class RecordedPair:
     """A recorded forward and its recorded backward.
 
     Attributes:
-        forward, backward: the recordings.
+        forward, backward: the recordings, each with where the parameters stood.
         outputs: what the forward writes, flat, at fixed addresses, without a graph.
         spec: the structure of the model's output.
         differentiable: for each output, whether it has a gradient.
@@ -69,11 +69,13 @@ class RecordedPair:
         name: str,
         subject: Subject,
         recorded_model: RecordedModel,
+        signature: Signature,
         recorder: Recorder,
         compute: Callable[[StaticBatch], Any],
         inputs: StaticBatch,
     ) -> None:
         self.name = name
+        flags = signature.flags(False)  # which parameters want gradients is asked at every call
         self.fields = tuple(subject.differentiable)
         self.parameters = [p for p in subject.model.parameters() if p.requires_grad]
         self._model = recorded_model
@@ -110,8 +112,8 @@ class RecordedPair:
         self.outputs = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
         first.result = None  # and with it the graph, whose memory later recordings may take
         self._leaves = []
-        self.forward, self.backward = first, second
-        self._addresses = self._stand()
+        self.forward = made_of(first, name, signature, flags)
+        self.backward = made_of(second, name, signature, flags)
 
     # ------------------------------------------------------------------ replaying
 
@@ -123,13 +125,10 @@ class RecordedPair:
             copy: puts it where the recording reads it.
 
         Raises:
-            NotStatic: a parameter stands elsewhere, or it or a field has a gradient now.
+            NotStatic: a parameter stands elsewhere, it or a field has a gradient now, or the model
+                was changed, as far as it is looked at now.
         """
-        if self._stand() != self._addresses:
-            raise NotStatic(
-                f"{self.name}: a parameter stands at another address than when it was recorded "
-                "(moved with .to(), or exchanged); call warmup() again"
-            )
+        self._model.check(self.forward, "call warmup() again", looked_in_epoch(batch))
         if torch.is_grad_enabled():
             self._check_wanted(batch)
             fields = [batch[name] for name in self.fields]
@@ -137,9 +136,6 @@ class RecordedPair:
         else:
             flat = self.replay_forward(copy)
         return tree_unflatten([self._lent(value) for value in flat], self.spec)
-
-    def _stand(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._named.values()]
 
     def _check_wanted(self, batch: StaticBatch) -> None:
         mine = {id(parameter) for parameter in self.parameters}
@@ -149,10 +145,10 @@ class RecordedPair:
                     f"{self.name}: {name} requires a gradient, which it did not when the backward "
                     "was recorded: thaw parameters before warmup(), or call warmup() again"
                 )
-        tensors = batch.tensors()
-        if isinstance(tensors, CollatedTensors):  # made from ids: none has a gradient
-            return
-        for name, value in tensors.items():
+        arrays = batch.tensors()
+        if type(arrays) is CollatedTensors and not arrays.made:
+            return  # nobody has read one, and to read one is to make all
+        for name, value in arrays.items():
             if value.requires_grad and name not in self.fields:
                 raise NotStatic(
                     f"{self.name}: the field {name!r} requires a gradient, which the recorded "
@@ -163,7 +159,7 @@ class RecordedPair:
     def replay_forward(self, copy: Callable[[], None]) -> list[Any]:
         """Copies of what is small, and the recording's own tensors of what is large."""
         copy()
-        self._model.replays.run(self.forward)
+        self._model.replays.run(self.forward.recorded)
         return [self._handed(value) for value in self.outputs]
 
     def replay_backward(
@@ -199,7 +195,7 @@ class RecordedPair:
                 target.zero_()
             else:
                 target.copy_(gradient)
-        self._model.replays.run(self.backward)
+        self._model.replays.run(self.backward.recorded)
         made = [gradient for gradient in self.gradients if gradient is not None]
         # One or a few launches, where a clone of each would be one a parameter.
         copies = iter(torch._foreach_mul(made, 1) if made else ())  # pyright: ignore[reportPrivateImportUsage]
@@ -290,29 +286,23 @@ class RecordedPairs:
             remedy: what stands in the way as a rule, and what to do.
 
         Raises:
-            NotStatic: it cannot be recorded.
+            NotStatic: it cannot be recorded, or the model was changed since the last recording.
         """
         model = self._subject.model
-        try:
-            with untouched(model, self._subject.optimizer):
-                if training is not model.training:
-                    model.train(training)
-                before()
-                self._pairs[key] = RecordedPair(
-                    str(key), self._subject, self._model, recorder, compute, inputs
-                )
-        except NotStatic:
-            raise
-        except Exception as error:
-            raise NotStatic(
-                f"{key} cannot be recorded: {type(error).__name__}: {error}\n{remedy}"
-            ) from error
+        with self._model.recording(str(key), remedy) as signature:
+            if training is not model.training:
+                model.train(training)
+            before()
+            self._pairs[key] = RecordedPair(
+                str(key), self._subject, self._model, signature, recorder, compute, inputs
+            )
 
     @property
     def counts(self) -> dict[PairKey, tuple[int, int]]:
         """Replays of each pair's forward and backward."""
         return {
-            key: (pair.forward.replays, pair.backward.replays) for key, pair in self._pairs.items()
+            key: (pair.forward.recorded.replays, pair.backward.recorded.replays)
+            for key, pair in self._pairs.items()
         }
 
     def clear(self) -> None:

@@ -12,8 +12,8 @@ buffers, its hooks, and its public attributes that are plain values, tensors or 
 recording the training flags and which parameters wanted gradients. What the recorded run itself
 wrote (a counter, an activation kept for later) is no premise of it, and is left out.
 
-Not seen: a change inside a value of another kind (a dictionary of the user's own), and private
-attributes, which are how a model may keep its own books.
+Not seen: a change inside a value of another kind (a dictionary of the user's own), a list that was
+empty, and private attributes, which are how a model may keep its own books.
 """
 
 from __future__ import annotations
@@ -236,6 +236,8 @@ def _registered(module: nn.Module, name: str, value: Any) -> None:
 
 
 def _is_watched(value: Any) -> bool:
+    if type(value) is list and not value:
+        return False
     if isinstance(value, tuple | list):
         return all(isinstance(item, _PLAIN) for item in value)
     return isinstance(value, (*_PLAIN, *_FUNCTIONS, Tensor))

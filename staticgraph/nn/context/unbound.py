@@ -42,6 +42,8 @@ def _warn(name: str) -> None:
     if not layers or frame is None:  # a function called by the user: it may mean the padded rows
         return
     model, layer = layers[-1], layers[0]
+    if isinstance(layer, torch.fx.GraphModule):  # captured where the batch was bound
+        return
     if model in _WARNED:
         return
     _WARNED.add(model)
