@@ -55,6 +55,7 @@ def config(molecules) -> TrainConfig:
         epochs=2,
         lr=0.01,
         checkpoint_every=4,
+        compile_mode="eager",  # two runs that choose by time may choose apart, and round apart
     )
 
 
@@ -246,6 +247,19 @@ def test_ctrl_c_stops_between_steps_and_goes_on(
     assert len(checkpoint.load(tmp_path / "run")["steps"]) == stop_at
     train.resume(tmp_path / "run", progress=False)
     assert_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_resumed_run_keeps_the_ways_that_were_chosen_by_time(config, tmp_path):
+    """Another choice would round otherwise: the file is read, not measured anew."""
+    there = replace(config, compile_mode="auto", model="gin", epochs=1)
+    train.train(there, tmp_path / "run", progress=False)
+    file = tmp_path / "run" / "choices.json"
+    chosen = json.loads(file.read_text())
+    assert {(c["bucket"], c["phase"]) for c in chosen["choices"]} >= {(0, "step"), (0, "eval")}
+    before = file.stat().st_mtime_ns
+    report = train.resume(tmp_path / "run", {"epochs": 2}, progress=False)
+    assert len(report.epochs) == 2
+    assert file.stat().st_mtime_ns == before
 
 
 def test_a_second_signal_stops_at_once():

@@ -118,7 +118,9 @@ class Trials:
             else:
                 refused[way] = why
         self._refused[key] = refused
-        self._times[key] = self._timed(ready, batch, phase, refused)
+        # A loss that grows without end over one batch is no fault of the data.
+        with self._steps.finite.unread():
+            self._times[key] = self._timed(ready, batch, phase, refused)
 
     def choices(self) -> list[WayChoice]:
         """What is chosen for each key measured, smallest bucket first.

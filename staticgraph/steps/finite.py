@@ -13,7 +13,8 @@ Invariant: no host read in a recorded step, and none between checks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class FiniteLosses:
         self._device = device
         self._every = every
         self._steps = 0
+        self._reads = True
         # By bucket: NaN once a loss was not finite, else 0, and the ids of the batch that was the
         # first such, else of the last batch. Each launch here is one of every step.
         self._flags: dict[int, tuple[Tensor, Tensor]] = {}
@@ -74,7 +76,7 @@ class FiniteLosses:
             return
         if self._device.type != "cpu":
             self.note(loss, batch)
-        elif not math.isfinite(value := loss.item()):
+        elif self._reads and not math.isfinite(value := loss.item()):
             if elsewhere is not None:
                 raise NonFiniteLoss(
                     f"the loss of this step is {value}, and this rank's part of it is finite: "
@@ -82,6 +84,15 @@ class FiniteLosses:
                     "update was left out on all ranks"
                 )
             raise self._error(_graphs(batch.graph_ids), f"is {value}; its update was left out")
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """Within, losses are not read: for steps that are timed and taken back."""
+        self._reads = False
+        try:
+            yield
+        finally:
+            self._reads = True
 
     def note(self, loss: Tensor, batch: StaticBatch) -> None:
         """Keeps the batch's ids unless an earlier loss of the bucket was not finite, and sets the

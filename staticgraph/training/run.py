@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     Events = SummaryWriter | SilentEvents
 
+# Of a run's folder: the ways that ``auto`` chose.
+CHOICES = "choices.json"
 # Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
 APART = 1_000_003
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
@@ -146,7 +148,8 @@ class Training:
         self._say(self._opening(resumed_at))
         if self.state is not None:
             self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
-        self.runner.warmup(self.source, progress=self.progress)
+        # What a run chose by time it keeps when it is resumed: the ways round differently.
+        self.runner.warmup(self.source, progress=self.progress, choices=self.folder / CHOICES)
         events = (
             SummaryWriter(str(self.folder), purge_step=resumed_at)
             if self.writes
