@@ -13,6 +13,8 @@ from support.written_by_hand import MODELS, Trunk, gine
 from torch_geometric.data import Batch
 
 import staticgraph as sg
+from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum_handed_on
+from staticgraph.rewrites import handing_on
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -80,6 +82,21 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     found = fired(runner)
     for rewrite, times in FIRES.get(name, {}).items():
         assert found[rewrite] == times, (rewrite, found)
+
+
+@pytest.mark.parametrize("name", ["gine", "gps"])
+def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
+    """Layers that read one table of edges add its gradients up by entry once."""
+    monkeypatch.setattr(handing_on, "edge_by_edge", lambda target: True)
+    test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol)
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
+    (function,) = runner._steps.compiled._functions.values()
+    calls = [node.target for node in function.captured.graph.nodes]
+    assert calls.count(each_edge) == 1
+    assert calls.count(neighbour_sum_handed_on) == 2
 
 
 @pytest.mark.parametrize("name", ["gine", "gcn", "molecule gin"])
