@@ -237,7 +237,7 @@ def test_memory_that_runs_out_while_recording_tears_everything_down(esol, memory
 
 def test_any_other_failure_of_a_recording_passes_unchanged(esol, memory):
     def forward(model, batch):
-        return model(batch.x, batch.edge_index, None, batch.batch, int(batch.batch.max()) + 1)
+        return model(batch.x, batch.edge_index, None, batch.batch, int((batch.batch + 0).max()) + 1)
 
     runner = made(esol, sg.MemoryBudget("1GiB"), memory, forward=forward, **RECORDED)
     with pytest.raises(sg.NotStatic):

@@ -12,6 +12,7 @@ from torch_geometric.nn import GINConv, GINEConv, SAGEConv
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
+from staticgraph.nn.convert import context_of
 from staticgraph.nn.fused import fused_layers
 from staticgraph.nn.fused.linear import SMALL
 from staticgraph.steps.capture import CapturedStep
@@ -115,7 +116,7 @@ def test_a_compiled_step_is_one_graph(esol):
     torch.manual_seed(0)
     model = sg.convert(models.build("gine", esol, hidden=16, layers=2), kernels=True)
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY, pointers=True)
-    names, context = tuple(batch.tensors()), model._staticgraph
+    names, context = tuple(batch.tensors()), context_of(model)
 
     def run(*tensors):
         inner = sg.StaticBatch(batch.layout, dict(zip(names, tensors, strict=True)))

@@ -305,7 +305,7 @@ class Reader(nn.Module):
         self.linear = nn.Linear(9, 1)
 
     def forward(self, x, batch):
-        graphs = int(batch.max()) + 1
+        graphs = int((batch + 0).max()) + 1  # of an index of its own, which nobody knows
         return torch.zeros(graphs, 1).index_add(0, batch, self.linear(x.float()))
 
 

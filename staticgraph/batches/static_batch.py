@@ -479,6 +479,6 @@ class StaticBatch:
 
 def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
     """Who has done in a batch's epoch what is done once in each, see
-    :attr:`staticgraph.batches.slots.SlotPool.looked`; None for a batch of no loader."""
+    ``looked`` of :class:`staticgraph.batches.slots.SlotPool`; None for a batch of no loader."""
     lease = batch._lease
     return None if lease is None else lease.pool.looked

@@ -17,6 +17,7 @@ from torch.fx import Node
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.batch_norm import joined
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.linear import product
@@ -29,7 +30,7 @@ def product_handed_on(
     x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.linear.product`, and ``x`` to be read from now on."""
-    return linear_handed_on(x, weight, bias, relu=relu)
+    return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
 
 
 def joined_handed_on(
@@ -169,7 +170,8 @@ def _sum(captured: Captured, node: Call, order: dict[Call, int], tables: _Tables
 def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     x, weight, bias, relu = node.args
     later = _later(node, x, order)
-    if not later or not dtype(x) == dtype(weight) == dtype(node):
+    alike = dtype(x) == dtype(weight) == dtype(node)
+    if not later or not (alike or captured.target.device != "cpu"):
         return
     made = captured.before(node, product_handed_on, x, weight, bias, relu)
     parts = [captured.item(node, made, place, like) for place, like in ((0, node), (1, x))]

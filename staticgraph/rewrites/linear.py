@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.linear import available, linear
+from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.words import LINEAR, RELU, Call, dtype, is_call, shape, used_once
 
@@ -16,13 +17,8 @@ SMALL = 1 << 20
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """``relu(x @ weight.T + bias)`` in the dtype that autocast would give it."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        wanted = torch.get_autocast_dtype(device)
-        x, weight = x.to(wanted), weight.to(wanted)
-        bias = None if bias is None else bias.to(wanted)
-    return linear(x, weight, bias, relu=relu)
+    """``relu(x @ weight.T + bias)`` in the dtype of autocast, cast as it is read."""
+    return linear(x, weight, bias, relu=relu, dtype=autocast(x))
 
 
 def rewrite(captured: Captured) -> None:

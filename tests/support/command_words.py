@@ -41,6 +41,7 @@ BASES = {
     "check": ["check", "--data", "few", "--model", "tiny_models:build", "--batch-size", "4"],
     "train": ["train", "--data", "few", *GIN, "--batch-size", "4", "--epochs", "1", "--out", "r"],
     "report": ["report", "run"],
+    "serve": ["serve", "--run", "run"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
     "partition data": ["partition", "--data", "triples.npz", "--out", "g"],
@@ -145,6 +146,10 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
         return done
 
+    def served(server) -> None:
+        server.started = True
+
+    patch.setattr("uvicorn.Server.run", served)
     patch.setattr(Training, "run", trained)
     patch.setattr("staticgraph.probing.probe.probe", probed)
 
