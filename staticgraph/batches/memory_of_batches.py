@@ -22,7 +22,8 @@ _MANY = 256
 
 def note(buffer: Tensor) -> None:
     """Says that a tensor's memory carries a batch, for as long as that memory lives."""
-    if type(buffer) is not Tensor:  # a probe's batches have no memory
+    # A probe's batches have no memory, nor have those that a forward copies while it is traced.
+    if torch.compiler.is_compiling() or type(buffer) is not Tensor:
         return
     if len(_NOTED) > _MANY:
         for key in [key for key, held in _NOTED.items() if held.expired()]:
