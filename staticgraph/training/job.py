@@ -32,7 +32,12 @@ def joined() -> Iterator[Ranks | None]:
     own = not dist.is_initialized()
     if own and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        # Keys of this attempt alone: a restart still finds the addresses of dead processes.
+        store, rank, size = next(dist.rendezvous("env://"))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"staticgraph/{attempt}", store)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     ranks = Ranks.of() if dist.is_initialized() and dist.get_world_size() > 1 else None
     try:
         yield ranks
