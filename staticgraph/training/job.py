@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from staticgraph.distributed.ranks import Ranks, lost_ranks
 from staticgraph.errors import RankLost
@@ -33,9 +35,9 @@ def joined() -> Iterator[Ranks | None]:
     if own and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         cuda = torch.cuda.is_available() and dist.is_nccl_available()
         # Keys of this attempt alone: a restart still finds the addresses of dead processes.
-        store, rank, size = next(dist.rendezvous("env://"))
+        store, rank, size = next(rendezvous("env://"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"staticgraph/{attempt}", store)
+        store = PrefixStore(f"staticgraph/{attempt}", store)
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     ranks = Ranks.of() if dist.is_initialized() and dist.get_world_size() > 1 else None
