@@ -64,6 +64,7 @@ class Captured:
         relied: the sources, in Dynamo's words, of tensors that a rewrite asked whether they have
             a gradient.
         folded: gathers of small tables, and what of them one lookup takes.
+        refused: whether the graph must run as it came.
         degrees: roots and loops of GCN's normalisation, by its options.
         fake_mode: of the dry run that this is; None elsewhere.
     """
@@ -76,6 +77,7 @@ class Captured:
     missed: dict[Call, Rewritten] = field(default_factory=dict)
     relied: set[str] = field(default_factory=set)
     folded: dict[Call, tuple[Call, Call, Call]] = field(default_factory=dict)
+    refused: bool = False
     degrees: dict[Any, list[Call]] = field(default_factory=dict)
     _heads: dict[Any, Call] = field(default_factory=dict)
     _constants: dict[str, Call] = field(default_factory=dict)
@@ -232,6 +234,11 @@ class Captured:
         """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
         that is that thing, if it is one. The first that says so of a node comes nearest."""
         self.missed.setdefault(node, Rewritten(name, *line_of(why or node), reason))
+
+    def refuse(self, name: str, node: Call, reason: str) -> None:
+        """Notes why nothing of the graph can be rewritten."""
+        self.refused = True
+        self.miss(name, node, reason)
 
 
 def _leads_from(node: Call, first: Call) -> bool:

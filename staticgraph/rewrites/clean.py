@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
 from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
-from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB, Call
+from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB, Call, is_fenced
 
 # Functions without an effect beside their result, and without a draw of random numbers.
 _PURE = {
@@ -68,8 +68,10 @@ def drop_unread(graph: Graph) -> None:
 
 def is_pure(node: Call) -> bool:
     """Whether a call does nothing but give its result."""
+    if node.meta.get("writes"):
+        return False
     if node.op == "call_function":
-        return node.target in _PURE and "out" not in node.kwargs
+        return node.target in _PURE
     if node.op == "call_method":
         return node.target in _PURE_METHODS
     return node.op == "get_attr"
@@ -78,11 +80,10 @@ def is_pure(node: Call) -> bool:
 def drop_twins(graph: Graph) -> None:
     """Joins equal calls on equal operands, of the kinds that layers of one model repeat."""
     seen: dict[Any, Call] = {}
-    changed = _changed_in_place(graph)
     for node in list(graph.nodes):
         once = node.op == "call_function" and node.target in _ONCE
         once |= node.op == "call_method" and node.target in _ONCE_METHODS
-        if not once or any(given in changed for given in node.all_input_nodes):
+        if not once or any(map(_changes, (node, *node.all_input_nodes))) or is_fenced(node):
             continue
         key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
         twin = seen.setdefault(key, node)
@@ -91,23 +92,9 @@ def drop_twins(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _changed_in_place(graph: Graph) -> set[Call]:
-    """Operands of what may write to them."""
-    found: set[Call] = set()
-    for node in graph.nodes:
-        writes = node.op == "call_method" and node.target.endswith("_")
-        writes |= node.op == "call_function" and (
-            node.target is operator.setitem or bool(node.meta.get("in_place"))
-        )
-        if writes and node.args and isinstance(node.args[0], Node):
-            base = node.args[0]
-            while base not in found:
-                found.add(base)
-                if base.op in ("call_method", "call_function") and base.args:
-                    below = base.args[0]
-                    if isinstance(below, Node):
-                        base = below
-    return found
+def _changes(node: Call) -> bool:
+    """Whether the memory of a node is written to."""
+    return bool(node.meta.get("written"))
 
 
 def _frozen(value: Any) -> Any:

@@ -22,6 +22,8 @@ from staticgraph.rewrites import (
 )
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.clean import drop_twins, drop_unread
+from staticgraph.rewrites.in_place import plain
+from staticgraph.rewrites.regions import fence_regions
 from staticgraph.rewrites.spelling import spell
 
 Rewrite = Callable[[Captured], None]
@@ -50,13 +52,16 @@ def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> 
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
-    spell(captured)
-    drop_unread(captured.graph)
-    drop_twins(captured.graph)
-    for one in ORDER:
-        one(captured)
+    fence_regions(captured.graph)
+    plain(captured)
+    if not captured.refused:
+        spell(captured)
         drop_unread(captured.graph)
-    handing_on.rewrite(captured)
+        drop_twins(captured.graph)
+        for one in ORDER:
+            one(captured)
+            drop_unread(captured.graph)
+        handing_on.rewrite(captured)
     for node in list(captured.graph.nodes):
         if node.op == "call_function" and node.target is batch_facts:
             captured.graph.erase_node(node)

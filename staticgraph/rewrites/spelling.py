@@ -1,7 +1,7 @@
 """One spelling for what a graph says in many: the pass before all rewrites.
 
 Invariant: the graph computes what it did. A form that is not known, and a change in place that
-another alias might see, stay as they are.
+:mod:`staticgraph.rewrites.in_place` left, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from staticgraph.rewrites.words import (
     MUL,
     SCATTER,
     SELECT,
-    SHAPES,
     SUB,
     Call,
+    calls,
     is_call,
     is_method,
-    shape,
     tensor,
 )
 
 _BINARY = {
-    ADD: (operator.add, operator.iadd, torch.add, "add", "add_"),
-    SUB: (operator.sub, operator.isub, torch.sub, "sub", "sub_"),
-    MUL: (operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "mul_", "multiply"),
-    DIV: (operator.truediv, operator.itruediv, torch.div, "div", "div_"),
+    ADD: (operator.add, torch.add, "add"),
+    SUB: (operator.sub, torch.sub, "sub"),
+    MUL: (operator.mul, torch.mul, torch.multiply, "mul", "multiply"),
+    DIV: (operator.truediv, torch.div, "div"),
 }
 _UNARY = {
-    F.relu: (F.relu, torch.relu, torch.relu_, F.relu_, "relu", "relu_"),
+    F.relu: (F.relu, torch.relu, "relu"),
     F.silu: (F.silu,),
     F.gelu: (F.gelu,),
-    F.leaky_relu: (F.leaky_relu, F.leaky_relu_),
-    torch.exp: (torch.exp, "exp", "exp_"),
+    F.leaky_relu: (F.leaky_relu,),
+    torch.exp: (torch.exp, "exp"),
 }
 _WORD = {
     spelled: word for table in (_BINARY, _UNARY) for word, all in table.items() for spelled in all
 }
-_IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.relu_, F.relu_}
 _REDUCED = {"sum": "sum", "prod": None, "mean": None, "amax": "max", "amin": "min"}
-# Of a fresh tensor nobody else holds an alias.
+# Give a tensor of their own.
 _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 
 
@@ -58,7 +56,6 @@ def spell(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         _alias(captured, node)
     for node in list(captured.graph.nodes):
-        _out_of_place(node)
         _binary(node)
         _gather(captured, node)
         _others(captured, node)
@@ -67,66 +64,11 @@ def spell(captured: Captured) -> None:
 
 def _alias(captured: Captured, node: Call) -> None:
     """What gives its own operand: conversions to the dtype that is there already."""
-    if not node.args or not isinstance(node.args[0], Node):
+    if not is_method(node, "to", "long", "float", "double", "type_as", "contiguous"):
         return
     given, found = tensor(node.args[0]), tensor(node)
-    if given is None or found is None or given.dtype != found.dtype or node.kwargs.get("copy"):
-        return
-    same = given.shape == found.shape and given.device == found.device
-    if is_method(node, "to", "long", "float", "double", "type_as", "contiguous") and same:
-        if node.target == "contiguous" and not given.is_contiguous():
-            return
+    if given is not None and found is not None and words.storage(given) == words.storage(found):
         node.replace_all_uses_with(node.args[0])
-
-
-def _out_of_place(node: Call) -> None:
-    """``x += y``, ``relu_`` and ``inplace=True`` of a fresh tensor, read later through this node
-    alone or by name."""
-    in_place = node.op == "call_function" and node.target in _IN_PLACE
-    in_place |= is_method(node, "add_", "sub_", "mul_", "div_", "relu_", "exp_")
-    in_place |= is_call(node, *_UNARY) and _argument(
-        node, 2 if node.target is F.leaky_relu else 1, "inplace", False
-    )
-    in_place |= is_call(node, F.dropout) and bool(_argument(node, 3, "inplace", False))
-    if not in_place:
-        return
-    old = node.args[0]
-    fresh = is_call(old, *_FRESH) or is_call(old, *_WORD) or is_method(old, *_names(_WORD))
-    node.meta["in_place"] = True
-    if not fresh or not isinstance(old, Node) or any(_aliases(user) for user in old.users):
-        return
-    if shape(old) != shape(node) or words.dtype(old) != words.dtype(node):
-        return
-    later, seen = [], False
-    for other in node.graph.nodes:
-        seen |= other is node
-        if seen and other is not node and other in old.users:
-            later.append(other)
-    for other in later:
-        other.replace_input_with(old, node)
-    node.meta["in_place"] = False
-    if is_call(node, F.dropout) or (is_call(node, *_UNARY) and node.target not in _IN_PLACE):
-        node.kwargs = {key: val for key, val in node.kwargs.items() if key != "inplace"}
-        if is_call(node, F.dropout):
-            node.args = node.args[:3]
-        elif node.target is not F.leaky_relu:
-            node.args = node.args[:1]
-        else:
-            node.args = node.args[:2]
-
-
-def _names(table: Any) -> tuple[str, ...]:
-    return tuple(name for name in table if isinstance(name, str))
-
-
-def _aliases(user: Call) -> bool:
-    """Whether a reader may hold an alias of what it reads."""
-    found = tensor(user)
-    if found is None:
-        return user.op != "output"
-    return is_method(
-        user, *SHAPES, "expand", "expand_as", "transpose", "t", "permute", "detach"
-    ) or (is_call(user, operator.getitem, SELECT, torch.unbind, torch.split, torch.chunk))
 
 
 def _argument(node: Call, place: int, name: str, default: Any) -> Any:
@@ -134,7 +76,7 @@ def _argument(node: Call, place: int, name: str, default: Any) -> Any:
 
 
 def _binary(node: Call) -> None:
-    if node.op not in ("call_function", "call_method") or node.meta.get("in_place"):
+    if node.op not in ("call_function", "call_method") or node.meta.get("writes"):
         return
     word = _WORD.get(node.target)
     if word is None or not isinstance(node.args[0] if node.args else None, Node | int | float):
@@ -149,7 +91,7 @@ def _binary(node: Call) -> None:
             first, second = second, first
         if tensor(first) is None:
             return
-        if word is ADD and _is_zero(second) and words.is_float(first) and is_call(first, *_FRESH):
+        if word is ADD and _is_zero(second) and _may_stand_for(first, node):
             node.replace_all_uses_with(first)
             return
         node.args = (first, second)
@@ -163,13 +105,19 @@ def _binary(node: Call) -> None:
     node.op, node.target = "call_function", word
 
 
+def _may_stand_for(first: Call, node: Call) -> bool:
+    """Whether a tensor may take the place of its copy."""
+    changes = first.meta.get("written") or node.meta.get("written") or words.is_fenced(node)
+    return not changes and words.is_float(first) and is_call(first, *_FRESH)
+
+
 def _is_zero(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and number == 0
 
 
 def _gather(captured: Captured, node: Call) -> None:
     """``x[index]``, ``index_select`` of the rows, ``x[0]`` and ``unbind`` to one word each."""
-    if is_call(node, torch.index_select) or is_method(node, "index_select"):
+    if calls(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
         found = None if given is None else tensor(given[0])
         if given is None or found is None:
@@ -184,8 +132,8 @@ def _gather(captured: Captured, node: Call) -> None:
             )
         return
     if not is_call(node, operator.getitem) or tensor(node) is None:
-        if is_method(node, "select"):
-            node.op, node.target = "call_function", SELECT
+        if is_method(node, "select") and (given := _arguments(node, ("self", "dim", "index"))):
+            node.op, node.target, node.args, node.kwargs = "call_function", SELECT, given, {}
         return
     base, key = node.args
     if is_call(base, torch.unbind) or is_method(base, "unbind"):
@@ -222,12 +170,12 @@ def _arguments(node: Call, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 
 def _others(captured: Captured, node: Call) -> None:
-    if is_call(node, F.linear):
+    if calls(node, F.linear):
         given = [*node.args, *(None,) * (3 - len(node.args))]
         for place, name in enumerate(("input", "weight", "bias")):
             given[place] = node.kwargs.get(name, given[place])
         node.target, node.args, node.kwargs = F.linear, tuple(given), {}
-    elif is_call(node, F.dropout, torch.dropout) and not node.meta.get("in_place"):
+    elif calls(node, F.dropout, torch.dropout) and not node.meta.get("writes"):
         p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
         training = node.kwargs.get("train", training)
         if p == 0 or not training:  # torch returns its operand, and draws nothing
@@ -270,7 +218,7 @@ def _reduction(captured: Captured, node: Call) -> None:
         return
     with captured.graph.inserting_before(node):
         made = captured.graph.call_function(SCATTER, (src, index, 0, into_value.size(0), reduce))
-    made.meta.update(node.meta)
+    made.meta.update({key: node.meta[key] for key in node.meta if key not in ("writes", "written")})
     node.replace_all_uses_with(made)
     captured.graph.erase_node(node)
 

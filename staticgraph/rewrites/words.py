@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from staticgraph.nn.functions import scattered
 
@@ -33,14 +34,47 @@ SCATTER = scattered  # (src, index, dim, groups, reduce)
 SHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous")
 
 
-def is_call(node: Any, *targets: Any) -> bool:
-    """Whether a node calls one of these functions."""
+# How many arguments a word has, none of them by keyword: what calls its function in another form,
+# such as torch.add with alpha, is not the word.
+_ARGUMENTS = {
+    **dict.fromkeys((ADD, SUB, MUL, DIV, LEAKY_RELU), 2),
+    **dict.fromkeys((RELU, SILU, GELU), 1),
+    **dict.fromkeys((LINEAR, DROPOUT, GATHER, SELECT), 3),
+}
+
+
+def calls(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these functions, in any form."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
+def is_call(node: Any, *targets: Any) -> bool:
+    """Whether a node calls one of these functions in the form of the word, outside of regions."""
+    return calls(node, *targets) and not is_fenced(node) and _in_form(node)
+
+
+def _in_form(node: Call) -> bool:
+    number = _ARGUMENTS.get(node.target)
+    if number is None:
+        return True
+    rows = node.target is not GATHER or len(node.args) < 2 or node.args[1] == 0
+    return rows and len(node.args) == number and not node.kwargs
+
+
 def is_method(node: Any, *names: str) -> bool:
-    """Whether a node calls a method of one of these names."""
-    return isinstance(node, Node) and node.op == "call_method" and node.target in names
+    """Whether a node calls a method of one of these names, outside of regions."""
+    named = isinstance(node, Node) and node.op == "call_method" and node.target in names
+    return named and not is_fenced(node)
+
+
+def fence(node: Call) -> None:
+    """Keeps a node out of all rewrites; see :mod:`staticgraph.rewrites.regions`."""
+    node.meta["fenced"] = True
+
+
+def is_fenced(node: Any) -> bool:
+    """Whether a node is kept out of all rewrites."""
+    return isinstance(node, Node) and bool(node.meta.get("fenced"))
 
 
 def value(node: Any) -> Any:
@@ -72,6 +106,14 @@ def is_float(node: Any) -> bool:
     """Whether a node gives a tensor of floats."""
     found = dtype(node)
     return found is not None and found.is_floating_point
+
+
+def storage(of: Tensor) -> int:
+    """A number that two tensors share where they stand in the same memory."""
+    try:
+        return StorageWeakRef(of.untyped_storage()).cdata
+    except (NotImplementedError, RuntimeError):  # sparse, or a subclass without memory of its own
+        return id(of)
 
 
 def used_once(node: Call) -> bool:

@@ -1,0 +1,49 @@
+"""Parts of a forward that run in a state of their own: without gradients, under autocast.
+
+``with torch.no_grad(): s = scatter(...)`` stands in the captured graph as two calls around the
+others. What is inside computes something else than the same calls outside, and a rewrite that drew
+it into a call of the outside would change the gradient. Home is the state that most of the graph
+stands in: a model trained under autocast stands in that. Invariant: no node of another state is a
+word (:func:`staticgraph.rewrites.words.is_call`), so that no rewrite takes it up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx import Graph
+
+from staticgraph.rewrites.words import Call, fence
+
+_GRADIENT = torch._C._set_grad_enabled
+# Names of torch's functions that set a state which this module does not follow.
+_OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
+
+
+def fence_regions(graph: Graph) -> None:
+    """Marks what does not stand in the state that most of a graph stands in."""
+    states: dict[Call, Any] = {}
+    gradient: Any = "as it began"
+    entered: list[Any] = []
+    for node in graph.nodes:
+        target = node.target if node.op == "call_function" else None
+        if target is _GRADIENT:
+            gradient = node.args[0]
+        elif target is _enter_autocast:
+            entered.append(("autocast", *map(str, node.args)))
+        elif target is _exit_autocast and entered:
+            entered.pop()
+        elif getattr(target, "__name__", "").startswith(_OTHERS):
+            entered.append(node)  # nothing known ends it: the rest stays as it is
+        elif node.op not in ("placeholder", "get_attr", "output"):
+            states[node] = (gradient, *entered)
+    if len(set(states.values())) < 2:
+        return
+    # Whether gradients were on at the beginning is said where a region ends.
+    home, _ = Counter(states.values()).most_common(1)[0]
+    for node, state in states.items():
+        if state != home:
+            fence(node)

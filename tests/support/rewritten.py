@@ -1,0 +1,61 @@
+"""One model on real molecules: in a mode of the runner, and in plain PyG."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+
+CAPACITY = (210, 430, 9)
+IDS = [3, 1, 4, 1059, 200, 7]
+
+
+def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
+    """What the model gives for a batch of PyG's, asked with the arguments that it names."""
+    batch: Any = Batch.from_data_list([store[i] for i in ids])
+    given = {**batch.to_dict(), "batch": batch.batch, "batch_size": len(ids)}
+    return model(*(given[name] for name in inspect.signature(model.forward).parameters))
+
+
+def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float, Any]:
+    """The largest difference of outputs and gradients, of the largest gradient where that is over
+    one, and the runner that made it."""
+    stock = copy.deepcopy(model)
+    expected = in_plain_pyg(stock, store)
+    expected.sin().sum().backward()
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], mode)
+    batch = sg.StaticBatch.of(store, IDS, CAPACITY)
+    out = runner(batch)[batch.graph_mask]
+    out.sin().sum().backward()
+    largest = (out - expected).abs().max().item()
+    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None)
+        if ours.grad is not None and theirs.grad is not None:
+            scale = theirs.grad.abs().max().clamp(min=1)
+            largest = max(largest, ((ours.grad - theirs.grad).abs().max() / scale).item())
+    return largest, runner
+
+
+def fired(runner: Any) -> Counter[str]:
+    """How often each rewrite took a place of the one graph that a runner captured."""
+    (function,) = runner._steps.compiled._functions.values()
+    return Counter(place.rewrite for place in function.captured.done)
+
+
+def missed(runner: Any) -> str:
+    """What was not rewritten, and why."""
+    (function,) = runner._steps.compiled._functions.values()
+    return "\n".join(map(str, function.captured.missed.values()))
+
+
+def seeded(build: Any) -> nn.Module:
+    """A model in float64, the same at every call."""
+    torch.manual_seed(0)
+    return build().double()

@@ -1,0 +1,215 @@
+"""A tensor that is changed in place after it was read: what was read is what was there then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.rewritten import difference, fired, missed, seeded
+from torch import nn
+from torch_geometric.nn import global_add_pool
+from torch_geometric.utils import scatter
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(9, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.nodes(self.norm(self.first(x.double())), edge_index)
+        return global_add_pool(h, batch, batch_size)
+
+
+def summed(rows, edge_index, h):
+    return scatter(rows, edge_index[1], 0, h.size(0))
+
+
+class AddedAfterGather(Base):
+    def nodes(self, h, edge_index):
+        m = h[edge_index[0]]
+        h += 1.0
+        return summed(m, edge_index, h) + self.second(h)
+
+
+class ReluAfterGather(Base):
+    def nodes(self, h, edge_index):
+        m = h[edge_index[0]]
+        F.relu(h, inplace=True)
+        return summed(m, edge_index, h) + h
+
+
+class ColumnAfterGather(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        m = h[edge_index[0]]
+        h[:, 0] = 0
+        return summed(m, edge_index, h) + h
+
+
+class ReadThroughReshape(Base):
+    def nodes(self, h, edge_index):
+        v = torch.reshape(h, (-1, 2, 8))
+        h += 1.0
+        return v.flatten(1) * 2 + self.second(h)
+
+
+class ReadThroughTranspose(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        v = h.T
+        h.mul_(2)
+        return summed(v.T[edge_index[0]], edge_index, h).relu() + h
+
+
+class ReadThroughSlices(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        a, b = h[:, :8], h[:, 8:]
+        h += 1.0
+        return summed(torch.cat((b, a), 1)[edge_index[0]], edge_index, h) + h
+
+
+class Twice(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        v = h.view(-1, 2, 8)
+        h += 1.0
+        h += h
+        return v.flatten(1) * 2 + self.norm(h)
+
+
+class Intermediate(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        rows = h[edge_index[0]]
+        m = rows + h[edge_index[1]]
+        rows *= 0
+        return summed(m.relu(), edge_index, h) + summed(rows, edge_index, h) + h
+
+
+class OutArgument(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h).detach()
+        m = h[edge_index[0]]
+        torch.add(h, 1.0, out=h)
+        h = h + self.first.bias
+        return summed(m, edge_index, h) + self.second(h)
+
+
+class SumThenChanged(Base):
+    def nodes(self, h, edge_index):
+        s = summed(h[edge_index[0]], edge_index, h)
+        out = s + h
+        s.zero_()
+        return out + s
+
+
+class WithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        with torch.no_grad():
+            h += 1.0
+        return summed(h[edge_index[0]], edge_index, h) + h
+
+
+class WithoutGradientAfterGather(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        m = h[edge_index[0]]
+        with torch.no_grad():
+            h += 1.0
+        return summed(m, edge_index, h) + h
+
+
+class OwnOperand(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        half = h[:, :8]
+        m = h[edge_index[0]]
+        half *= half.sum(1, keepdim=True)
+        return summed(m, edge_index, h) + h
+
+
+class Degrees(Base):
+    """What PyG's older layers do with nodes that have no neighbour."""
+
+    def nodes(self, h, edge_index):
+        degree = summed(torch.ones_like(edge_index[0], dtype=h.dtype), edge_index, h)
+        root = degree.pow(-0.5)
+        root[root == float("inf")] = 0
+        weight = root[edge_index[0]] * root[edge_index[1]]
+        return summed(h[edge_index[0]] * weight.view(-1, 1), edge_index, h)
+
+
+class Input(Base):
+    def forward(self, x, edge_index, batch, batch_size):
+        x = x.double()
+        m = x[edge_index[0]]
+        x += 1.0
+        h = self.first(summed(m, edge_index, x) + x)
+        return global_add_pool(self.norm(h).relu(), batch, batch_size)
+
+
+class Harmless(Base):
+    """Every change in place that people write without a second reader."""
+
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        h += h.sum(1, keepdim=True)
+        h = F.relu(h, inplace=True)
+        s = torch.zeros_like(h)
+        s.index_add_(0, edge_index[1], h[edge_index[0]])
+        s += h
+        s /= 2
+        weight = torch.ones(h.size(0), 1, dtype=h.dtype, device=h.device)
+        weight[:3] = 2.0
+        return F.dropout(s + weight * h, 0.5, False, True)
+
+
+HARMFUL = [
+    AddedAfterGather,
+    ReluAfterGather,
+    ColumnAfterGather,
+    ReadThroughReshape,
+    ReadThroughTranspose,
+    ReadThroughSlices,
+    Twice,
+    Intermediate,
+    OutArgument,
+    SumThenChanged,
+    WithoutGradient,
+    WithoutGradientAfterGather,
+    OwnOperand,
+    Degrees,
+    Input,
+]
+
+
+@pytest.mark.parametrize("build", [*HARMFUL, Harmless])
+def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
+    largest, _ = difference(seeded(build), esol)
+    assert largest <= 1e-10
+
+
+def test_what_nothing_else_reads_is_rewritten(esol):
+    _, runner = difference(seeded(Harmless), esol)
+    assert fired(runner) == {"neighbour_sum": 1, "batch_norm": 1, "segments": 1}
+
+
+@pytest.mark.parametrize("build", [ColumnAfterGather, AddedAfterGather, Twice, Degrees, Input])
+def test_a_change_that_is_read_by_name_alone_keeps_nothing_from_being_rewritten(build, esol):
+    _, runner = difference(seeded(build), esol)
+    assert fired(runner)["segments"] >= 1
+    assert "in place" not in missed(runner)
+
+
+@pytest.mark.parametrize("build", [OwnOperand, WithoutGradientAfterGather])
+def test_a_change_that_something_else_sees_is_said_with_its_line(build, esol):
+    _, runner = difference(seeded(build), esol)
+    assert not fired(runner)
+    said = missed(runner)
+    assert "test_rewrites_in_place.py" in said
+    assert "changed in place after it was read" in said

@@ -1,0 +1,159 @@
+"""One function in its several forms: a word is one of them, and the others keep their meaning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.rewritten import difference, fired, seeded
+from torch import nn
+from torch_geometric.nn import global_add_pool
+from torch_geometric.utils import scatter
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(9, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 16)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.nodes(self.first(x.double()), edge_index)
+        return global_add_pool(h, batch, batch_size)
+
+
+def summed(rows, edge_index, h):
+    return scatter(rows, edge_index[1], 0, h.size(0))
+
+
+class AlphaOfResidual(Base):
+    def nodes(self, h, edge_index):
+        return torch.add(h, self.norm(self.second(h)).relu(), alpha=0.5)
+
+
+class AlphaOfNorm(Base):
+    def nodes(self, h, edge_index):
+        return torch.add(self.norm(self.second(h)), h, alpha=0.5)
+
+
+class AlphaOfMethod(Base):
+    def nodes(self, h, edge_index):
+        return self.norm(self.second(h)).add(h, alpha=0.5)
+
+
+class AlphaOfEnds(Base):
+    def nodes(self, h, edge_index):
+        m = torch.add(h[edge_index[0]], h[edge_index[1]], alpha=-1).relu()
+        return summed(m, edge_index, h)
+
+
+class AlphaOfDifference(Base):
+    def nodes(self, h, edge_index):
+        return summed(torch.sub(h[edge_index[0]], h[edge_index[1]], alpha=3), edge_index, h)
+
+
+class Rounded(Base):
+    def nodes(self, h, edge_index):
+        gathered = h[edge_index[0]] * 10
+        return summed(torch.div(gathered, 3, rounding_mode="floor") + gathered, edge_index, h)
+
+
+class Columns(Base):
+    def nodes(self, h, edge_index):
+        back = torch.arange(15, -1, -1, device=h.device)
+        return torch.index_select(input=h, dim=1, index=back)
+
+
+class ColumnsBySource(Base):
+    """A gather from a matrix with a column per node."""
+
+    def nodes(self, h, edge_index):
+        rows = torch.index_select(h.T, 1, edge_index[0]).T
+        return summed(rows, edge_index, h)
+
+
+class SelectByName(Base):
+    def nodes(self, h, edge_index):
+        src, dst = edge_index.select(dim=0, index=0), edge_index.select(0, index=1)
+        return scatter(h[src], dst, 0, h.size(0)) + h.select(dim=1, index=3)[:, None]
+
+
+class TanhGELU(Base):
+    def nodes(self, h, edge_index):
+        m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
+        return summed(m, edge_index, h)
+
+
+class SumWithoutGradient(Base):
+    """The sum is under ``no_grad``, the node's own term is not."""
+
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        with torch.no_grad():
+            s = summed(h[edge_index[0]], edge_index, h)
+        return s + h
+
+
+class GatherWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        h = self.second(h)
+        with torch.no_grad():
+            rows = h[edge_index[0]]
+        return summed(rows, edge_index, h) + summed(h[edge_index[0]], edge_index, h) * 2
+
+
+class NormWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        with torch.no_grad():
+            normed = self.norm(self.second(h))
+        return normed.relu() + h
+
+
+class ViewWithoutGradient(Base):
+    def nodes(self, h, edge_index):
+        with torch.no_grad():
+            column = h[:, :1] * 2
+        weight = column[edge_index[0]]
+        return summed(h[edge_index[0]] * weight.view(-1, 1), edge_index, h)
+
+
+FORMS = [
+    AlphaOfResidual,
+    AlphaOfNorm,
+    AlphaOfMethod,
+    AlphaOfEnds,
+    AlphaOfDifference,
+    Rounded,
+    Columns,
+    ColumnsBySource,
+    SelectByName,
+    TanhGELU,
+]
+REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
+
+
+@pytest.mark.parametrize("build", FORMS + REGIONS)
+def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
+    largest, _ = difference(seeded(build), esol)
+    assert largest <= 1e-10
+
+
+def test_a_selection_by_name_is_one_of_the_batchs_own_ends(esol):
+    _, runner = difference(seeded(SelectByName), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+
+
+class Cast(Base):
+    """A part of the forward in bfloat16, its activation outside of it."""
+
+    def nodes(self, h, edge_index):
+        h = h.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            wide = self.second.float()(h)
+        return wide.relu().double() + summed(h[edge_index[0]], edge_index, h).double()
+
+
+def test_a_region_of_autocast_keeps_its_own_dtype(esol):
+    largest, _ = difference(seeded(Cast), esol)
+    assert largest <= 1e-4
