@@ -73,6 +73,8 @@ def _at(captured: Captured, node: Call) -> None:
             and is_float(other)
         ):
             residual, last = other, total
+    if _updated_between(rest[0], node, last):
+        last, relu, residual = node, False, None
     made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)
@@ -80,3 +82,13 @@ def _at(captured: Captured, node: Call) -> None:
 
 def _only_user(node: Call) -> Any:
     return next(iter(node.users)) if used_once(node) else None
+
+
+def _updated_between(mean: Any, node: Call, last: Call) -> bool:
+    """Whether another call of the same layer stands between a norm and the end of what it would
+    take: running statistics are updated in the order of the calls."""
+    while node is not last:
+        node = node.next
+        if is_call(node, normed, joined) and mean is not None and mean in node.args:
+            return True
+    return False

@@ -17,12 +17,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from staticgraph.rewrites.captured import Captured
-from staticgraph.rewrites.words import Call, is_fenced, shape, storage, tensor, value
+from staticgraph.rewrites.words import Call, calls, is_fenced, shape, storage, tensor, value
 
 NAME = "in place"
 _OPERATORS = {
@@ -138,6 +139,8 @@ class _Memory:
         """Notes the memory of a node's tensors at its place."""
         found = set()
         for one in _values(value(node)):
+            if _drops_nothing(node):
+                self._now[storage(one)] = next(iter(self.of(node.args[0])))
             found.add(self._now.setdefault(storage(one), next(self._number)))
         self._of[node] = frozenset(found)
 
@@ -153,6 +156,15 @@ class _Memory:
         """From here on the storage of a node's tensor is new memory."""
         for one in _values(value(node)):
             self._now[storage(one)] = next(self._number)
+
+
+def _drops_nothing(node: Call) -> bool:
+    """Whether a dropout gives its operand itself, which the trace shows as a tensor of its own."""
+    if not calls(node, F.dropout, torch.dropout) or not isinstance(node.args[0], Node):
+        return False
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return p == 0 or not node.kwargs.get("train", training)
 
 
 def _values(found: Any) -> list[Tensor]:

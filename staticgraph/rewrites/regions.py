@@ -26,7 +26,9 @@ _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 def fence_regions(graph: Graph) -> None:
     """Marks what does not stand in the state that most of a graph stands in."""
     states: dict[Call, Any] = {}
-    gradient: Any = "as it began"
+    switches = [node for node in graph.nodes if _calls(node, _GRADIENT)]
+    # A region puts back what it found: the last one what was there at the head of the graph.
+    gradient: Any = switches[-1].args[0] if switches else None
     entered: list[Any] = []
     for node in graph.nodes:
         target = node.target if node.op == "call_function" else None
@@ -42,8 +44,11 @@ def fence_regions(graph: Graph) -> None:
             states[node] = (gradient, *entered)
     if len(set(states.values())) < 2:
         return
-    # Whether gradients were on at the beginning is said where a region ends.
     home, _ = Counter(states.values()).most_common(1)[0]
     for node, state in states.items():
         if state != home:
             fence(node)
+
+
+def _calls(node: Call, function: Any) -> bool:
+    return node.op == "call_function" and node.target is function

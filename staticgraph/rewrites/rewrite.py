@@ -65,7 +65,8 @@ def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> 
     for node in list(captured.graph.nodes):
         if node.op == "call_function" and node.target is batch_facts:
             captured.graph.erase_node(node)
-    drop_unread(captured.graph)
+    if not captured.refused:
+        drop_unread(captured.graph)
     captured.graph.lint()
     module.recompile()
     return captured

@@ -25,7 +25,7 @@ def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
 
 
 def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float, Any]:
-    """The largest difference of outputs and gradients, of the largest gradient where that is over
+    """The largest difference of outputs, gradients and buffers, of the largest gradient where that is over
     one, and the runner that made it."""
     stock = copy.deepcopy(model)
     expected = in_plain_pyg(stock, store)
@@ -40,6 +40,8 @@ def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float
         if ours.grad is not None and theirs.grad is not None:
             scale = theirs.grad.abs().max().clamp(min=1)
             largest = max(largest, ((ours.grad - theirs.grad).abs().max() / scale).item())
+    for ours, theirs in zip(model.buffers(), stock.buffers(), strict=True):
+        largest = max(largest, (ours.double() - theirs.double()).abs().max().item())
     return largest, runner
 
 

@@ -1,0 +1,176 @@
+"""Forwards that nobody wrote: a random program over nodes, edges and graphs.
+
+Every step takes values made before and makes one, in one of the forms that torch has for it, or
+changes one in place. A program is its steps as text, so that a failure can be read and pasted.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.utils import scatter, softmax
+
+WIDTH = 8
+UNARY = (
+    "{a}.relu()",
+    "F.relu({a})",
+    "F.leaky_relu({a}, 0.2)",
+    "F.silu({a})",
+    "F.gelu({a})",
+    "F.gelu({a}, approximate='tanh')",
+    "torch.tanh({a})",
+    "{a} + 0",
+    "{a} * 0.5",
+    "1.5 - {a}",
+    "{a}.contiguous()",
+    "{a}.to(torch.float64)",
+    "{a}.view(-1, 2, 4).flatten(1)",
+    "{a}.T.T",
+    "{a}[:]",
+    "{a}[:, :1] * torch.ones_like({a})",
+    "F.dropout({a}, 0.5, False)",
+    "{a}.detach() + {a}",
+    "self.product({a})",
+    "self.lone({a})",
+)
+BINARY = (
+    "{a} + {b}",
+    "{a}.add({b})",
+    "torch.add({a}, {b}, alpha=0.5)",
+    "torch.sub({a}, {b}, alpha=2)",
+    "{a} - {b}",
+    "{a} * torch.tanh({b})",
+    "{a} / (1 + {b}.abs())",
+    "torch.div({a}, {b}.abs() + 1)",
+    "torch.where({b} > 0, {a}, {b})",
+    "torch.cat(({a}[:, 4:], {b}[:, :4]), dim=1)",
+    "({a} + {b}).relu()",
+    "{b} + F.relu({a})",
+    "{b} + F.dropout({a}.relu(), 0.0)",
+)
+CHANGES = (
+    "{a} += 0.5",
+    "{a} += {b}",
+    "{a} *= 0.5",
+    "{a}.mul_(0.5)",
+    "{a}.add_({b}, alpha=0.5)",
+    "F.relu({a}, inplace=True)",
+    "{a}.tanh_()",
+    "{a}[:, 0] = 0",
+    "{a}[{a} > 1] = 0",
+    "{a}[:, 1:3] *= 2",
+    "torch.add({a}, 1.0, out={a})",
+)
+TO_EDGES = (
+    "{a}[src]",
+    "{a}[dst]",
+    "{a}.index_select(0, src)",
+    "torch.index_select({a}, 0, dst)",
+    "torch.index_select(input={a}, dim=0, index=src)",
+    "{a}.index_select(-2, src)",
+)
+TO_NODES = (
+    "scatter({a}, dst, 0, n)",
+    "scatter({a}, dst, 0, n, 'mean')",
+    "scatter({a}, dst, 0, n, 'max')",
+    "scatter({a}, src, 0, n)",
+    "torch.zeros(n, WIDTH, dtype={a}.dtype).index_add(0, dst, {a})",
+    "torch.zeros(n, WIDTH, dtype={a}.dtype).index_add_(0, dst, {a}, alpha=2)",
+    "{a}.new_zeros(n, WIDTH).scatter_add_(0, dst[:, None].expand(-1, WIDTH), {a})",
+    "scatter(softmax({a}[:, :1], dst, num_nodes=n) * {a}, dst, 0, n)",
+)
+NODES = (
+    "self.norm({a})",
+    "self.other({a})",
+    "self.norm({a} + {b}).relu() + {b}",
+    "F.relu(self.other({a})) + {b}",
+    "scatter(({a}[src] + self.product({b})[src]).relu(), dst, 0, n) + {a}",
+    "scatter(F.relu({a}[src] + e0), dst, 0, n) + (1 + self.eps) * {a}",
+    "scatter({a}[src] * e0, dst, 0, n)",
+    "scatter({a}, batch, 0, batch_size)[batch]",
+    "scatter({a}, batch, 0, batch_size, 'max')[batch] + {b}",
+)
+
+
+def program(seed: int, length: int = 14) -> list[tuple[str, bool]]:
+    """Steps, each with whether it runs under ``torch.no_grad()``."""
+    draw = random.Random(seed)
+    values = {"n": ["h0"], "e": ["e0"]}
+    steps: list[tuple[str, bool]] = []
+    for number in range(1, length + 1):
+        kind = draw.choices(("unary", "binary", "change", "across", "nodes"), (2, 3, 2, 4, 3))[0]
+        level = "n" if kind == "nodes" else draw.choice("nne")
+        near = values[level][-3:]
+        names = {"a": draw.choice(near), "b": draw.choice(values[level])}
+        forms = {"unary": UNARY, "binary": BINARY, "change": CHANGES, "nodes": NODES}
+        made = level
+        if kind == "across":
+            text = draw.choice(TO_EDGES if level == "n" else TO_NODES)
+            made = "e" if level == "n" else "n"
+        else:
+            text = draw.choice(forms[kind])
+        text = text.format(**names)
+        if kind != "change":
+            name = f"{'h' if made == 'n' else 'e'}{number}"
+            values[made].append(name)
+            text = f"{name} = {text}"
+        steps.append((text, draw.random() < 0.06))
+    return steps
+
+
+def as_text(steps: list[tuple[str, bool]]) -> str:
+    """The body of a forward, as one would write it."""
+    lines = []
+    for text, without in steps:
+        lines += ["with torch.no_grad():", f"    {text}"] if without else [text]
+    return "\n".join(lines)
+
+
+class RandomForward(nn.Module):
+    """Runs a program between two encoders and a sum over each graph."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.first, self.bond = nn.Linear(9, WIDTH), nn.Linear(3, WIDTH)
+        self.product, self.lone = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm, self.other = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("eps", torch.tensor(0.25))
+        self.steps = as_text(program(seed))
+        self.body = _function(self.steps)
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any, batch: Any, batch_size: int):
+        h, e = self.first(x.double() / 8), self.bond(edge_attr.double())
+        return self.body(self, h, e, edge_index[0], edge_index[1], batch, batch_size, x.size(0))
+
+
+def _function(steps: str) -> Any:
+    names = sorted({word for word in _words(steps) if word[0] in "he" and word[1:].isdigit()})
+    nodes = " + ".join(name for name in names if name[0] == "h") or "h0"
+    body = [
+        "def body(self, h0, e0, src, dst, batch, batch_size, n):",
+        *(f"    {line}" for line in steps.split("\n")),
+        f"    return scatter({nodes}, batch, 0, batch_size)",
+    ]
+    scope = {"torch": torch, "F": F, "scatter": scatter, "softmax": softmax, "WIDTH": WIDTH}
+    exec(compile("\n".join(body), f"<{hash(steps)}>", "exec"), scope)
+    return scope["body"]
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
+
+
+def runs(model: nn.Module, out: Tensor) -> bool:
+    """Whether torch differentiates what plain PyG computed: not where an operand that is needed was
+    changed in place."""
+    try:
+        out.sin().sum().backward()
+    except RuntimeError:
+        return False
+    finally:
+        model.zero_grad(set_to_none=True)
+    return bool(torch.isfinite(out).all())
