@@ -1,5 +1,5 @@
-"""Random forwards in mode ``fused`` against plain PyG: gathers, sums, norms, changes in place, views
-and regions without gradients, in every form that torch has for them."""
+"""Random forwards in mode ``fused`` against plain PyG: gathers, sums, norms, changes in place,
+views and regions without gradients, in every form that torch has for them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_forwards_that_once_failed(seed, esol):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1040))
+@pytest.mark.parametrize("seed", range(1000, 1020))
 def test_other_forwards(seed, esol):
     check(seed, esol)

@@ -25,8 +25,8 @@ def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
 
 
 def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float, Any]:
-    """The largest difference of outputs, gradients and buffers, of the largest gradient where that is over
-    one, and the runner that made it."""
+    """The largest difference of outputs, gradients and buffers, of the largest gradient where that
+    is over one, and the runner that made it."""
     stock = copy.deepcopy(model)
     expected = in_plain_pyg(stock, store)
     expected.sin().sum().backward()
