@@ -33,7 +33,9 @@ def source(name: str, found: Mapping[str, Any]) -> str:
     versions = found.get("versions") or found.get("setting", {}).get("versions") or {}
     parts = [f"`bench/results/{name}.json`"]
     parts += [f"{package} {versions[package]}" for package in PACKAGES if package in versions]
-    parts += [str(found[key]) for key in ("machine", "device", "label", "date") if key in found]
+    parts += [
+        str(found[key]) for key in ("machine", "device", "label", "date", "note") if key in found
+    ]
     return ", ".join(parts) + "."
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench import fill_figures
 from bench.figures import NOT_MEASURED, RENDERED
@@ -118,6 +117,7 @@ def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch, machine):
     assert document.read_text() == DOCUMENT
 
 
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDER = fill_figures.results_of(ROOT / "bench" / "results")
 
