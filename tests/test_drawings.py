@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.tools.draw import DRAWINGS, FOLDER, alike
+from docs.tools.house import ROWS, arrows
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
@@ -46,3 +47,17 @@ def test_words_stay_within_the_drawing(name):
         assert left >= 0, words
         assert left + wide <= width, words
         assert float(size) <= float(y) <= height - 4, words
+
+
+def test_the_house_has_the_rooms_that_there_are_and_lines_that_are_imports():
+    """Upwards only, and each line an import; what every room may use is left out."""
+    package = Path(__file__).parents[1] / "staticgraph"
+    row = {name: number for number, rooms in enumerate(ROWS) for name, _ in rooms}
+    there = {path.parent.name for path in package.glob("*/__init__.py")} | {"schema"}
+    assert set(row) == there - {"text", "files", "models", "lightning"}
+    for used, user in arrows():
+        assert row[used] < row[user]
+        files = (package / user).rglob("*.py")
+        assert any(re.search(rf"staticgraph\.{used}\b", file.read_text()) for file in files), (
+            f"nothing in {user} imports {used}"
+        )

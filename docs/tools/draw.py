@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from docs.tools.data import as_drawn, sizes_of
+from docs.tools.house import house
 from docs.tools.svg import (
     BLUE,
     LINE,
@@ -357,6 +358,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "swaps": swaps,
     "blocks": blocks,
     "recordings": recordings,
+    "house": house,
 }
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
