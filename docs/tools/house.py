@@ -15,9 +15,9 @@ ROWS: tuple[tuple[tuple[str, float], ...], ...] = (
     (("rewrites", 3.5), ("distributed", 5.4)),
     (("steps", 3),),
     (("recording", 1.6), ("probing", 3), ("checking", 4.4)),
-    (("outofcore", 0.8), ("runner", 3)),
-    (("training", 3), ("dryrun", 4.6)),
-    (("serving", 3),),
+    (("runner", 3),),
+    (("training", 3),),
+    (("outofcore", 1), ("serving", 3), ("dryrun", 5)),
     (("cli", 3),),
 )
 # From what is used to what uses it; arrows that follow from others are left out.
@@ -62,9 +62,11 @@ def house() -> Drawing:
     for used, user in arrows():
         (x, y), (to_x, to_y) = at[used], at[user]
         y, to_y = y - TALL / 2, to_y + TALL / 2
-        bend = (y - to_y) / 2
+        low = max(to_y, y - BETWEEN + TALL)  # sideways at once, then straight up
+        bend = (y - low) / 2
         curve = (f"M {x:.1f} {y:.1f}", f"C {x:.1f} {y - bend:.1f},")
-        drawing.path((*curve, f"{to_x:.1f} {to_y + bend:.1f},", f"{to_x:.1f} {to_y:.1f}"), MUTED)
+        end = (f"{to_x:.1f} {low + bend:.1f},", f"{to_x:.1f} {low:.1f}", f"L {to_x:.1f} {to_y:.1f}")
+        drawing.path((*curve, *end), MUTED)
         drawing.circle(to_x, to_y, 2.5, MUTED)
     for name, (x, y) in at.items():
         box = (x - WIDE / 2, y - TALL / 2, WIDE, TALL)
