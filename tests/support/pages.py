@@ -16,8 +16,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -66,6 +64,8 @@ class Block:
     def unmet(self) -> str:
         """Why it cannot run here; empty where it can."""
         if self.needs == "gpu":
+            import torch
+
             return "" if torch.cuda.is_available() else "needs a CUDA device"
         if self.needs in ELSEWHERE:
             return f"needs {ELSEWHERE[self.needs]}"
