@@ -77,8 +77,9 @@ def sizes() -> Drawing:
     drawing.line(left, y, x, y, TEAL, line=2)
     drawing.line(x, y, x, top + tall, TEAL, line=2)
     for ids in as_drawn(len(known), 32, seed=0):
-        if len(ids) == 32:
-            drawing.circle(*place(*known[ids].sum(0)), 3.5, "none", stroke=MUTED)
+        nodes, edges = known[ids].sum(0)
+        if low[0] < nodes < high[0] and low[1] < edges < high[1]:
+            drawing.circle(*place(nodes, edges), 3.5, "none", stroke=MUTED)
     full = [batch for batch in batches if batch[0] > low[0] and batch[1] > low[1]]
     for nodes, edges in full:
         drawing.circle(*place(nodes, edges), 3.5, TEAL)
@@ -118,7 +119,7 @@ def slot() -> Drawing:
     import staticgraph as sg
 
     store = sg.datasets.open(str(sizes_path("esol")), progress=False)
-    chosen = three_small(store.sizes)
+    chosen = three_small(sizes_of("esol"))
     plan = [(19, 34, 5)]
     (batch,) = list(sg.StaticLoader(store, plan, indices=chosen, exact=False))
     numbers = batch.batch.tolist()
@@ -147,7 +148,7 @@ def slot() -> Drawing:
     for a in sources[real[1] :]:
         loops[a] = loops.get(a, 0) + 1
     for place, node in enumerate(range(real[0], len(numbers))):
-        x, y = 545 + 66 * place, 122
+        x, y = 535 + 76 * place, 122
         drawing.circle(x, y - 17, 11, "none", stroke=PADDING, line=1.5)
         drawing.circle(x, y, 10, "url(#padding)", stroke=PADDING, line=1.5)
         drawing.text(x, y + 4, str(node), size=11, anchor="middle")
@@ -190,13 +191,13 @@ def sizes_path(name: str) -> Path:
 
 
 def three_small(known: np.ndarray) -> list[int]:
-    """The first graph with 4, 5 and 7 nodes each, of those with a ring or a branch at the end."""
+    """The first graphs with 5, 7 and 4 nodes."""
     nodes = np.asarray(known)[:, 0]
     return [int(np.flatnonzero(nodes == wanted)[0]) for wanted in (5, 7, 4)]
 
 
 def times(count: int) -> str:
-    return f"{count} self-loop{'s' * (count != 1)}" if count == 1 else f"{count} loops"
+    return f"{count} self-loops" if count != 1 else "1 self-loop"
 
 
 def moved(place: tuple[float, float], down: float) -> tuple[float, float]:

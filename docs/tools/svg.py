@@ -106,10 +106,8 @@ class Drawing:
         fill: str = INK,
         anchor: str = "start",
         bold: bool = False,
-        turned: bool = False,
     ) -> None:
         more = ' font-weight="600"' if bold else ""
-        more += f' transform="rotate(-90 {number(x)} {number(y)})"' if turned else ""
         self._parts.append(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{size}" fill="{fill}" '
             f'text-anchor="{anchor}"{more}>{escape(words)}</text>'
