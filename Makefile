@@ -1,10 +1,10 @@
-# make venv | demo | test | test-all | bench | lint
+# make venv | demo | test | test-all | bench | lint | docs | figures
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: venv demo test test-all lint bench clean
+.PHONY: venv demo test test-all lint bench docs figures clean
 
 venv: $(STAMP)
 
@@ -37,6 +37,21 @@ test-all: lint
 
 bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
+
+# The site in build/site, strictly: a dead link or a name that is gone ends it.
+DOCS := $(VENV)/.docs-installed
+docs: $(DOCS)
+	$(PY) -m docs.tools.draw --check
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+$(DOCS): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+# After a benchmark wrote bench/results: its tables in the documents.
+figures: $(STAMP)
+	$(PY) -m bench.fill_figures bench/results README.md docs/*.md docs/notes/*.md
 
 clean:
 	rm -rf runs build *.egg-info

@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ def report(field: list[Contender], args: argparse.Namespace, load: list[float]) 
             "rows": rows,
             "load": load,
             "versions": versions(STEPS),
+            "date": str(date.today()),
             "threads": args.threads,
         }
         args.out.write_text(json.dumps(document, indent=2) + "\n")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def main() -> None:
         print(f"collation on the device: {1e6 * middle:.1f} us ({1e6 * low:.1f}-{1e6 * high:.1f})")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump(results, file, indent=1)
+            json.dump({**results, "date": str(date.today())}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from datetime import date
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ def write(path: str, args: argparse.Namespace, rows: list[dict]) -> None:
     """The rows as JSON."""
     setting = {"hidden": args.hidden, "layers": args.layers, "versions": versions(STEPS)}
     with open(path, "w") as file:
-        json.dump({"setting": setting, "rows": rows}, file, indent=1)
+        json.dump({"setting": setting, "rows": rows, "date": str(date.today())}, file, indent=1)
         file.write("\n")
 
 

@@ -18,6 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import date
 
 import numpy as np
 import torch
@@ -185,7 +186,11 @@ def main() -> None:
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
     if options.json:
         with open(options.json, "w") as file:
-            document = {"options": vars(options), "versions": versions(STEPS)}
+            document = {
+                "options": vars(options),
+                "versions": versions(STEPS),
+                "date": str(date.today()),
+            }
             document["device"] = device_name(torch.device(options.device))
             json.dump(document | results, file, indent=1)
     losses = [result["loss"] for result in results.values()]

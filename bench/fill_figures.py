@@ -1,9 +1,12 @@
-"""Puts the figures of a GPU run into the documents, between markers; writes nothing by hand.
+"""Puts the figures of benchmarks into the documents, between markers; writes nothing by hand.
 
-    python -m bench.fill_figures OUTDIR/results.json README.md docs/recording.md docs/support.md
+    python -m bench.fill_figures bench/results README.md docs/*.md docs/notes/*.md
+    python -m bench.fill_figures OUTDIR/results.json README.md docs/*.md docs/notes/*.md
 
-Between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` stands what :mod:`bench.figures` makes of the
-results under that name; what was not measured says so. In a table of layers with a column
+The first, of a folder of results, fills what stands between ``<!-- results:NAME -->`` and
+``<!-- /results -->`` with the tables of :mod:`bench.tables`; ``make figures`` does it. The second,
+of a GPU run, fills what stands between ``<!-- gpu:NAME -->`` and ``<!-- /gpu -->`` with what
+:mod:`bench.figures` makes of it; what was not measured says so. In a table of layers with a column
 ``recorded``, each layer's cell is filled, too. A run without a GPU changes no figure.
 """
 
@@ -15,9 +18,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bench import outofcore_tables, tables
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.join_results import rehearsed
 
+TABLES = {**tables.TABLES, **outofcore_tables.TABLES}
+OF_RESULTS = re.compile(r"(<!-- results:([a-z-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 
 
@@ -35,6 +41,27 @@ def filled(text: str, results: dict[str, Any]) -> str:
         return f"{found[1]}{RENDERED[name](results)}\n{found[3]}"
 
     return with_layers(MARKED.sub(block, text), results)
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    """Every file of a folder of results, by its name without the ending."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def with_tables(text: str, folder: dict[str, Any]) -> str:
+    """A document with its ``results`` blocks as the folder has them.
+
+    Raises:
+        KeyError: a marker names no table.
+    """
+
+    def block(found: re.Match[str]) -> str:
+        name = found[2]
+        if name not in TABLES:
+            raise KeyError(f"results:{name} is no table; there are {', '.join(TABLES)}")
+        return f"{found[1]}{TABLES[name](folder)}\n{found[3]}"
+
+    return OF_RESULTS.sub(block, text)
 
 
 def with_layers(text: str, results: dict[str, Any]) -> str:
@@ -59,18 +86,20 @@ def with_layers(text: str, results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, help="a folder, or the results.json of a GPU run")
     parser.add_argument("documents", type=Path, nargs="+")
     options = parser.parse_args()
-    results = json.loads(options.results.read_text())
+    of_folder = options.results.is_dir()
+    results = results_of(options.results) if of_folder else json.loads(options.results.read_text())
     gpu = results.get("machine", {}).get("gpu", "none")
-    if gpu == "none" or rehearsed(results):
+    if not of_folder and (gpu == "none" or rehearsed(results)):
         parser.error(f"{options.results} is of a machine without a GPU: nothing to fill in")
     for document in options.documents:
         before = document.read_text()
-        after = filled(before, results)
-        document.write_text(after)
-        marks = len(MARKED.findall(before))
+        after = (with_tables if of_folder else filled)(before, results)
+        if after != before:
+            document.write_text(after)
+        marks = len((OF_RESULTS if of_folder else MARKED).findall(before))
         print(f"{document}: {marks} marked, {'changed' if after != before else 'unchanged'}")
 
 

@@ -118,6 +118,9 @@ def page(rows: list[tuple[Case, tuple[str, str, str, bool]]]) -> list[str]:
     lines = [
         "# Which PyG layers run in fixed shapes",
         "",
+        "After this page you know which layers were tried in fixed shapes, and how near they "
+        "come to plain PyG.",
+        "",
         "Written by `python bench/support_table.py`, "
         f"{datetime.date.today().isoformat()}, {versions}, on the CPU.",
         "",

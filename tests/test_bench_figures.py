@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from functools import partial
@@ -114,6 +115,38 @@ def test_a_run_without_a_gpu_fills_nothing(tmp_path, monkeypatch, machine):
     with pytest.raises(SystemExit):
         fill_figures.main()
     assert document.read_text() == DOCUMENT
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDER = fill_figures.results_of(ROOT / "bench" / "results")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_holds_what_the_results_say(page):
+    """After a benchmark is run again, ``make figures`` brings its tables up to date."""
+    text = page.read_text()
+    assert fill_figures.with_tables(text, FOLDER) == text
+
+
+def test_a_table_follows_its_file_of_results():
+    changed = copy.deepcopy(FOLDER)
+    changed["training_gine"]["static, kernels"]["ratio_to_best_pyg"]["median"] = 7.0
+    text = "<!-- results:summary -->\n9.99\n<!-- /results -->\n1.25 by hand\n"
+    filled = fill_figures.with_tables(text, changed)
+    assert "7.00 (1." in filled
+    assert "9.99" not in filled
+    assert filled.endswith("<!-- /results -->\n1.25 by hand\n")
+
+
+@pytest.mark.parametrize("name", sorted(fill_figures.TABLES))
+def test_a_table_without_its_file_claims_nothing(name):
+    assert fill_figures.TABLES[name]({}) == NOT_MEASURED
+
+
+def test_a_marker_of_no_table_is_an_error():
+    with pytest.raises(KeyError, match="results:speed is no table"):
+        fill_figures.with_tables("<!-- results:speed -->\n<!-- /results -->", FOLDER)
 
 
 def test_parts_are_joined_and_earlier_ones_kept(tmp_path):

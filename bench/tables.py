@@ -1,0 +1,278 @@
+"""What stands in ``bench/results`` as Markdown tables, one function per table.
+
+A number in a document that a benchmark made gets there through :mod:`bench.fill_figures` and these
+functions alone, so a run that is repeated changes the file of results and nothing is copied by
+hand. Each table ends in a line that names the file, the versions and, where the file has it, the
+date. A file that is not there gives :data:`bench.figures.NOT_MEASURED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, median, stdev
+from typing import Any
+
+from bench.figures import NOT_MEASURED, markdown
+
+Folder = Mapping[str, Any]
+DATA = {
+    "ogbg-molhiv_train": "ogbg-molhiv, training",
+    "ogbg-molhiv_all": "ogbg-molhiv, all",
+    "ogbg-molpcba_train": "ogbg-molpcba, training",
+    "pcqm4mv2_train_APPROX": "PCQM4Mv2, approximate",
+    "esol": "ESOL",
+    "code2-like": "like ogbg-code2",
+    "ppa-like": "like ogbg-ppa",
+}
+TRAINING = ("gine", "gcn", "gps")
+PACKAGES = ("torch", "torch_geometric")
+
+
+def source(name: str, found: Mapping[str, Any]) -> str:
+    """The line below a table: the file, versions, date and machine, as far as the file has them."""
+    versions = found.get("versions") or found.get("setting", {}).get("versions") or {}
+    parts = [f"`bench/results/{name}.json`"]
+    parts += [f"{package} {versions[package]}" for package in PACKAGES if package in versions]
+    parts += [
+        str(found[key]) for key in ("machine", "device", "label", "date", "note") if key in found
+    ]
+    return ", ".join(parts) + "."
+
+
+def table(
+    name: str, found: Mapping[str, Any], headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
+    return f"{markdown(headers, rows)}\n\n{source(name, found)}" if rows else NOT_MEASURED
+
+
+def ratio(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.2f} ({found['p10']:.2f} to {found['p90']:.2f})"
+
+
+def share(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def data_name(name: str) -> str:
+    return DATA.get(name, name.removeprefix("tu_"))
+
+
+def best_of_pyg(found: Mapping[str, Any]) -> float:
+    """Graphs per second of PyG at its best number of workers."""
+    return max(row["graphs_per_second"] for key, row in found.items() if key.startswith("PyG, "))
+
+
+def epochs(found: Mapping[str, Any]) -> str:
+    """The model of a training run, as the documents name it."""
+    options = found["options"]
+    name = str(options["model"]).upper()
+    return f"{name} {options['layers']}x{options['hidden']}, batch {options['batch_size']}"
+
+
+def summary(folder: Folder) -> str:
+    """The README's table: training, launches, loading, packing and filling, a line each."""
+    rows: list[tuple[str, str, str]] = []
+    for model in TRAINING:
+        found = folder.get(f"training_{model}")
+        if found:
+            ours = found["static, kernels"]["ratio_to_best_pyg"]
+            base = f"{best_of_pyg(found):,.0f} graphs/s"
+            rows.append((f"training {epochs(found)}", base, f"{ratio(ours)} times"))
+    for name, row in folder.get("launches_steps", {}).get("rows", {}).items():
+        stock, kernels = (row[key]["total"] for key in ("stock, compiled", "kernels, compiled"))
+        what = f"launches of a training step, {name.upper().replace('X', 'x')}, batch 32"
+        rows.append((what, f"{stock:,} (compiled)", f"{kernels:,} (counted, not run)"))
+    if "loader" in folder:
+        found = folder["loader"]
+        plain = max(
+            row["graphs_per_second"] for key, row in found.items() if key.startswith("PyG DataL")
+        )
+        ours = found["StaticLoader"]["graphs_per_second"]
+        rows.append(("loading alone, one core", f"{plain:,.0f} graphs/s", f"{ours:,.0f} graphs/s"))
+    for row in folder.get("packing", {}).get("packing", ()):
+        if row["data"] == "ogbg-molhiv_train":
+            what = f"packs of ogbg-molhiv's training graphs at {tuple(row['limits'])}"
+            best = f"{row['paper_packs']:,} (tuple packing)"
+            ours = f"{row['packs']:,} (at least {row['volume_bound']:,} are needed)"
+            rows.append((what, best, ours))
+    for row in folder.get("overflow", {}).get("overflow", ()):
+        if (row["data"], row["batch_size"]) == ("ogbg-molhiv_train", 128):
+            nodes, edges = map(share, row["filled"])
+            what = "share of a bucket that is real, exact batches of 128 molecules"
+            rows.append((what, "-", f"{nodes} of nodes, {edges} of edges"))
+    below = source("training_gine", folder["training_gine"]) if "training_gine" in folder else ""
+    return f"{markdown(('what', 'plain PyG, or published', 'here'), rows)}\n\n{below}".rstrip()
+
+
+def training(folder: Folder) -> str:
+    rows = []
+    for model in TRAINING:
+        found = folder.get(f"training_{model}")
+        if found:
+            ours = (
+                found[way]["ratio_to_best_pyg"] for way in ("static batches", "static, kernels")
+            )
+            losses = [
+                row["loss"] for row in found.values() if isinstance(row, dict) and "loss" in row
+            ]
+            apart = f"{max(losses) - min(losses):.1e}"
+            versions = found["versions"]["torch"]
+            rows.append(
+                (epochs(found), f"{best_of_pyg(found):,.0f}", *map(ratio, ours), apart, versions)
+            )
+    headers = (
+        "model",
+        "PyG, graphs/s",
+        "static, times PyG",
+        "with kernels",
+        "last losses differ by",
+    )
+    return markdown((*headers, "torch"), rows)
+
+
+def one_thread(folder: Folder) -> str:
+    found = folder.get("kernels_cpu", {})
+    rows = [
+        (
+            row["contender"],
+            f"{row['step_ms']:.1f} [{row['p10_ms']:.1f}, {row['p90_ms']:.1f}]",
+            f"{row['cpu_ms']:.1f}",
+            f"{row['graphs_per_s']:,.0f}",
+            f"{row['speed']:.2f}",
+            f"{row['cpu_speed']:.2f}",
+        )
+        for row in found.get("rows", ())
+    ]
+    headers = ("", "step ms, median [p10, p90]", "CPU ms", "graphs/s", "times PyG", "by CPU time")
+    return table("kernels_cpu", found, headers, rows)
+
+
+def launches(folder: Folder) -> str:
+    found = folder.get("launches_steps", {})
+    ways = ("PyG", "stock, compiled", "kernels, compiled")
+    rows = []
+    for name, row in found.get("rows", {}).items():
+        shown = name.upper().replace("X", "x")
+        for part in ("forward", "backward", "optimizer", "total"):
+            cells = (f"{row[way][part]:,}" for way in ways)
+            rows.append((shown if part == "forward" else "", part, *cells))
+        stock = row["stock, compiled"]["total"]
+        cells = (f"{row[way]['total'] / stock:.2f}" for way in ways)
+        rows.append(("", "of stock compiled", *cells))
+    headers = ("model", "", "PyG, eager: operations", "stock layers compiled: launches")
+    return table("launches_steps", found, (*headers, "with kernels compiled: launches"), rows)
+
+
+def loading(folder: Folder) -> str:
+    found = folder.get("loader", {})
+    rows = [
+        (name, f"{row['graphs_per_second']:,.0f}", f"{row['p10']:,.0f} to {row['p90']:,.0f}")
+        for name, row in found.items()
+        if isinstance(row, dict) and "graphs_per_second" in row
+    ]
+    return table("loader", found, ("contender", "graphs/s", "p10 to p90"), rows)
+
+
+def crossing(folder: Folder) -> str:
+    found = folder.get("loader", {})
+    made = found.get("crossing", {})
+    rows = [
+        (name, f"{made[key]:,}")
+        for name, key in (
+            ("filled on the host (one copy of its slot)", "bytes a batch, filled on the host"),
+            ("from ids", "bytes a batch, ids alone"),
+        )
+        if key in made
+    ]
+    headers = ("one batch of 128 molecules of HIV", "bytes across the bus")
+    return table("loader", found, headers, rows)
+
+
+def overflow(folder: Folder) -> str:
+    found = folder.get("overflow", {})
+    rows = [
+        (
+            data_name(row["data"]),
+            str(row["batch_size"]),
+            ", ".join(map(share, row["filled"])),
+            ", ".join(map(share, row["full_batches"])),
+            f"{row['overflowed']:,}",
+            f"{row['batches']:,}",
+        )
+        for row in found.get("overflow", ())
+    ]
+    headers = ("data", "batch", "nodes, edges filled", "full batches alone", "left over")
+    return table("overflow", found, (*headers, "of batches"), rows)
+
+
+def packing(folder: Folder) -> str:
+    found = folder.get("packing", {})
+    rows = [
+        (
+            data_name(row["data"]),
+            f"{row['packs']:,}",
+            f"{row['volume_bound']:,}",
+            f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
+            f"{1e3 * median(row['ours_s']):.1f}",
+            f"{1e3 * median(row['paper_s']):.1f}" if "paper_s" in row else "-",
+        )
+        for row in found.get("packing", ())
+    ]
+    headers = ("histogram", "packs", "bound by volume", "paper's best", "ours, ms", "paper's, ms")
+    return table("packing", found, headers, rows)
+
+
+def composition(folder: Folder) -> str:
+    """Batches of 128 of HIV, and training on NCI1, strategy by strategy."""
+    found = folder.get("composition", {})
+    rows = []
+    for row in found.get("composition", ()):
+        runs = [run for run in found["training"] if run["strategy"] == row["strategy"]]
+        if row["batch_size"] != 128 or len(runs) < 2:
+            continue
+        ends = ([run["losses"][-1] for run in runs], [run["accuracy"] for run in runs])
+        rows.append(
+            (
+                row["strategy"],
+                f"{row['correlation']:.4f}",
+                f"{row['spread']:.2f}",
+                f"{row['again']:.2f}",
+                *(f"{mean(values):.3f} +- {stdev(values):.3f}" for values in ends),
+            )
+        )
+    headers = ("strategy", "correlation of sizes in a batch", "spread of batch means")
+    return table(
+        "composition", found, (*headers, "pairs met again", "final loss", "test accuracy"), rows
+    )
+
+
+def memory(folder: Folder) -> str:
+    found = folder.get("memory", {})
+    rows = [
+        (
+            row["model"],
+            f"{row['optimizer']} {row['autocast']}".strip()
+            + (f" accumulate {row['accumulate']}" if row["accumulate"] > 1 else ""),
+            row["form"],
+            f"{row['predicted_bytes'] / 2**20:.1f} MiB",
+            f"{row['measured_bytes'] / 2**20:.1f} MiB",
+            f"{abs(row['error']):.3%}",
+        )
+        for row in found.get("rows", ())
+    ]
+    headers = ("model", "training", "form", "predicted", "measured", "error")
+    return table("memory", found, headers, rows)
+
+
+TABLES: dict[str, Callable[[Folder], str]] = {
+    "summary": summary,
+    "training": training,
+    "one-thread": one_thread,
+    "launches": launches,
+    "loading": loading,
+    "crossing": crossing,
+    "overflow": overflow,
+    "packing": packing,
+    "composition": composition,
+    "memory": memory,
+}

@@ -1,0 +1,35 @@
+"""What the site needs of the library while it is built: the help of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+MARK = "<!-- commands -->"
+
+
+def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of all commands, by name."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(action.choices)
+    return found
+
+
+def help_of_commands() -> str:
+    """Every command's own help, under a heading each."""
+    from staticgraph.cli import parser
+
+    os.environ["COLUMNS"] = "96"  # what argparse wraps at, on any terminal
+    parts = [
+        f"## staticgraph {name}\n\n```text\n{one.format_help().rstrip()}\n```\n"
+        for name, one in commands(parser()).items()
+    ]
+    return "\n".join(parts)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by MkDocs for each page."""
+    return markdown.replace(MARK, help_of_commands()) if MARK in markdown else markdown

@@ -1,0 +1,112 @@
+"""The code of the documents' pages, block by block, with the marks that stand before a block.
+
+A mark is a comment that a reader does not see::
+
+    <!-- setup            code that the blocks after it take for granted
+    <!-- needs: gpu -->   what the next block needs; a package's name, or one of ELSEWHERE
+    <!-- slow -->         it runs with the slow tests
+    <!-- instead: a | b -->   in the test b stands where the block has a
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    # A changelog tells what was before.
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "changelog.md"),
+]
+# What no test brings along, and why.
+ELSEWHERE = {
+    "torchrun": "processes that torchrun starts; tests/test_distributed.py has real ones",
+    "slurm": "a cluster",
+    "server": "a port and a caller; tests/test_serve.py has both",
+    "venv": "make, which sets up an environment",
+    "minutes": "more minutes than a test may take",
+}
+ITEM = re.compile(
+    r"^<!-- setup\n(?P<setup>.*?)^-->$"
+    r"|^<!-- (?P<mark>needs|slow|instead)(?:: (?P<value>.*?))? -->$"
+    r"|^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+LANGUAGES = ("python", "bash", "text", "mermaid", "yaml")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block.
+
+    Attributes:
+        line: of the page, where its code begins.
+        needs: what must be there for it to run.
+    """
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    needs: str = ""
+    slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def unmet(self) -> str:
+        """Why it cannot run here; empty where it can."""
+        if self.needs == "gpu":
+            import torch
+
+            return "" if torch.cuda.is_available() else "needs a CUDA device"
+        if self.needs in ELSEWHERE:
+            return f"needs {ELSEWHERE[self.needs]}"
+        if self.needs and importlib.util.find_spec(self.needs) is None:
+            return f"the extra {self.needs!r} is not installed"
+        return ""
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command of a shell's block, variables before it left out."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        split = (shlex.split(line, comments=True) for line in lines)
+        return [
+            [word for word in words if not re.match(r"[A-Z_]+=", word)] for words in split if words
+        ]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """In order; hidden code to set up is a block of Python."""
+    text, found = page.read_text(), []
+    marks: dict[str, str] = {}
+    for item in ITEM.finditer(text):
+        line = text.count("\n", 0, item.start()) + 2
+        if item["mark"]:
+            marks[item["mark"]] = item["value"] or ""
+            continue
+        code = item["setup"] if item["setup"] is not None else item["code"]
+        if "instead" in marks:
+            old, _, new = marks["instead"].partition(" | ")
+            assert old in code, f"{page.name}:{line} has no {old!r}"
+            code = code.replace(old, new)
+        language = "python" if item["setup"] is not None else item["language"]
+        found.append(Block(page, line, language, code, marks.get("needs", ""), "slow" in marks))
+        marks = {}
+    assert not marks, f"{page.name} ends in a mark that no block follows: {marks}"
+    return found
+
+
+def run(blocks: list[Block]) -> None:
+    """Blocks of one page, in one set of names; a traceback has the page's own lines."""
+    names: dict[str, object] = {"__name__": blocks[0].page.stem}
+    for block in blocks:
+        code = "\n" * (block.line - 1) + block.code
+        exec(compile(code, str(block.page), "exec"), names)
