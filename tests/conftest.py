@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from support.examples import EXAMPLES
+from support.patience import patience
 
 import staticgraph as sg
+
+# A test that takes longer hangs; pytest-timeout reads this.
+os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
 pytest_plugins = ["support.processor_time", "support.places"]
 

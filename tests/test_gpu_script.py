@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -33,7 +34,7 @@ def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHON": sys.executable, **given},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=patience(200),
     )
 
 
@@ -99,7 +100,9 @@ def test_pytest_takes_its_options(tmp_path):
     for options in (shlex.split(line) for line in lines):
         (tmp_path / "test_one.py").write_text("def test_cpu():\n    pass\n")
         asked = [sys.executable, "-m", "pytest", "--collect-only", *options, "test_one.py"]
-        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            asked, cwd=tmp_path, capture_output=True, text=True, timeout=patience(60)
+        )
         assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: none is selected
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.processor_time import NAME, unmarked
+from support import patience
+from support.processor_time import NAME, SHOWN, slowest, unmarked
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -79,10 +81,61 @@ def test_every_test_of_a_gpu_runs_on_the_cpu_too():
             )
 
 
+def report_of(name: str, seconds: float, keywords: Iterable[str] = ()) -> SimpleNamespace:
+    """What a test left: its name, its seconds of processor, twice as many on the wall."""
+    return SimpleNamespace(
+        nodeid=name,
+        duration=2 * seconds,
+        user_properties=[(NAME, seconds)],
+        keywords=set(keywords),
+    )
+
+
+def test_the_slowest_twenty_are_told_with_the_sum_of_all():
+    head, *lines, total = slowest([report_of(f"t{n}", n) for n in range(30)])
+    assert head == "on the processor, on the wall (s)"
+    assert [line.split()[-1] for line in lines] == [f"t{n}" for n in range(29, 29 - SHOWN, -1)]
+    assert lines[0].split() == ["29.0", "58.0", "t29"]
+    assert total.split() == ["435", "870", "all", "tests"]
+
+
+def limits(source: str) -> list[int]:
+    """Lines where something is given a number of seconds to end in: ``timeout=60``."""
+    return [
+        node.value.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.keyword)
+        and node.arg == "timeout"
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is not None
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_limits_grow_with_a_slow_machine(path):
+    """A limit of the clock is for what hangs: it comes from support.patience."""
+    found = limits(path.read_text())
+    assert not found, f"{named(path)}:{found[0]} gives a number of seconds: patience(seconds)"
+
+
+def test_a_limit_in_seconds_is_seen():
+    assert limits("run(timeout=60)\nrun(timeout=patience(60))\nrun(timeout=None)") == [1]
+
+
+def test_patience_follows_the_machine(monkeypatch):
+    """Four times as slow, four times as patient; never less than on a quiet one."""
+    now = iter([0.0, 4 * patience.QUIET_S, 0.0, patience.QUIET_S / 2])
+    monkeypatch.setattr(patience.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(patience, "_work", lambda: 0)
+    for expected in (4.0, 1.0):
+        patience.slowness.cache_clear()
+        assert patience.patience(10) == pytest.approx(10 * patience.RESERVE * expected)
+    patience.slowness.cache_clear()
+
+
 def test_slow_tests_without_the_marker_are_listed():
     def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
-        found = {"nodeid": name, "user_properties": [(NAME, seconds)], "keywords": set(keywords)}
-        return SimpleNamespace(**found)
+        return report_of(name, seconds, keywords)
 
     ended = [report("a", 9.9), report("b", 11.0), report("c", 40.0, "slow"), report("d", 12.0)]
     assert unmarked(ended) == ["12 s d", "11 s b"]

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy
 import pytest
 
+from support.patience import patience
+
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
 # Triton 3.6 reads a number out of an array of one dimension, which NumPy 2.4 no longer gives.
@@ -28,6 +30,6 @@ def run_interpreted(name: str) -> None:
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=patience(200),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

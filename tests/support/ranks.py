@@ -20,10 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support.patience import patience
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["support.ranks", "support.gine_net", "staticgraph.runner.runner"])
 # A rank that waits for another longer than this is stuck.
-LIMIT_S = 120.0
+LIMIT_S = patience(60)
 
 
 class RankFailed(AssertionError):
