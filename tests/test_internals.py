@@ -56,10 +56,14 @@ def test_private_names_of_torch_stand_in_their_rooms(path):
 
 
 def test_a_private_name_is_seen_however_it_is_reached():
-    said = (
-        "import torch._dynamo\nfrom torch.utils._pytree import tree_map\n"
-        "from torch import _guards\ntorch._foreach_copy_(a, b)\ntorch.ops.aten._to_copy\nx._version\ntorch._C._functions\n"
-    )
+    said = """import torch._dynamo
+from torch.utils._pytree import tree_map
+from torch import _guards
+torch._foreach_copy_(a, b)
+torch.ops.aten._to_copy
+x._version
+torch._C._functions
+"""
     assert {line for line, _ in private_names(said)} == {1, 2, 3, 4, 5, 6, 7}
     assert private_names("import torch\ntorch.__version__\nfrom torch.fx import Node\n") == []
 
