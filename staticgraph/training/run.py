@@ -32,11 +32,13 @@ from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
+from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.job import SilentEvents, first_alone, own_device
+from staticgraph.training.loops import training_loops
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.tasks import task_of
 from staticgraph.training.timed_batches import timed
@@ -104,6 +106,8 @@ class Training:
             if not ranks.first:  # or every rank would drop the same places
                 torch.manual_seed(config.seed + APART * ranks.rank)
         self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
+        if self.kernels and self.device.type == "cpu":
+            first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
         convert(self.model, kernels=self.kernels)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"

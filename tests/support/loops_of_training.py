@@ -1,0 +1,72 @@
+"""Run as a program: trains each model that fused kernels are put under, and prints the loops that
+were called, the longest to compile first, then what numba compiled inside them.
+
+    python tests/support/loops_of_training.py DATA FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from numba.core import event, types
+from numba.core.registry import CPUDispatcher
+
+from staticgraph.training import run, train
+from staticgraph.training.compile_ahead import Loop
+from staticgraph.training.config import KERNELS_GAIN, TrainConfig
+from staticgraph.training.loops import line_of
+
+
+class Compiled(event.Listener):
+    """Seconds of every function that numba compiled, those inside others included."""
+
+    def __init__(self) -> None:
+        self.began: list[float] = []
+        self.seconds: dict[tuple[str, Any], float] = {}
+        self.names: set[str] = set()
+
+    def on_start(self, event: Any) -> None:
+        self.began.append(time.perf_counter())
+
+    def on_end(self, event: Any) -> None:
+        function = event.data["dispatcher"].py_func
+        name = f"{function.__module__}.{function.__qualname__}"
+        self.names.add(name)
+        if len(self.began) == 1:
+            self.seconds[name, event.data["args"]] = time.perf_counter() - self.began[0]
+        self.began.pop()
+
+
+def called() -> Iterator[Loop]:
+    """Loops of this package that Python called, with their types."""
+    for module_name, module in sorted(sys.modules.items()):
+        for name, value in vars(module).items() if module_name.startswith("staticgraph") else ():
+            if isinstance(value, CPUDispatcher) and value.py_func.__module__ == module_name:
+                for kinds in value.signatures:
+                    yield Loop(f"{module_name}.{name}", kinds)
+
+
+def main() -> None:
+    compiled = Compiled()
+    event.register("numba:compile", compiled)
+    run.compile_ahead = lambda loops, show: 0  # each is compiled where it is called
+    for model in sorted(KERNELS_GAIN):
+        train.train(
+            TrainConfig(sys.argv[1], model=model, hidden=16, layers=2, batch_size=128, epochs=1),
+            f"{sys.argv[2]}/{model}",
+            progress=False,
+        )
+    found = sorted(
+        (loop for loop in called() if (loop.name, loop.types) in compiled.seconds),
+        key=lambda loop: -compiled.seconds[loop.name, loop.types],
+    )
+    assert not any(isinstance(kind, types.Omitted) for loop in found for kind in loop.types)
+    print(json.dumps({"lines": [line_of(loop) for loop in found], "names": [*compiled.names]}))
+
+
+if __name__ == "__main__":
+    main()
