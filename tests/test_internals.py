@@ -272,7 +272,7 @@ def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
     given = []
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx",
-        lambda graph, inputs, config_patches=None: given.append((graph, config_patches)),
+        lambda graph, inputs, config_patches=None, **_: given.append((graph, config_patches)),
     )
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     inductor.inductor("reduce-overhead")(graph, [torch.zeros(1)])

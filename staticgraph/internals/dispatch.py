@@ -34,4 +34,5 @@ def version_of(tensor: Tensor) -> int:
 def delayed_error(message: str, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """``given``, on a tape that raises ``RuntimeError(message)`` where it is followed back."""
     kind = torch._C._functions.DelayedError  # pyright: ignore[reportAttributeAccessIssue]
-    return kind(message.encode(), len(given))(*given)
+    kept = kind(message.encode(), len(given))(*given)
+    return kept if isinstance(kept, tuple) else (kept,)  # of one result torch gives the tensor
