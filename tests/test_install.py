@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from staticgraph.cli import parser
+from staticgraph.datasets.shipped import shipped
 
 SCRIPT = Path(__file__).parent.parent / "tools" / "install.py"
 
@@ -89,3 +93,13 @@ def test_what_pip_said_is_shown_where_it_fails(module, tmp_path):
     out = io.StringIO()
     assert module.follow(pretending(tmp_path, 7), tmp_path, out) == 7
     assert "Collecting tree\nInstalling collected packages: tree, leaf" in out.getvalue()
+
+
+def test_the_commands_that_the_makefile_names_are_commands():
+    """The demo, and the two that it ends with, as the parser reads them; their data is here."""
+    text = (SCRIPT.parents[1] / "Makefile").read_text().replace("\\\n", " ")
+    found = re.findall(r"(?:staticgraph\.cli|bin/staticgraph) ([^\"\n]+)", text)
+    assert [words.split()[0] for words in found] == ["train", "train", "check"]
+    for words in found:
+        options = parser().parse_args(words.split())
+        assert (SCRIPT.parents[1] / options.data).exists() or options.data in shipped()
