@@ -1,4 +1,4 @@
-# make demo | venv | test | test-all | lint | package | bench
+# make demo | venv | test | test-all | tiers | lint | package | bench
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
 TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: venv demo test test-all lint lint-all fuzz bench package clean
+.PHONY: venv demo test test-all lint lint-all fuzz tiers bench package clean
 
 venv: $(STAMP)
 
@@ -34,9 +34,13 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 
-# The tests that take under ten seconds each.
+# The quick tests, under a second each.
 test: lint
 	$(TESTS) -m "not slow"
+
+# All tests, and a new list of which are slow.
+tiers: $(STAMP)
+	$(TESTS) --write-tiers
 
 # All of them, a minute of the fuzzer, and every public name typed. The fuzzer and the linters keep
 # one core each. FUZZ_SEED=random draws other cases.

@@ -15,7 +15,7 @@ import staticgraph as sg
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
-pytest_plugins = ["support.processor_time", "support.places"]
+pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)

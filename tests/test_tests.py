@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from support import patience
 from support.processor_time import NAME, SHOWN, slowest, unmarked
+from support.tiers import brought_up_to_date, listed
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -142,8 +143,24 @@ def test_slow_tests_without_the_marker_are_listed():
     def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
         return report_of(name, seconds, keywords)
 
-    ended = [report("a", 9.9), report("b", 11.0), report("c", 40.0, "slow"), report("d", 12.0)]
-    assert unmarked(ended) == ["12 s d", "11 s b"]
+    ended = [report("a", 4.9), report("b", 6.0), report("c", 40.0, "slow"), report("d", 12.0)]
+    assert unmarked(ended) == ["12 s d", "6 s b"]
+
+
+def test_the_list_of_slow_tests_follows_a_run():
+    """Slow ones come in, quick ones go out, those between and those that did not run stay."""
+    seconds = {"new": 1.1, "quick": 0.2, "was slow": 0.3, "still": 4.0, "about": 0.8, "fast": 0.9}
+    slow = ["was slow", "still", "about", "did not run"]
+    assert brought_up_to_date(slow, seconds) == ["about", "did not run", "new", "still"]
+
+
+def test_what_is_in_the_list_is_slow_here(request):
+    """In this very run; a name that is there no more is one to take out."""
+    for item in request.session.items:
+        if item.nodeid in listed():
+            assert "slow" in item.keywords
+    files = {name.partition("::")[0] for name in listed()}
+    assert [name for name in sorted(files) if not (TESTS.parent / name).is_file()] == []
 
 
 def test_time_of_the_processor_is_noted(request):

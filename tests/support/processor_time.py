@@ -1,5 +1,5 @@
 """What tests cost: a run ends with the twenty that used the processor most, and with those that did
-for over ten seconds without the marker `slow`.
+for so long that they belong to the slow ones (:mod:`support.tiers`).
 
 Time on the wall depends on what else runs; time on the processor, of this process and of its
 children, hardly does. What a fixture takes is counted to the first test that asks for it.
@@ -8,12 +8,13 @@ children, hardly does. What a fixture takes is counted to the first test that as
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
 
-SLOW_S = 10.0
+# What compiles for the first time takes longer than it will again.
+SLOW_S = 5.0
 SHOWN = 20
 NAME = "processor_s"
 STARTED = pytest.StashKey[float]()
@@ -61,14 +62,23 @@ def unmarked(reports: list[pytest.TestReport]) -> list[str]:
     return [f"{s:.0f} s {report.nodeid}" for s, report in late]
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    stats = terminalreporter.stats
+def calls_of(stats: Mapping[str, Any]) -> list[pytest.TestReport]:
+    """Of a run, the report of each test that ran."""
     ended = [one for kind in ("passed", "failed") for one in stats.get(kind, ())]
-    calls = [one for one in ended if getattr(one, "when", "") == "call"]
+    return [one for one in ended if getattr(one, "when", "") == "call"]
+
+
+def seconds_of(stats: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds on the processor of each test that ran, by name."""
+    return {report.nodeid: s for s, report in by_cost(calls_of(stats))}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    calls = calls_of(terminalreporter.stats)
     if len(calls) > SHOWN:
         terminalreporter.section("the slowest tests")
         terminalreporter.write("".join(f"{line}\n" for line in slowest(calls)))
     lines = unmarked(calls)
     if lines:
-        terminalreporter.section("over ten seconds of processor time, and not marked slow")
+        terminalreporter.section(f"over {SLOW_S:g} s of processor time and not slow: make tiers")
         terminalreporter.write("".join(f"{line}\n" for line in lines))
