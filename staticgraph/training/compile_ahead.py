@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from numba.core import event
 
-from staticgraph.text.progress import bar
+from staticgraph.text.progress import bar, say
 
 NUMBER = struct.Struct("i")
 
@@ -95,9 +95,11 @@ def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 
     if not missing or not hasattr(os, "fork"):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    finished = 0
+    children, finished = min(processes or cores or 1, len(missing)), 0
+    if show:
+        say(f"compiling {len(missing)} kernels in {children} processes, for this and later runs")
     with bar(total=len(missing), desc="compiling kernels", unit="", show=show) as shown:
-        for number in _compiled(missing, min(processes or cores or 1, len(missing))):
+        for number in _compiled(missing, children):
             shown.set_postfix_str(missing[number].name.rpartition(".")[2].strip("_"))
             shown.update(1)
             finished += 1

@@ -33,6 +33,7 @@ kernels.neighbour_sum.cpu_backward.relu_add_backward f4[2]*3 i8[1]*2 i4[1]*3 f4[
 batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
 batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
+batches.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
 batches.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
 kernels.gcn_sum.cpu.backward f4[2] f4[1]*3 i8[1] i4[1]*2 b1 f4[2]

@@ -74,6 +74,9 @@ class Training:
         self.writes = ranks is None or ranks.first
         self.progress = progress and self.writes
         self.device = device_of(config.device, ranks)
+        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
+        if self.kernels and self.device.type == "cpu":
+            first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
 
         def opened() -> GraphStore:
             return datasets.open(
@@ -105,9 +108,6 @@ class Training:
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
             if not ranks.first:  # or every rank would drop the same places
                 torch.manual_seed(config.seed + APART * ranks.rank)
-        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
-        if self.kernels and self.device.type == "cpu":
-            first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
         convert(self.model, kernels=self.kernels)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
