@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import staticgraph as sg
 from staticgraph.cli import main
@@ -109,6 +110,32 @@ def test_classifiers_name_the_pythons_that_are_allowed():
         "a license is"
     )
     assert METADATA["license"] == "MIT"
+
+
+def seen_to_run() -> list[dict[str, str]]:
+    """The table of docs/versions.md, a row a run."""
+    lines = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in (ROOT / "docs" / "versions.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    head, _, *rows = lines
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("torch", "torch"), ("torch_geometric", "PyG"), ("python", "Python")]
+)
+def test_versions_that_are_allowed_are_those_that_were_run(name, column):
+    """The oldest and the newest that a user may install each stand in docs/versions.md."""
+    ran = [Version(row[column]) for row in seen_to_run()]
+    wanted = [Requirement(each) for each in METADATA["dependencies"]]
+    found = [each.specifier for each in wanted if each.name == name]
+    (allowed,) = found or [SpecifierSet(METADATA["requires-python"])]
+    oldest, newest = min(ran), max(ran)
+    assert all(allowed.contains(version) for version in ran)
+    assert not allowed.contains(f"{oldest.major}.{oldest.minor - 1}.9")
+    assert not allowed.contains(f"{newest.major}.{newest.minor + 1}.0")
 
 
 def test_the_version_stands_in_one_place(capsys):

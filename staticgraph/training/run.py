@@ -78,6 +78,8 @@ class Training:
         if self.kernels and self.device.type == "cpu":
             first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
 
+        self._say(f"opening {config.data} and planning its batches")
+
         def opened() -> GraphStore:
             return datasets.open(
                 config.data, target=config.target, seed=config.seed, progress=self.progress

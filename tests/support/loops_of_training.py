@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from numba.core import event, types
 from numba.core.registry import CPUDispatcher
 from torch_geometric.data import Batch, Data
 
-from staticgraph import GraphStore, datasets
+from staticgraph import datasets
 from staticgraph.training import run, train
 from staticgraph.training.compile_ahead import Loop
 from staticgraph.training.config import KERNELS_GAIN, TrainConfig
@@ -62,8 +63,8 @@ def with_a_large_one(data: str, folder: str) -> str:
         graphs[at] = Data(
             x=large.x, edge_index=large.edge_index, edge_attr=large.edge_attr, y=large.y[:1]
         )
-    GraphStore.from_pyg(graphs, progress=False).save(f"{folder}/large")
-    return f"{folder}/large"
+    torch.save(graphs, f"{folder}/large.pt")
+    return f"{folder}/large.pt"
 
 
 def main() -> None:
