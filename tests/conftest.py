@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 import torch
 from support.examples import EXAMPLES
+from support.patience import patience
 
 import staticgraph as sg
 
-pytest_plugins = ["support.processor_time", "support.places"]
+# A test that takes longer hangs; pytest-timeout reads this.
+os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
+
+pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)
@@ -23,6 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives as long as the process: the collector need not go through these
+    400,000 objects each time that a probe or a recording asks for it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

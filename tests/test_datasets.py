@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from staticgraph import GraphStore, datasets
 from staticgraph.datasets import pyg as from_pyg
 from staticgraph.datasets.npz import categories
+from staticgraph.datasets.shipped import FOLDER, shipped
 from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -186,6 +187,33 @@ def test_a_file_that_is_no_torch_file(tmp_path):
 
 
 # ---------------------------------------------------------------------- unknown
+
+
+def test_a_name_that_comes_with_the_package(tmp_path, monkeypatch):
+    """Wherever one stands; a path of the same name is what a user means by it."""
+    monkeypatch.chdir(tmp_path)
+    store = datasets.open("esol")
+    assert len(store) == 1128
+    assert set(store.splits) == {"train", "val", "test"}
+    GraphStore.from_pyg([store[0], store[1]]).save(tmp_path / "esol")
+    assert len(datasets.open("esol")) == 2
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="chooses columns of a CSV, and esol is none"):
+        datasets.open("esol", target="a")
+
+
+def test_what_comes_with_the_package_says_from_where():
+    """A name each, in what is understood, and a row with source and licence."""
+    said = (FOLDER / "README.md").read_text()
+    assert "esol" in shipped()
+    for name, path in shipped().items():
+        assert name in dict(datasets.SPECS)
+        row = next(line for line in said.splitlines() if line.startswith(f"| `{path.name}` |"))
+        *_, source, licence, _ = (cell.strip() for cell in row.split("|"))
+        assert source
+        assert licence
+        assert path.stat().st_size < 100_000, "a wheel carries the small ones alone"
 
 
 @pytest.mark.parametrize("spec", ["hiv", "tu:", "zinc:full", "data.h5", "examples"])

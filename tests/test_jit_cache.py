@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.patience import patience
 
 import staticgraph
 
@@ -50,7 +51,7 @@ def child(tmp_path: Path, temporary: str, code: str) -> subprocess.CompletedProc
         text=True,
         env=environment,
         cwd=Path(package).parent,
-        timeout=120,
+        timeout=patience(60),
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.attending import Attending, batch_of
 from support.compiled import launches
-from support.interpreted import needs_interpreter, run_interpreted
 from support.parity import differences, plain_step, poisoned, static_step, unknown_counts
 
 import staticgraph as sg
@@ -28,12 +27,6 @@ MOLECULES = sg.Capacity(
     3288, 7078, 129, 222, order_statistics=((0, 222), (2, 117), (8, 59), (50, 28))
 )
 CUDA = Setting("cuda", "float32", 16, 0.5, compiled=True, kernels=True)
-
-
-@pytest.mark.slow
-@needs_interpreter
-def test_interpreted_in_a_process_of_its_own():
-    run_interpreted("interpreted_attention.py")
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25])

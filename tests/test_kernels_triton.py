@@ -32,13 +32,14 @@ PARAMETERS = {"weight", "bias", "dweight", "dbias", "running_mean", "running_var
 @pytest.mark.slow
 @needs_interpreter
 def test_interpreted_in_a_process_of_its_own():
-    run_interpreted("interpreted_kernels.py")
-
-
-@pytest.mark.slow
-@needs_interpreter
-def test_the_cases_of_the_gpu_interpreted():
-    run_interpreted("interpreted_cases.py")
+    """One for all: it loads torch once. The cases of the GPU come last, since they put the Triton
+    side of every operator in the place of the CPU's."""
+    run_interpreted(
+        "interpreted_kernels.py",
+        "interpreted_segments.py",
+        "interpreted_attention.py",
+        "interpreted_cases.py",
+    )
 
 
 def signature(kernel, data: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
-from support.interpreted import needs_interpreter, run_interpreted  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
@@ -52,12 +51,6 @@ KERNELS = [
     (segments.softmax_forward_kernel, {}),
     (segments.softmax_backward_kernel, {}),
 ]
-
-
-@pytest.mark.slow
-@needs_interpreter
-def test_interpreted_in_a_process_of_its_own():
-    run_interpreted("interpreted_segments.py")
 
 
 def cases():

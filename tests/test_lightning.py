@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
+from support.patience import patience
 from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINEConv, global_add_pool
@@ -298,7 +299,9 @@ def test_two_processes_train_one_model(tmp_path):
     command = [sys.executable, str(script), str(tmp_path)]
     root = Path(__file__).parents[1]
     env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, cwd=root)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=patience(120), env=env, cwd=root
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert sorted(one["seen"] + two["seen"]) == list(range(128))

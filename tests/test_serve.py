@@ -17,6 +17,7 @@ import pytest
 import torch
 from support.command import status_of
 from support.examples import EXAMPLES
+from support.patience import patience
 
 import staticgraph as sg
 from staticgraph.datasets.smiles import molecule_of
@@ -341,7 +342,7 @@ def test_the_command_serves_and_stops_when_told(run_folder):
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/predict", json.dumps({"smiles": SMILES}).encode(), JSON
             )
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
                 assert len(json.load(answer)["outputs"]) == len(SMILES)
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
+from support.patience import patience
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
@@ -21,7 +22,7 @@ from staticgraph.serving.joined import Run, joined
 from staticgraph.serving.request import Request
 from staticgraph.serving.waiting import Waiting
 
-PATIENCE_S = 60.0  # until a test that hangs fails; nothing is timed
+PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
 # Float64 over sums of some tens of terms, in another order.
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 SMALL = sg.Capacity(nodes=17, edges=40, graphs=5, max_graph_nodes=8)

@@ -215,7 +215,15 @@ def test_growth_is_told_from_noise():
     assert grown(steps, level)[1] > 1000
 
 
+@pytest.fixture
+def young_alone():
+    """What other tests left is not looked at: the collector goes through this test's objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("young_alone")
 @pytest.mark.parametrize(("mode", "steps"), [("eager", 2000), ("recorded", 100)])
 def test_two_thousand_steps_and_all_that_comes_between(tmp_path, mode, steps):
     store, random = small_store(), Random(5)

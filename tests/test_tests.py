@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.processor_time import NAME, unmarked
+from support import patience
+from support.processor_time import NAME, SHOWN, slowest, unmarked
+from support.tiers import brought_up_to_date, listed
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -36,12 +39,15 @@ def imported(source: str) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES + BENCHMARKS, ids=named)
-def test_no_file_imports_from_a_file_of_tests(path):
-    for line, module in imported(path.read_text()):
-        assert not MODULE_OF_TESTS.search(module), (
-            f"{named(path)}:{line} imports {module}: what two files share goes to tests/support"
-        )
+def test_no_file_imports_from_a_file_of_tests():
+    assert len(FILES + BENCHMARKS) > 200
+    found = [
+        f"{named(path)}:{line} imports {module}: what two files share goes to tests/support"
+        for path in FILES + BENCHMARKS
+        for line, module in imported(path.read_text())
+        if MODULE_OF_TESTS.search(module)
+    ]
+    assert found == []
 
 
 def test_an_import_of_a_file_of_tests_is_seen():
@@ -62,11 +68,10 @@ def test_what_is_shared_is_no_file_of_tests():
     assert beside == {"conftest.py"}, "what tests share stands in tests/support"
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_laws_are_called_by_what_they_say(path):
+def test_laws_are_called_by_what_they_say():
     """docs/laws.md may number them; a test says what it holds."""
-    found = re.search(r"\b[Ll]aws? (and )?\d", path.read_text())
-    assert found is None, f"{named(path)} says {found and found[0]!r}"
+    said = {named(path): re.search(r"\b[Ll]aws? (and )?\d", path.read_text()) for path in FILES}
+    assert {name: found[0] for name, found in said.items() if found} == {}
 
 
 def test_every_test_of_a_gpu_runs_on_the_cpu_too():
@@ -79,13 +84,83 @@ def test_every_test_of_a_gpu_runs_on_the_cpu_too():
             )
 
 
+def report_of(name: str, seconds: float, keywords: Iterable[str] = ()) -> SimpleNamespace:
+    """What a test left: its name, its seconds of processor, twice as many on the wall."""
+    return SimpleNamespace(
+        nodeid=name,
+        duration=2 * seconds,
+        user_properties=[(NAME, seconds)],
+        keywords=set(keywords),
+    )
+
+
+def test_the_slowest_twenty_are_told_with_the_sum_of_all():
+    head, *lines, total = slowest([report_of(f"t{n}", n) for n in range(30)])
+    assert head == "on the processor, on the wall (s)"
+    assert [line.split()[-1] for line in lines] == [f"t{n}" for n in range(29, 29 - SHOWN, -1)]
+    assert lines[0].split() == ["29.0", "58.0", "t29"]
+    assert total.split() == ["435", "870", "all", "tests"]
+
+
+def limits(source: str) -> list[int]:
+    """Lines where something is given a number of seconds to end in: ``timeout=60``."""
+    return [
+        node.value.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.keyword)
+        and node.arg == "timeout"
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is not None
+    ]
+
+
+def test_limits_grow_with_a_slow_machine():
+    """A limit of the clock is for what hangs: it comes from support.patience."""
+    found = [
+        f"{named(path)}:{line} gives a number of seconds: patience(seconds)"
+        for path in FILES
+        for line in limits(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_limit_in_seconds_is_seen():
+    assert limits("run(timeout=60)\nrun(timeout=patience(60))\nrun(timeout=None)") == [1]
+
+
+def test_patience_follows_the_machine(monkeypatch):
+    """Four times as slow, four times as patient; never less than on a quiet one."""
+    now = iter([0.0, 4 * patience.QUIET_S, 0.0, patience.QUIET_S / 2])
+    monkeypatch.setattr(patience.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(patience, "_work", lambda: 0)
+    for expected in (4.0, 1.0):
+        patience.slowness.cache_clear()
+        assert patience.patience(10) == pytest.approx(10 * patience.RESERVE * expected)
+    patience.slowness.cache_clear()
+
+
 def test_slow_tests_without_the_marker_are_listed():
     def report(name: str, seconds: float, *keywords: str) -> SimpleNamespace:
-        found = {"nodeid": name, "user_properties": [(NAME, seconds)], "keywords": set(keywords)}
-        return SimpleNamespace(**found)
+        return report_of(name, seconds, keywords)
 
-    ended = [report("a", 9.9), report("b", 11.0), report("c", 40.0, "slow"), report("d", 12.0)]
-    assert unmarked(ended) == ["12 s d", "11 s b"]
+    ended = [report("a", 4.9), report("b", 6.0), report("c", 40.0, "slow"), report("d", 12.0)]
+    assert unmarked(ended) == ["12 s d", "6 s b"]
+
+
+def test_the_list_of_slow_tests_follows_a_run():
+    """Slow ones come in, quick ones go out, those between and those that did not run stay."""
+    seconds = {"new": 1.1, "quick": 0.2, "was slow": 0.3, "still": 4.0, "about": 0.8, "fast": 0.9}
+    slow = ["was slow", "still", "about", "did not run"]
+    assert brought_up_to_date(slow, seconds) == ["about", "did not run", "new", "still"]
+
+
+def test_what_is_in_the_list_is_slow_here(request):
+    """In this very run; a name that is there no more is one to take out."""
+    for item in request.session.items:
+        if item.nodeid in listed():
+            assert "slow" in item.keywords
+    files = {name.partition("::")[0] for name in listed()}
+    assert [name for name in sorted(files) if not (TESTS.parent / name).is_file()] == []
 
 
 def test_time_of_the_processor_is_noted(request):

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 import torch_geometric.nn as pyg
+from support.patience import patience
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -35,7 +36,7 @@ from staticgraph.nn.context.dispatch import stock
 from staticgraph.runner import turns
 from staticgraph.steps.compiled import CompiledFunction
 
-PATIENCE_S = 60.0  # until a test that hangs fails; nothing is timed
+PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
 
 
 def graphs(count: int, seed: int) -> list[Data]:

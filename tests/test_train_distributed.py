@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.patience import patience
 from support.ranks import on_ranks
 
 import staticgraph as sg
@@ -194,7 +195,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 def test_torchrun_is_the_same_run(uninterrupted, config, tmp_path):
     done = subprocess.run(
         torchrun(*command(config, tmp_path / "run", "--json")),
-        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=patience(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed_at"] == 0  # one report, by one rank
@@ -209,7 +210,7 @@ def test_the_example_runs(molecules):
     assert len(example.read_text().splitlines()) < 80
     done = subprocess.run(
         torchrun(str(example), "--data", str(molecules), "--epochs", "2", "--batch-size", "15"),
-        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=patience(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.findall(r"epoch (\d): loss [\d.]+, (\d+) labels", done.stdout) == [
@@ -220,7 +221,7 @@ def test_the_example_runs(molecules):
 
 def _kill_one(job: subprocess.Popen, folder: Path, rank: int) -> None:
     """kill -9 of a rank once there is a checkpoint."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + patience(60)
     while not (folder / checkpoint.FILE).exists():
         assert job.poll() is None, job.communicate()[1]
         assert time.monotonic() < until
@@ -250,7 +251,7 @@ def test_a_killed_rank_ends_the_job_or_starts_it_again(config, tmp_path, restart
     )  # fmt: skip
     try:
         _kill_one(job, folder, rank=1)
-        _, said = job.communicate(timeout=300)
+        _, said = job.communicate(timeout=patience(120))
     finally:
         job.kill()
     if restarts:
@@ -291,7 +292,7 @@ wait $other
 def two_hosts(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["unshare", "-rn", "bash", "-c", TWO_HOSTS, "hosts", *arguments],
-        capture_output=True, text=True, env=ENVIRONMENT, timeout=300,
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=patience(120),
     )  # fmt: skip
 
 

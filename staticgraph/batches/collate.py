@@ -185,7 +185,8 @@ def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tupl
 
 @numba.njit(cache=True, nogil=True)
 def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
-    graph_ids[: len(ids)] = ids
+    for g in range(len(ids)):
+        graph_ids[g] = ids[g]
     graph_ids[len(ids) :] = -1
     graph_mask[: len(ids)] = True
     graph_mask[len(ids) :] = False

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from staticgraph.checking.watching import calling_line
+from staticgraph.internals.dispatch import DisableTorchFunction
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.steps.tensors import tensors_in
 
@@ -115,7 +116,7 @@ class Trail:
     def _leaving(self, path: str) -> Any:
         def hook(_: Any, args: Any, kwargs: Any, out: Any) -> None:
             called = self._running.pop() if len(self._running) > 1 else Culprit(path)
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 inputs = self._parts([args, kwargs])
                 self.events.append(Event(f"module {path}", called, inputs, self._parts(out)))
 

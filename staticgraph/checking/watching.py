@@ -23,8 +23,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.steps.obstacles import Obstacle, is_mask
 
 # Modules of this library that stand between any model and its call, and make no operation.

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from staticgraph import errors
+from staticgraph import __version__, errors
 
 COMMANDS = (
     *("plan", "probe", "check", "train", "report"),
@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train graph neural networks in a few fixed shapes.",
         epilog="Begin with: staticgraph train --data examples/data/esol.npz --model gine",
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         if importlib.util.find_spec(f"staticgraph.cli.{name}") is None:

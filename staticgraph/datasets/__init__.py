@@ -1,9 +1,9 @@
 """Data sets by name or by path: one word in, a :class:`GraphStore` with splits out.
 
-``open("tu:PROTEINS")``, ``open("molecules.csv")`` and ``open("store/")`` all give the same thing,
-so that a command line, a benchmark and a notebook need one line. What is understood stands in
-:data:`SPECS`, which the error for anything else prints. A data set with published splits keeps
-them; any other gets a seeded random split, 80/10/10.
+``open("esol")``, ``open("tu:PROTEINS")``, ``open("molecules.csv")`` and ``open("store/")`` all give
+the same thing, so that a command line, a benchmark and a notebook need one line. What is understood
+stands in :data:`SPECS`, which the error for anything else prints. A data set with published splits
+keeps them; any other gets a seeded random split, 80/10/10.
 
 What it does not do: choose features. Molecules get OGB's integer features, TU sets their node
 labels, everything else what its ``Data`` carries; for other choices build the list of ``Data``
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from staticgraph.datasets.shipped import shipped
 from staticgraph.errors import UnknownDataset
 from staticgraph.files.folder import repair
 from staticgraph.sizes.whole_numbers import IntArray
@@ -24,6 +25,7 @@ from staticgraph.store.files import MANIFEST
 from staticgraph.store.graph_store import GraphStore
 
 SPECS = (
+    ("esol", "1,128 molecules with their solubility, which come with the package"),
     ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),
     ("molnet:NAME", "a MoleculeNet set, such as molnet:ESOL (through PyG; the extra 'smiles')"),
     ("ogb:NAME", "an OGB graph property set, such as ogb:ogbg-molhiv (the extra 'ogb')"),
@@ -49,7 +51,8 @@ def open(
     """Opens a data set, with the splits ``train``, ``val`` and ``test``.
 
     Args:
-        spec: one of :data:`SPECS`.
+        spec: one of :data:`SPECS`. A name that comes with the package, unless there is a file or
+            a folder of that name here.
         root: folder for downloads.
         target: the column or columns of a CSV to predict; by default every numeric one. Refused for
             anything else, whose labels are its ``y``.
@@ -74,7 +77,10 @@ def open(
         _check_no_target(target, text)
         store = getattr(pyg, f"open_{scheme}")(name, folder, progress)
     else:
-        store = _open_path(Path(text).expanduser(), text, target, progress)
+        path = Path(text).expanduser()
+        if text in shipped() and not path.exists():
+            path = shipped()[text]
+        store = _open_path(path, text, target, progress)
     if "train" in store.splits:
         return store
     return store.with_splits(**random_split(len(store), seed))

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.share import Share
+from staticgraph.internals.foreach import copy_all
 
 # torch's DistributedDataParallel takes as much; most GNNs fit into one.
 BUFFER_BYTES = 25 << 20
@@ -239,7 +240,7 @@ class _Buffers:
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+    copy_all(targets, sources)
 
 
 def _summed_in(tensor: Tensor) -> torch.dtype:

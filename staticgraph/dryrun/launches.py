@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from staticgraph.internals.trees import tree_leaves
 
 KINDS = ("staticgraph", "inductor", "library", "copy", "host")
 PARTS = ("forward", "backward", "optimizer")

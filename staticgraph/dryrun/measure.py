@@ -23,6 +23,7 @@ from staticgraph.dryrun.subject import Candidate, candidate_of, twin
 from staticgraph.dryrun.targets import Target
 from staticgraph.dryrun.watcher import Refused, Watcher
 from staticgraph.errors import NotStatic
+from staticgraph.internals.tracing import forget_compiled
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.training_state import evaluating
@@ -90,7 +91,7 @@ class _Mode:
             return failed + (self.runs(rest) if rest else [])
 
     def _warmed(self, phases: tuple[str, ...]) -> list[Run]:
-        torch._dynamo.reset()
+        forget_compiled()
         inductor.TREES.roots.clear()
         with Watcher():
             recorder = RefusingRecorder(lambda: _resident(runner))

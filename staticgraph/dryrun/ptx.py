@@ -15,6 +15,7 @@ from typing import Any
 
 from staticgraph.dryrun.launches import WATCH
 from staticgraph.dryrun.report import KernelUse
+from staticgraph.internals.inductor import generated_module
 
 _VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.")
 _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
@@ -36,9 +37,7 @@ def uses() -> list[KernelUse]:
 
 def _of_source(name: str, source: str) -> KernelUse:
     if source not in _seen:
-        from torch._inductor.codecache import PyCodeCache
-
-        tuner = getattr(PyCodeCache.load(source), name)
+        tuner = getattr(generated_module(source), name)
         kernel = tuner._precompile_config(tuner.configs[0]).kernel
         _seen[source] = use_of(name, "inductor", kernel)
     return _seen[source]

@@ -20,6 +20,7 @@ from staticgraph.dryrun.recorder import RefusingRecorder
 from staticgraph.dryrun.stubs.inductor import TREES
 from staticgraph.dryrun.stubs.point import Points
 from staticgraph.dryrun.watcher import Refused, Watcher
+from staticgraph.internals.tracing import forget_compiled
 
 
 def tried(points: Points) -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def tried(points: Points) -> list[dict[str, Any]]:
     found = []
     for name, (groups, stage) in STAGES.items():
         WATCH.graphs, WATCH.skips, WATCH.sources = [], [], {}
-        torch._dynamo.reset()
+        forget_compiled()
         try:
             stage()
         except Exception as error:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun import place
 from staticgraph.dryrun.launches import WATCH, tensors
+from staticgraph.internals.fakes import FakeTensorMode
+from staticgraph.internals.tracing import TracingContext
 from staticgraph.kernels.register import CUDA, NAMESPACE
 
 READS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "equal"})

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from staticgraph.internals.dispatch import delayed_error
+
 NAMESPACE = "staticgraph"
 # Kept for the life of the process: torch forgets the operators with it.
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -63,11 +65,9 @@ def _once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return found
         results = found if isinstance(found, tuple) else (found,)
-        message = f"{NAMESPACE}::{name} has no second derivative".encode()
-        delayed = torch._C._functions.DelayedError  # pyright: ignore[reportAttributeAccessIssue]
-        refused = delayed(message, len(results))
+        message = f"{NAMESPACE}::{name} has no second derivative"
         taped = [r if r is None else r.detach().requires_grad_() for r in results]
-        given = refused(*taped)
+        given = delayed_error(message, taped)
         return given if isinstance(found, tuple) else given[0]
 
     return first

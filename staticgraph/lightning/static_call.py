@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from staticgraph.batches.real_batch import RealBatch, RealCount, origin_of
+from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.present import Restored, remember
 from staticgraph.nn.convert import context_of
 

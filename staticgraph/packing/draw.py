@@ -94,7 +94,8 @@ def _deal(
     for p in range(len(counts)):
         pattern_of[pack : pack + counts[p]] = p
         pack += counts[p]
-    place[:] = begin[:-1]
+    for t in range(num_types):
+        place[t] = begin[t]
     dealt = np.empty(len(order), np.int64)
     bounds = np.zeros(len(packs) + 1, np.int64)
     k = 0

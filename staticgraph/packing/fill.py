@@ -173,7 +173,8 @@ def _fill(
         if counts[top] == 0:
             top += 1
             continue
-        room[:] = limits
+        for c in range(len(limits)):
+            room[c] = limits[c]
         _place(tree, sizes, counts, used, room, types, top, 1, starts[-1])
         while True:
             found = _next(

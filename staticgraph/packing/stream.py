@@ -117,7 +117,8 @@ def stream_kernel(
                 used += 1
             else:
                 best = _fullest(room, slots, share)
-            room[best] = limits
+            for c in range(width):
+                room[best, c] = limits[c]
             slots[best] = max_graphs
             number[best] = opened
             opened += 1

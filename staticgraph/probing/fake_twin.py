@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 # Not in torch's public API, but what its documentation of fake tensors names. A torch without it
 # fails here, at import, by name.
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.parameter import is_lazy
+from staticgraph.internals.fakes import FakeTensorMode
 
 
 def fake_mode() -> FakeTensorMode:

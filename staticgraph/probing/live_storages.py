@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.operators import read_number, to_copy
+from staticgraph.internals.trees import tree_leaves
 from staticgraph.probing.caching_pool import CachingPool
 
 # The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
 # Elementwise operations whose operands keep their dtypes: a condition, a copy that is the cast.
-UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, torch.ops.aten._to_copy})
+UNCAST = frozenset({torch.ops.aten.where, torch.ops.aten.copy_, to_copy})
 
 
 class LiveStorages(TorchDispatchMode):
@@ -73,7 +74,7 @@ class LiveStorages(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.reads_allowed and func is torch.ops.aten._local_scalar_dense.default:
+        if self.reads_allowed and func is read_number:
             return 1.0
         out = func(*args, **(kwargs or {}))
         self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))

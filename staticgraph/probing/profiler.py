@@ -12,7 +12,7 @@ import torch
 
 # Allocations are in the profiler's event tree alone, which torch calls experimental. A torch
 # without it fails here, at import, by name.
-from torch._C._profiler import _EventType
+from staticgraph.internals.profiler_events import ALLOCATION
 
 
 class ProfilerAllocator:
@@ -46,7 +46,7 @@ class ProfilerAllocator:
         while waiting:
             event = waiting.pop()
             waiting.extend(event.children)
-            if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            if event.tag == ALLOCATION and event.extra_fields.device.type == "cpu":
                 found.append((event.start_time_ns, event.extra_fields.alloc_size))
         highest = self._live
         for _, nbytes in sorted(found, key=lambda item: item[0]):

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from staticgraph.internals import memory_pool
+
 
 def captured(
     graph: torch.cuda.CUDAGraph,
@@ -54,8 +56,8 @@ def _put_right(
 ) -> None:
     # Raises where the capture was ended after all, or never begun; then nothing is to be given up.
     with suppress(Exception):
-        torch._C._cuda_endAllocateToPool(device.index, pool)
-        torch._C._cuda_releasePool(device.index, pool)
+        memory_pool.end_allocations(device.index, pool)
+        memory_pool.release(device.index, pool)
     with suppress(Exception):
         graph.reset()
     try:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from staticgraph.errors import StaleOutput
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
+from staticgraph.internals.trees import tree_map_only
 from staticgraph.recording.replays import Replays
 
 # Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
@@ -63,7 +63,7 @@ class LentTensor(Tensor):
         lent: dict[int, LentTensor] = {}  # by the address of their memory
 
         def plain(value: LentTensor) -> Tensor:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 bare = value.as_subclass(Tensor)
                 lent[_memory(bare)] = value
                 if func not in _HARMLESS:

@@ -32,6 +32,7 @@ from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.slots import Slot, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.foreach import copy_all
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorded_model import Made, RecordedModel
@@ -400,9 +401,7 @@ class RecordedSteps:
                 "the data that the plan was made for"
             )
         with torch.no_grad():
-            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                list(targets.values()), list(arrays.values())
-            )
+            copy_all(list(targets.values()), list(arrays.values()))
 
     # ------------------------------------------------------------------ ending
 

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic, StaleOutput
+from staticgraph.internals.dispatch import version_of
+from staticgraph.internals.foreach import copies_of
+from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_unflatten
 from staticgraph.recording.lending import CLONED_BYTES, LentTensor
 from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
@@ -198,13 +200,13 @@ class RecordedPair:
         self._model.replays.run(self.backward.recorded)
         made = [gradient for gradient in self.gradients if gradient is not None]
         # One or a few launches, where a clone of each would be one a parameter.
-        copies = iter(torch._foreach_mul(made, 1) if made else ())  # pyright: ignore[reportPrivateImportUsage]
+        copies = iter(copies_of(made) if made else ())
         return [None if gradient is None else next(copies) for gradient in self.gradients]
 
     @property
     def versions(self) -> int:
         """Grows whenever a parameter is written to."""
-        return sum(parameter._version for parameter in self.parameters)
+        return sum(version_of(parameter) for parameter in self.parameters)
 
     @property
     def count(self) -> int:

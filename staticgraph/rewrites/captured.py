@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
+from staticgraph.internals.fakes import FakeTensorMode
+from staticgraph.internals.tracing import ConstantSource
 from staticgraph.nn.context.leaf import FACTS, batch_facts
 from staticgraph.rewrites.provenance import differentiated, line_of
 from staticgraph.rewrites.words import SELECT, Call, dtype, is_call, tensor, under_shape

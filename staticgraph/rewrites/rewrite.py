@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
+from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites import (
     batch_norm,

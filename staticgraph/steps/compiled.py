@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.inductor import inductor
+from staticgraph.internals.tracing import TorchDynamoException, counters
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.failures import observed
 from staticgraph.steps.graph_trees import skipped_recordings
@@ -70,7 +70,7 @@ class _StaticBackend:
     def __init__(self, mode: Mode, name: str, device: str | None) -> None:
         self._inductor = None
         if not mode.fused:
-            self._inductor = torch._TorchCompileInductorWrapper(mode.inductor, None, False)
+            self._inductor = inductor(mode.inductor)
         self._recorded = mode.recording or mode.own
         self._target = None if device is None else Target(device, not mode.fused)
         self._name = name

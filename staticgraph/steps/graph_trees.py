@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.inductor import counting_pieces, drop_trees, roots_of_trees
+from staticgraph.internals.tracing import counters
 
 # Graphs of a whole recording: a forward and a backward, or a forward alone.
 WHOLE = {"step": 2, "eval": 1}
@@ -25,13 +26,8 @@ def recorded_graphs(device: torch.device) -> int:
     """CUDA graphs that torch's graph trees hold on a device; 0 where there is no CUDA."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return 0
-    from torch._inductor.cudagraph_trees import get_manager
-
     index = torch.cuda.current_device() if device.index is None else device.index
-    manager = get_manager(index, create_if_none_exists=False)
-    if manager is None:
-        return 0
-    return sum(_nodes(root) for roots in manager.roots.values() for root in roots)
+    return sum(map(_nodes, roots_of_trees(index)))
 
 
 def _nodes(root: Any) -> int:
@@ -75,21 +71,11 @@ def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Cou
     if device.type != "cuda":
         yield found
         return
-    from torch._inductor import compile_fx
-
-    make, pieces = compile_fx.cudagraphify, 0
     before, skipped = recorded_graphs(device), skipped_recordings()
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal pieces
-        pieces += 1
-        return make(*args, **kwargs)
-
-    compile_fx.cudagraphify = counted
-    try:
+    with counting_pieces() as made:
         yield found
-    finally:
-        compile_fx.cudagraphify = make
+    pieces = made.count
     found.graphs = recorded_graphs(device) - before
     found.skipped = skipped_recordings() - skipped
     whole = WHOLE.get(phase)
@@ -108,7 +94,4 @@ def drop_recordings(device: torch.device) -> None:
     """Frees what torch's graph trees recorded, all of it: they share one pool a device."""
     if device.type != "cuda":
         return
-    # Not in torch's public API; torch.compiler.reset() calls it, with more that need not go.
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()
+    drop_trees()

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from staticgraph.internals.dispatch import OpOverloadPacket
+
 # The kinds of obstacles: why each prevents a recording, and what to write instead.
 KINDS: dict[str, tuple[str, str]] = {
     "host read": (
@@ -178,7 +180,7 @@ def unrecordable(graph: torch.fx.GraphModule) -> list[Obstacle]:
     found = []
     for node in graph.graph.nodes:
         operators = [node.target]
-        if isinstance(node.target, torch._ops.OpOverloadPacket):
+        if isinstance(node.target, OpOverloadPacket):
             operators = [getattr(node.target, name) for name in node.target.overloads()]
         if tag is not None and any(tag in getattr(op, "tags", ()) for op in operators):
             where, line = place_of(node.stack_trace or "")

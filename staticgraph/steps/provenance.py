@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.asked import APART, ASKED, Asked, NeedsStems
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import version_of
 
 REMEDY = (
     "give the runner an optimizer without a state yet, which it makes so itself, or call "
@@ -131,7 +132,7 @@ class RecordableOptimizer:
         check_recordable(optimizer)
         self._given = [group["lr"] for group in optimizer.param_groups]
         self._rates = [self._as_tensor(group) for group in optimizer.param_groups]
-        self._versions = [rate._version for rate in self._rates]
+        self._versions = [version_of(rate) for rate in self._rates]
         # What a step reads. The rest of a group belongs to schedulers, such as initial_lr.
         self._names = [name for name in optimizer.defaults if name != "lr"]
         self._settings = [self._of(group) for group in optimizer.param_groups]
@@ -194,7 +195,7 @@ class RecordableOptimizer:
         for group, given, rate, version in zip(
             self._optimizer.param_groups, self._given, self._rates, self._versions, strict=True
         ):
-            unchanged = group["lr"] is rate and rate._version == version
+            unchanged = group["lr"] is rate and version_of(rate) == version
             if unchanged and not isinstance(given, Tensor):
                 group["lr"] = given
 

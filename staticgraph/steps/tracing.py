@@ -19,6 +19,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
+from staticgraph.internals.tracing import forget_compiled, switched
 from staticgraph.steps.failures import observed
 from staticgraph.steps.obstacles import Obstacle, obstacles
 
@@ -63,7 +64,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
     def step(*tensors: Tensor) -> Any:
         return compute(StaticBatch(layout, dict(zip(names, tensors, strict=True))))
 
-    torch._dynamo.reset()
+    forget_compiled()
     try:
         with warnings.catch_warnings(), tracing_options():
             warnings.simplefilter("ignore")
@@ -98,6 +99,4 @@ def tracing_options() -> AbstractContextManager[None]:
     The switches are torch's own, of 2.11 and later; one that is missing is left out, and tracing
     says what it cannot do.
     """
-    config = torch._dynamo.config
-    wanted = {"trace_autograd_ops": True, "allow_rnn": True}
-    return config.patch({name: value for name, value in wanted.items() if hasattr(config, name)})
+    return switched(trace_autograd_ops=True, allow_rnn=True)

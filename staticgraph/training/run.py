@@ -32,11 +32,13 @@ from staticgraph.store.on_device import DeviceStore, fits, is_simple
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
+from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.job import SilentEvents, first_alone, own_device
+from staticgraph.training.loops import training_loops
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.tasks import task_of
 from staticgraph.training.timed_batches import timed
@@ -72,6 +74,11 @@ class Training:
         self.writes = ranks is None or ranks.first
         self.progress = progress and self.writes
         self.device = device_of(config.device, ranks)
+        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
+        if self.kernels and self.device.type == "cpu":
+            first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
+
+        self._say(f"opening {config.data} and planning its batches")
 
         def opened() -> GraphStore:
             return datasets.open(
@@ -103,7 +110,6 @@ class Training:
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
             if not ranks.first:  # or every rank would drop the same places
                 torch.manual_seed(config.seed + APART * ranks.rank)
-        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
         convert(self.model, kernels=self.kernels)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"

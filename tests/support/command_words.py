@@ -24,6 +24,7 @@ from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import PARTS, count_step
+from staticgraph.serving.from_run import app_of_run
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from support.command import status_of
@@ -149,6 +150,16 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     def served(server) -> None:
         server.started = True
 
+    apps = {}
+
+    def app_of(*arguments, **options):
+        """Made once for the same run and options; where it listens is another matter."""
+        asked = (arguments, *sorted(options.items()))
+        if asked not in apps:
+            apps[asked] = app_of_run(*arguments, **options)
+        return apps[asked]
+
+    patch.setattr("staticgraph.serving.from_run.app_of_run", app_of)
     patch.setattr("uvicorn.Server.run", served)
     patch.setattr(Training, "run", trained)
     patch.setattr("staticgraph.probing.probe.probe", probed)

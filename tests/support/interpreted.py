@@ -1,14 +1,17 @@
-"""Runs a file of tests under Triton's interpreter, in a process of its own."""
+"""Runs files of tests under Triton's interpreter, in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy
 import pytest
+
+from support.patience import patience
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (Linux only)")
 
@@ -19,15 +22,17 @@ needs_interpreter = pytest.mark.skipif(
 )
 
 
-def run_interpreted(name: str) -> None:
-    """Passes if the tests of a file beside this one do; TRITON_INTERPRET must be set before Triton
-    is imported, hence the process."""
+def run_interpreted(*names: str) -> None:
+    """Passes if the tests of files beside this one do, in their order; TRITON_INTERPRET must be set
+    before Triton is imported, hence the process."""
+    files = [str(Path(__file__).parent / name) for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(Path(__file__).parent / name), "-q", "-x"]
-        + ["-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", *files, "-q", "-x", "-p", "no:cacheprovider"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=patience(200),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    ran = re.findall(r"(\d+) passed", done.stdout)
+    assert ran, done.stdout[-3000:]

@@ -20,10 +20,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support.patience import patience
+
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["support.ranks", "support.gine_net", "staticgraph.runner.runner"])
+CONTEXT.set_forkserver_preload(
+    [
+        *("support.ranks", "support.gine_net", "staticgraph.training.train"),
+        # What a run imports late.
+        *("torch.utils.tensorboard", "torchmetrics.functional.classification"),
+        *(
+            "torchmetrics.functional.regression",
+            "matplotlib.backends.backend_agg",
+            "staticgraph.training.plots",
+        ),
+    ]
+)
 # A rank that waits for another longer than this is stuck.
-LIMIT_S = 120.0
+LIMIT_S = patience(60)
 
 
 class RankFailed(AssertionError):

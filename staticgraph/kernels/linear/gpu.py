@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from staticgraph.internals.operators import addmm_activation
 from staticgraph.kernels.launch import wide, wide_like
 from staticgraph.kernels.table_sum.gpu import join
 
@@ -85,7 +86,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tenso
     the half precisions; where it cannot (a single column), torch's fallback is a launch of ReLU.
     """
     if relu and bias is not None:
-        return torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=False)
+        return addmm_activation(bias, x, weight.t(), use_gelu=False)
     out = F.linear(x, weight, bias)
     return out.relu_() if relu else out
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.internals import operators
 from staticgraph.kernels.register import operator
 from staticgraph.kernels.varlen_attention import reference
 
@@ -59,7 +60,7 @@ def efficient_forward(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp by torch's memory-efficient attention, on CUDA."""
-    out, lse, *_ = torch.ops.aten._efficient_attention_forward(
+    out, lse, *_ = operators.efficient_forward(
         q[None],
         k[None],
         v[None],
@@ -108,7 +109,7 @@ def efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`efficient_forward`, on CUDA."""
     unread = lse.new_empty((), dtype=torch.int64)  # the random state of a dropout that is not there
-    dq, dk, dv, _ = torch.ops.aten._efficient_attention_backward(
+    dq, dk, dv, _ = operators.efficient_backward(
         grad.contiguous()[None],
         q[None],
         k[None],

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor  # private; the memory probe's tensors
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.fakes import FakeTensor  # the memory probe's tensors
 from staticgraph.sizes.attention import FLEX_TILE
 
 

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
-
-_graph_task = torch._C._current_graph_task_id
+from staticgraph.internals.dispatch import current_graph_task
 
 
 class Binding:
@@ -94,7 +93,7 @@ def present() -> Binding | None:
     binding = _HERE.binding
     if torch.compiler.is_compiling():
         return binding
-    task = _graph_task()
+    task = current_graph_task()
     if task == -1 or (binding is not None and binding.task == task):
         return binding
     return _OF_TASK.get(task, binding)
@@ -102,7 +101,7 @@ def present() -> Binding | None:
 
 def bind(context: Any, batch: StaticBatch, rows: Any, leaves: bool = False) -> None:
     """Makes a batch the present one of this thread."""
-    task = -1 if torch.compiler.is_compiling() else _graph_task()
+    task = -1 if torch.compiler.is_compiling() else current_graph_task()
     _HERE.binding = Binding(context, batch, rows, _HERE.binding, task, leaves)
 
 
@@ -151,7 +150,7 @@ def remember(results: list[Tensor]) -> None:
     kept.again = True
 
     def enter(_: Tensor) -> None:
-        _OF_TASK[_graph_task()] = kept
+        _OF_TASK[current_graph_task()] = kept
 
     for result in results:
         result.register_hook(enter)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.utils import to_dense_adj, to_dense_batch
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present
@@ -34,7 +35,7 @@ class _DenseMask(Tensor):
                 block = binding.context.find_block(args[1].shape)
                 assert block is not None
                 return block.to_nodes(args[0])
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 

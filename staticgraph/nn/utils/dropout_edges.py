@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.utils import dropout_adj, dropout_edge
 
 from staticgraph.errors import NotStatic
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.marked import marked
 
@@ -26,7 +27,7 @@ class _DropMask(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__ and isinstance(args[1], cls):
             return args[0]
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present
 
@@ -58,7 +59,7 @@ def _noted(what: str) -> None:
 
 
 def _plain(func: Any, args: Any, kwargs: Any) -> Any:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return func(*args, **(kwargs or {}))
 
 

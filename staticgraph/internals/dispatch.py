@@ -1,0 +1,38 @@
+"""What happens between a call and its kernel: modes that see every operation, and the switches that
+let a tensor subclass be looked at without its own ``__torch_function__``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "current_graph_task",
+    "delayed_error",
+    "version_of",
+]
+
+DisableTorchFunction = torch._C.DisableTorchFunction
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+OpOverloadPacket = torch._ops.OpOverloadPacket
+# The number of the backward pass that this thread is in, or -1.
+current_graph_task = torch._C._current_graph_task_id
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written to in place."""
+    return tensor._version
+
+
+def delayed_error(message: str, given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """``given``, on a tape that raises ``RuntimeError(message)`` where it is followed back."""
+    kind = torch._C._functions.DelayedError  # pyright: ignore[reportAttributeAccessIssue]
+    kept = kind(message.encode(), len(given))(*given)
+    return kept if isinstance(kept, tuple) else (kept,)  # of one result torch gives the tensor

@@ -1,0 +1,17 @@
+"""A pool of CUDA memory that a failed capture left open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def end_allocations(device_index: int, pool: Any) -> None:
+    """The allocator serves the device from this pool no more."""
+    torch._C._cuda_endAllocateToPool(device_index, pool)
+
+
+def release(device_index: int, pool: Any) -> None:
+    """One user of the pool less; memory of a pool without any is freed."""
+    torch._C._cuda_releasePool(device_index, pool)

@@ -1,0 +1,145 @@
+"""The loops of a training run, compiled before its first step, several at a time.
+
+numba compiles a loop when it is first called, one after the other, while nothing else is said: a
+first step stood still for half a minute. Which loops a run calls, with which types, is known
+beforehand (:mod:`staticgraph.training.loops`). So those that are not in numba's cache are compiled
+by as many child processes as there are cores, each of which leaves them in the cache, where this
+process finds them; a bar says which one was finished last.
+
+What is not in the list, or fails here, compiles at its first call as before: nothing depends on
+this but the time. Children are forked, since a new process would import torch again; where a
+platform has no fork, loops compile at their first call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from numba.core import event
+
+from staticgraph.text.progress import bar, say
+
+NUMBER = struct.Struct("i")
+
+
+class Loop(NamedTuple):
+    """A compiled function and the types of one call of it.
+
+    Attributes:
+        name: dotted, module and function.
+        types: numba's, of the arguments.
+    """
+
+    name: str
+    types: tuple[Any, ...]
+
+    @property
+    def dispatcher(self) -> Any:
+        """numba's object."""
+        module, _, function = self.name.rpartition(".")
+        return getattr(importlib.import_module(module), function)
+
+
+class _NotCached(Exception):
+    """A loop would be compiled now."""
+
+
+class _Refusing(event.Listener):
+    def on_start(self, event: Any) -> None:
+        raise _NotCached
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def _from_cache_alone() -> Iterator[None]:
+    listener = _Refusing()
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+
+
+def not_cached(loops: Sequence[Loop]) -> list[Loop]:
+    """Those that would have to be compiled; the others are loaded."""
+    missing = []
+    with _from_cache_alone():
+        for loop in loops:
+            try:
+                loop.dispatcher.compile(loop.types)
+            except _NotCached:
+                missing.append(loop)
+    return missing
+
+
+def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 0) -> int:
+    """Compiles what is not in the cache, and loads the rest.
+
+    Args:
+        loops: longest first, so that no process ends long after the others.
+        show: a bar on stderr, with the name of the loop that was finished last.
+        processes: how many children; 0 for one a core.
+
+    Returns:
+        How many were compiled.
+    """
+    missing = not_cached(loops)
+    if not missing or not hasattr(os, "fork"):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    children, finished = min(processes or cores or 1, len(missing)), 0
+    if show:
+        say(f"compiling {len(missing)} kernels in {children} processes, for this and later runs")
+    with bar(total=len(missing), desc="compiling kernels", unit="", show=show) as shown:
+        for number in _compiled(missing, children):
+            shown.set_postfix_str(missing[number].name.rpartition(".")[2].strip("_"))
+            shown.update(1)
+            finished += 1
+    not_cached(missing)  # loads them
+    return finished
+
+
+def _compiled(loops: Sequence[Loop], processes: int) -> Iterator[int]:
+    """The numbers of loops as children finish them."""
+    # Numbers to do go through one pipe, from which each child takes the next; numbers done come
+    # back through the other, which is at its end once no child holds it open.
+    todo, give = os.pipe()
+    done, tell = os.pipe()
+    os.write(give, b"".join(map(NUMBER.pack, range(len(loops)))))
+    os.close(give)
+    children = [_child(loops, todo, done, tell) for _ in range(processes)]
+    os.close(todo)
+    os.close(tell)
+    try:
+        while len(word := os.read(done, NUMBER.size)) == NUMBER.size:
+            yield NUMBER.unpack(word)[0]
+    finally:
+        os.close(done)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def _child(loops: Sequence[Loop], todo: int, done: int, tell: int) -> int:
+    with warnings.catch_warnings():
+        # Of Python 3.12 where there are threads: the child only compiles, and takes none of their
+        # locks but numba's own, which is free here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        os.close(done)
+        while len(word := os.read(todo, NUMBER.size)) == NUMBER.size:
+            loop = loops[NUMBER.unpack(word)[0]]
+            loop.dispatcher.compile(loop.types)
+            os.write(tell, word)
+    finally:
+        os._exit(0)

@@ -1,0 +1,110 @@
+"""The compiled loops of a training run on a CPU, with the types that they are called with.
+
+A list, since the types are known only where a loop is called, and that is too late: see
+:mod:`staticgraph.training.compile_ahead`. Each line is a loop and its arguments in numpy's letters:
+``f4[2]`` is a C-contiguous array of float32 of two dimensions, ``i8[1]A`` one that need not be
+contiguous, ``r`` after it one that is read-only, ``i8`` a number, ``2xf8`` a tuple of two, and
+``i8*3`` three arguments of one type. Longest to compile first.
+
+``tests/test_compile_ahead.py`` trains every model that fused kernels are put under, and fails with
+the lines to put in or take out where a run calls anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, types
+
+from staticgraph.training.compile_ahead import Loop
+
+LOOPS = """\
+packing.exact._repair i8[1] i8[2] i8[1] 2xf8 u8
+kernels.batch_norm.cpu.backward f4[2]*2 f4[1]*4 i8 f8 b1 f4[2] f4[1]*2
+kernels.batch_norm.cpu.forward f4[2]*3 f4[1]*2 i8 f8 b1 f4[2] f4[1]*2 f4[2]
+store.columns._counting_sort i8[1]*5
+packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
+batches.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
+kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2
+kernels.neighbour_sum.cpu_backward.relu_add_backward f4[2]*3 i8[1]*2 i4[1]*3 f4[2]*2 f8 b1 f4[2]*2
+batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
+batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
+batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
+batches.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
+batches.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
+kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
+kernels.gcn_sum.cpu.backward f4[2] f4[1]*3 i8[1] i4[1]*2 b1 f4[2]
+batches.collate._copy_rows i8[1]*2 i8 u1[1]*2
+kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2]
+kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2]
+kernels.gcn_sum.cpu.forward f4[2] f4[1]*4 i8[1] i4[1] b1 f4[2]
+packing.place.group_by_pack i8[1] i8
+kernels.neighbour_sum.cpu.relu_add f4[2]*2 i8[1]*2 i4[1] f8 b1 f4[2]
+packing.place.place_batches i8[2] i8[1]*2 i8[2]
+batches.collate._totals i8[1]*3
+kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4]
+kernels.table_sum.cpu.codes i8[2] i8[1]*2
+kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
+packing.random.shuffle i8[1] u8
+kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2
+kernels.batch_norm.cpu.update_running f4[1]*2 i8 f4[1]*2 i8[1] f8
+"""
+WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
+
+
+def type_of(word: str) -> Any:
+    """numba's type of a word of a line."""
+    found = WORD.fullmatch(word)
+    if found is None:
+        raise ValueError(f"{word!r} is no type of a loop's argument")
+    letters, dimensions, strided, readonly, times, of = found.groups()
+    if times:
+        return types.UniTuple(from_dtype(np.dtype(of)), int(times))
+    scalar = from_dtype(np.dtype(letters))
+    if not dimensions:
+        return scalar
+    return types.Array(scalar, int(dimensions), "A" if strided else "C", bool(readonly))
+
+
+def word_of(kind: Any) -> str:
+    """The word of numba's type; the other way round of :func:`type_of`.
+
+    Raises:
+        ValueError: there is no word for it.
+    """
+    if isinstance(kind, types.UniTuple):
+        return f"{kind.count}x{word_of(kind.dtype)}"
+    if isinstance(kind, types.Array) and kind.layout in "AC" and kind.aligned:
+        strided, readonly = "A" * (kind.layout == "A"), "r" * (not kind.mutable)
+        return f"{word_of(kind.dtype)}[{kind.ndim}]{strided}{readonly}"
+    if isinstance(kind, types.Boolean):
+        return "b1"
+    if isinstance(kind, types.Integer | types.Float):
+        sign = "f" if isinstance(kind, types.Float) else "i" if kind.signed else "u"
+        return f"{sign}{kind.bitwidth // 8}"
+    raise ValueError(f"a loop takes a {kind}, for which there is no word")
+
+
+def line_of(loop: Loop) -> str:
+    """The line of a loop in :data:`LOOPS`."""
+    words = [loop.name.removeprefix("staticgraph.")]
+    for word, same in groupby(map(word_of, loop.types)):
+        times = len(list(same))
+        words.append(f"{word}*{times}" if times > 1 else word)
+    return " ".join(words)
+
+
+def training_loops() -> list[Loop]:
+    """Every loop of the list."""
+    found = []
+    for line in LOOPS.strip().splitlines():
+        name, *words = line.split()
+        kinds: list[Any] = []
+        for word in words:
+            kind, _, times = word.partition("*")
+            kinds += [type_of(kind)] * int(times or 1)
+        found.append(Loop(f"staticgraph.{name}", tuple(kinds)))
+    return found

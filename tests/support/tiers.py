@@ -1,0 +1,60 @@
+"""Which tests are quick: those that `make test` runs.
+
+A test is slow where it says so itself (the marker), or where it was seen to use the processor for
+longer than :data:`QUICK_S`; those are in ``tests/data/slow_tests.txt``, a name a line. ``make
+tiers`` runs all tests and writes the list anew: what ran and was slow is in, what ran and was quick
+is out, what did not run stays. A list, since some hundreds of six thousand tests take nine tenths
+of the time, and which ones is a matter of measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.processor_time import seconds_of
+
+QUICK_S = 1.0
+# One that is in the list leaves it when it is quicker than this, so that none goes to and fro.
+LEAVES_S = 0.6
+LIST = Path(__file__).parents[1] / "data" / "slow_tests.txt"
+
+
+def listed() -> set[str]:
+    """Names of tests that were slow."""
+    return set(LIST.read_text().splitlines())
+
+
+def brought_up_to_date(slow: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """The list after a run.
+
+    Args:
+        slow: the names that are in it.
+        seconds: of processor time, for every test that ran.
+    """
+    kept = {name for name in slow if seconds.get(name, QUICK_S) >= LEAVES_S}
+    return sorted(kept | {name for name, spent in seconds.items() if spent > QUICK_S})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-tiers", action="store_true", help=f"write {LIST.name} from what tests take"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    slow = listed()
+    for item in items:
+        if item.nodeid in slow and "slow" not in item.keywords:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("--write-tiers") or hasattr(config, "workerinput"):
+        return
+    seconds = seconds_of(terminalreporter.stats)
+    LIST.write_text("".join(f"{name}\n" for name in brought_up_to_date(listed(), seconds)))

@@ -1,0 +1,125 @@
+"""Loops are compiled before the first step, by several processes; they are those a run calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from numba import types
+
+from staticgraph.training.compile_ahead import Loop, compile_ahead, not_cached
+from staticgraph.training.loops import LOOPS, line_of, training_loops, type_of, word_of
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "tests" / "support" / "loops_of_training.py"
+# A module of loops that no cache knows: how many calls each has had is in its result.
+MODULE = """
+import numba
+
+@numba.njit(cache=True)
+def first(values):
+    return values.sum() + {number}
+
+@numba.njit(cache=True)
+def second(values, times):
+    return first(values) * times
+
+@numba.njit(cache=True)
+def broken(values):
+    return values.no_such_method()
+"""
+WORDS = ["f4[2]", "i8[1]", "u1[3]A", "f8[1]r", "i4[2]Ar", "b1[1]", "b1", "i8", "u8", "f8", "2xf8"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_is_its_type_and_back(word):
+    assert word_of(type_of(word)) == word
+
+
+def test_words_are_what_numba_makes_of_a_call():
+    for value, word in (
+        (np.zeros((2, 3), np.float32), "f4[2]"),
+        (np.zeros((4, 4), np.int64)[::2, ::2], "i8[2]A"),
+        (np.zeros(3, bool), "b1[1]"),
+        (3, "i8"),
+        (2.5, "f8"),
+        (True, "b1"),
+        (np.uint64(3), "u8"),
+        ((1.0, 2.0), "2xf8"),
+    ):
+        assert numba.typeof(value) == type_of(word)
+    with pytest.raises(ValueError, match="'list' is no type"):
+        type_of("list")
+    with pytest.raises(ValueError, match="for which there is no word"):
+        word_of(types.unicode_type)
+
+
+def test_every_line_names_a_loop():
+    loops = training_loops()
+    assert len(loops) > 20
+    assert [line_of(loop) for loop in loops] == LOOPS.strip().splitlines()
+    for loop in loops:
+        assert isinstance(loop.dispatcher, numba.core.registry.CPUDispatcher)
+        assert len(loop.types) == loop.dispatcher.py_func.__code__.co_argcount
+
+
+@pytest.fixture
+def loops(tmp_path, monkeypatch) -> list[Loop]:
+    """Three loops that were never compiled; the last cannot be."""
+    name = f"loops_{os.getpid()}_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE.format(number=len(name)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield [
+        Loop(f"{name}.broken", (type_of("f8[1]"),)),
+        Loop(f"{name}.second", (type_of("f8[1]"), type_of("i8"))),
+        Loop(f"{name}.first", (type_of("f8[1]"),)),
+    ]
+    sys.modules.pop(name, None)
+
+
+def test_children_compile_and_this_process_loads(loops, capsys):
+    """What fails there compiles here when it is called, with numba's own words."""
+    _, second, first = loops
+    assert not_cached(loops) == loops
+    assert compile_ahead(loops, processes=2, show=False) == 2
+    assert not_cached([second, first]) == []
+    for loop in (second, first):
+        assert sum(loop.dispatcher.stats.cache_hits.values()) == 1
+    assert second.dispatcher(np.ones(3), 2) == 2 * (3 + len(first.name.partition(".")[0]))
+    assert compile_ahead([second, first], show=True) == 0
+    assert capsys.readouterr().err == "", "nothing is said where nothing is done"
+    with pytest.raises(numba.TypingError):
+        loops[0].dispatcher(np.ones(3))
+
+
+def test_without_forks_nothing_is_done(loops, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    assert compile_ahead(loops, show=False) == 0
+    assert loops[2].dispatcher(np.ones(3)) > 3
+
+
+@pytest.mark.slow
+def test_a_run_calls_what_is_in_the_list_and_nothing_else(tmp_path):
+    """With no cache and no list; nor is what compiles for seconds inside a loop, the message of an
+    assignment of arrays whose shapes differ."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    data = ROOT / "examples" / "data" / "esol.npz"
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(data), str(tmp_path)],
+        env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    listed = LOOPS.strip().splitlines()
+    missing = [line for line in found["lines"] if line not in listed]
+    unused = [line for line in listed if line not in found["lines"]]
+    assert not missing, "put into LOOPS:\n" + "\n".join(missing)
+    assert not unused, "take out of LOOPS:\n" + "\n".join(unused)
+    costly = [name for name in found["names"] if "raise_with_shape_context" in name]
+    assert not costly, "an array is assigned to a slice in a loop: write the loop out"

@@ -1,0 +1,334 @@
+"""What is used of torch that torch does not promise: each name does what it is used for, and none
+is said anywhere else. On a new torch, what fails here is what moved."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import staticgraph
+from staticgraph.internals import (
+    dispatch,
+    fakes,
+    foreach,
+    inductor,
+    memory_pool,
+    operators,
+    profiler_events,
+    tracing,
+    trees,
+)
+
+ROOT = Path(staticgraph.__file__).parent
+ROOMS = ("internals", "dryrun/stubs")
+PRIVATE = re.compile(r"^torch(\.\w+)*\._[a-z]\w*|^torch\._[A-Z]\w*")
+
+
+def private_names(source: str) -> list[tuple[int, str]]:
+    """Lines and names of torch with an underscore: imported, or reached through dots."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+            if node.attr == "_version":
+                names.append("torch._version")
+        else:
+            continue
+        found += [(node.lineno, name) for name in names if PRIVATE.match(name)]
+    return found
+
+
+def test_private_names_of_torch_stand_in_their_rooms():
+    files = [p for p in ROOT.rglob("*.py") if not str(p.relative_to(ROOT)).startswith(ROOMS)]
+    assert len(files) > 300
+    found = [
+        f"{path}:{line} says {name}: it belongs in internals/"
+        for path in files
+        for line, name in private_names(path.read_text())
+    ]
+    assert found == []
+
+
+def test_a_private_name_is_seen_however_it_is_reached():
+    said = """import torch._dynamo
+from torch.utils._pytree import tree_map
+from torch import _guards
+torch._foreach_copy_(a, b)
+torch.ops.aten._to_copy
+x._version
+torch._C._functions
+"""
+    assert {line for line, _ in private_names(said)} == {1, 2, 3, 4, 5, 6, 7}
+    assert private_names("import torch\ntorch.__version__\nfrom torch.fx import Node\n") == []
+
+
+def test_every_name_of_the_room_has_a_test():
+    """By its name, in this file."""
+    text = Path(__file__).read_text()
+    for path in sorted((ROOT / "internals").glob("[a-z]*.py")):
+        module = importlib.import_module(f"staticgraph.internals.{path.stem}")
+        names = [n for n in vars(module) if not n.startswith("_")]
+        own = getattr(module, "__all__", None) or [
+            n
+            for n in names
+            if getattr(vars(module)[n], "__module__", None) == module.__name__ or n.isupper()
+        ]
+        assert own, path
+        for name in own:
+            assert re.search(rf"\b{path.stem}\.{name}\b", text), f"{path.stem}.{name} has no test"
+
+
+# ---------------------------------------------------------------------- trees
+
+
+def test_trees_are_flattened_and_put_together_again():
+    value = {"a": [1, (2.5, None)], "b": 3}
+    leaves, spec = trees.tree_flatten(value)
+    assert isinstance(spec, trees.TreeSpec)
+    assert trees.tree_unflatten(leaves, spec) == value
+    assert trees.tree_leaves(value) == leaves
+    assert trees.tree_map(lambda leaf: (leaf,), [1, 2]) == [(1,), (2,)]
+    assert trees.tree_map_only(int, lambda n: n + 1, value) == {"a": [2, (2.5, None)], "b": 4}
+
+
+# ---------------------------------------------------------------------- dispatch
+
+
+def test_a_mode_sees_every_operation():
+    class Seen(dispatch.TorchDispatchMode):
+        names: list[str] = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert isinstance(func.overloadpacket, dispatch.OpOverloadPacket)
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Seen() as seen:
+        x.to(torch.float64)
+        (x + 1).sum().item()
+    assert seen.names == [
+        str(operators.to_copy.default),
+        "aten.add.Tensor",
+        "aten.sum.default",
+        str(operators.read_number),
+    ]
+
+
+class Told(torch.Tensor):
+    """Notes that a function was called on it."""
+
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_is_looked_at_without_its_own_function():
+    told = torch.ones(3).as_subclass(Told)
+    Told.calls = 0
+    with dispatch.DisableTorchFunctionSubclass():
+        assert told.shape == (3,)
+        told + 1
+    with dispatch.DisableTorchFunction():
+        told + 1
+    assert Told.calls == 0
+    told + 1
+    assert Told.calls > 0
+
+
+def test_the_backward_pass_that_a_thread_is_in_has_a_number():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda grad: seen.append(dispatch.current_graph_task()))
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert len(set(seen)) == 2
+    assert min(seen) >= 0
+    assert dispatch.current_graph_task() == -1
+
+
+def test_versions_count_writes():
+    x = torch.zeros(3)
+    before = dispatch.version_of(x)
+    x.add_(1)
+    assert dispatch.version_of(x) == before + 1
+    x + 1
+    assert dispatch.version_of(x) == before + 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_error_waits_for_whoever_goes_back(number):
+    given = [torch.ones(2, requires_grad=True) for _ in range(number)]
+    kept = dispatch.delayed_error("no way back", given)
+    assert len(kept) == number
+    assert all(torch.equal(a, b) for a, b in zip(kept, given, strict=True))
+    with pytest.raises(RuntimeError, match="no way back"):
+        kept[0].sum().backward()
+
+
+# ---------------------------------------------------------------------- lists, operators
+
+
+def test_lists_are_written_and_copied_in_one_call():
+    targets, sources = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.full((3,), 2.0)]
+    foreach.copy_all(targets, sources)
+    assert all(torch.equal(a, b) for a, b in zip(targets, sources, strict=True))
+    copies = foreach.copies_of(sources)
+    assert all(torch.equal(a, b) for a, b in zip(copies, sources, strict=True))
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(copies, sources, strict=True))
+
+
+def arguments(operator) -> list[tuple[str, str]]:
+    schema = operator.default._schema.arguments
+    return [(argument.name, str(argument.type)) for argument in schema]
+
+
+def test_operators_take_what_they_are_given():
+    """Of those that run on CUDA alone: the arguments, in their order."""
+    names = [name for name, _ in arguments(operators.efficient_forward)]
+    assert names[:11] == [
+        *("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k"),
+        *("max_seqlen_q", "max_seqlen_k", "dropout_p", "custom_mask_type", "compute_log_sumexp"),
+    ]
+    names = [name for name, _ in arguments(operators.efficient_backward)]
+    assert names[:6] == ["grad_out_", "query", "key", "value", "bias", "out"]
+    assert [name for name, _ in arguments(operators.addmm_activation)] == [
+        *("self", "mat1", "mat2", "beta", "alpha", "use_gelu")
+    ]
+    a, b, bias = torch.randn(4, 3), torch.randn(3, 2), torch.randn(2)
+    found = operators.addmm_activation(bias, a, b, use_gelu=False)
+    torch.testing.assert_close(found, torch.relu(torch.addmm(bias, a, b)))
+
+
+# ---------------------------------------------------------------------- fakes, tracing
+
+
+def test_fakes_have_a_device_and_no_memory():
+    with fakes.FakeTensorMode():
+        made = torch.zeros(1 << 40, device="cpu")
+        assert isinstance(made, fakes.FakeTensor)
+        assert (made + 1).shape == (1 << 40,)
+
+
+def test_what_dynamo_notes():
+    """Its counters, the present trace, a constant's source, and an error of its own kind."""
+    tracing.forget_compiled()
+    inside = []
+
+    def look(graph, inputs):
+        inside.append(tracing.TracingContext.try_get())
+        return graph.forward
+
+    before = tracing.counters["stats"]["unique_graphs"]
+    compiled = torch.compile(lambda x: x + 1, backend=look, fullgraph=True)
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
+    assert tracing.counters["stats"]["unique_graphs"] == before + 1
+    assert isinstance(inside[0], tracing.TracingContext)
+    assert inside[0].fake_mode is not None
+
+    def refused(graph, inputs):
+        raise ValueError("not this one")
+
+    tracing.forget_compiled()
+    with pytest.raises(tracing.TorchDynamoException, match="not this one"):
+        torch.compile(lambda x: x * 3, backend=refused)(torch.zeros(2))
+    assert tracing.ConstantSource("n").source_name == "n"
+    tracing.forget_compiled()
+
+
+def test_options_that_are_not_there_are_left_out():
+    with tracing.switched(allow_rnn=True, no_such_option=True):
+        assert torch._dynamo.config.allow_rnn
+        assert not hasattr(torch._dynamo.config, "no_such_option")
+
+
+def test_an_allocation_is_told_by_its_kind():
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        torch.zeros(1000)
+    events = [*profiled.profiler.kineto_results.experimental_event_tree()]
+    waiting, kinds = events, set()
+    while waiting:
+        event = waiting.pop()
+        kinds.add(event.tag)
+        waiting.extend(event.children)
+    assert profiler_events.ALLOCATION in kinds
+
+
+# ---------------------------------------------------------------------- inductor
+
+
+def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
+    """The graph and its inputs reach Inductor's own entry, with the options of the mode."""
+    given = []
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx",
+        lambda graph, inputs, config_patches=None, **_: given.append((graph, config_patches)),
+    )
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    inductor.inductor("reduce-overhead")(graph, [torch.zeros(1)])
+    inductor.inductor(None)(graph, [torch.zeros(1)])
+    assert given[0][0] is graph
+    assert given[0][1]["triton.cudagraphs"] is True
+    assert not (given[1][1] or {}).get("triton.cudagraphs")
+
+
+def test_there_are_no_trees_without_recordings():
+    assert inductor.roots_of_trees(0) == []
+    inductor.drop_trees()
+    assert inductor.roots_of_trees(0) == []
+
+
+def test_pieces_are_counted_where_torch_makes_them(monkeypatch):
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "cudagraphify", lambda *args, **kwargs: "made")
+    before = compile_fx.cudagraphify
+    assert inductor.Pieces().count == 0
+    with inductor.counting_pieces() as pieces:
+        assert compile_fx.cudagraphify(1, a=2) == "made"
+        assert compile_fx.cudagraphify() == "made"
+    assert pieces.count == 2
+    assert compile_fx.cudagraphify is before
+
+
+def test_torch_still_records_where_pieces_are_counted():
+    """``compile_fx`` calls ``cudagraphify`` by its global name."""
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.output_code as output_code
+
+    sources = [Path(module.__file__).read_text() for module in (compile_fx, output_code)]
+    assert any(re.search(r"import cudagraphify|def cudagraphify", each) for each in sources)
+
+
+def test_a_source_that_inductor_wrote_is_loaded():
+    assert inductor.generated_module("number = 41 + 1\n").number == 42
+
+
+def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
+    """Which a build with CUDA has."""
+    called = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        if torch.backends.cuda.is_built():
+            assert hasattr(torch._C, name)
+        monkeypatch.setattr(
+            torch._C, name, lambda *args, name=name: called.append((name, args)), raising=False
+        )
+    memory_pool.end_allocations(0, (1, 2))
+    memory_pool.release(0, (1, 2))
+    assert called == [
+        ("_cuda_endAllocateToPool", (0, (1, 2))),
+        ("_cuda_releasePool", (0, (1, 2))),
+    ]
