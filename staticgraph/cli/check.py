@@ -25,7 +25,8 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "check",
         help="see whether a model can run in fixed shapes",
-        description="Run a model once on a padded batch and name what cannot be recorded.",
+        description="Run a model once on a padded batch, name what cannot be recorded, and list "
+        "what is rewritten to operators of this library, by the model's own lines.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,11 +54,17 @@ def run(args: argparse.Namespace) -> int:
         return check_for.run(args)
     from staticgraph import datasets
     from staticgraph.checking.preflight import preflight
+    from staticgraph.cli.reports.rewrites import RewritesReport
     from staticgraph.models.named import built
     from staticgraph.plans.choose import plan_buckets
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    report = preflight(built(args.model, store), plan, store)
-    print(to_json(report.to_dict(), indent=2) if args.json else report)
+    model = built(args.model, store)
+    report = preflight(model, plan, store)
+    rewrites = RewritesReport.of(model, plan, store)
+    if args.json:
+        print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
+    else:
+        print(f"{report}\n\n{rewrites}")
     return 0 if report.ok else NOT_STATIC

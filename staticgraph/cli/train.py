@@ -115,7 +115,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--store",
         choices=("auto", "host", "device"),
-        help="where the graphs are: auto is on CUDA if they fit a quarter of it (default: auto)",
+        help="where the graphs are: auto is on CUDA where they fit a quarter of its free memory, else the host (default: auto)",
     )
     machine.add_argument(
         "--workers", type=values.auto_or(values.whole(0, 256)), metavar="N",
