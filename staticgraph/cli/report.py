@@ -14,7 +14,7 @@ from staticgraph.files.json_text import to_json
 if TYPE_CHECKING:
     from staticgraph.training.report import TrainReport
 
-PAGE = Path("report.html")
+PAGE = Path("report.html")  # in the folder of the run
 EXAMPLE = """\
 examples:
   staticgraph report runs/demo

@@ -115,7 +115,8 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--store",
         choices=("auto", "host", "device"),
-        help="where the graphs are: auto is on CUDA where they fit a quarter of its free memory, else the host (default: auto)",
+        help="where the graphs are: auto is on CUDA where they fit a quarter of its free memory, "
+        "else on the host (default: auto)",
     )
     machine.add_argument(
         "--workers", type=values.auto_or(values.whole(0, 256)), metavar="N",
@@ -173,9 +174,9 @@ def run(args: argparse.Namespace) -> int:
         for name, value in vars(args).items()
         if name not in ("command", "run", "parser", "out", "resume", "overwrite", "json", "config")
     }
-    check_sizes(args)
     if "config" in args:
         given = {**_settings(args), **given}
+    check_sizes(argparse.Namespace(**{**vars(args), "model": given.get("model")}))
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
     if not resuming and "data" not in given:

@@ -74,12 +74,18 @@ def built(spec: str, store: GraphColumns, option: str = "--model") -> Module:
         raise ValueError(
             f"{option} {spec}: {name} is a {type(build).__name__}; name what builds it"
         )
-    parameters = inspect.signature(build).parameters.values()
-    needs = any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
-    model = build(store) if needs else build()
+    model = build(store) if _needs_an_argument(build) else build()
     if not isinstance(model, Module):
         raise ValueError(
             f"{option} {spec}: {name} gives a {type(model).__name__}; it should give a "
             "torch.nn.Module"
         )
     return model
+
+
+def _needs_an_argument(build: Any) -> bool:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # of a class in C, which does not tell
+        return False
+    return any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)

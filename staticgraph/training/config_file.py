@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.files import atomic
+from staticgraph.models.named import is_spec
 from staticgraph.training.config import TrainConfig
 
 FILE = "config.toml"
+# Sizes that say nothing of a model that builds itself.
+OF_THE_ZOO = ("hidden", "layers", "dropout", "pool")
 KEYS = tuple(field.name for field in fields(TrainConfig))
 
 
@@ -52,13 +55,19 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def write_config(path: str | Path, config: TrainConfig) -> None:
-    """Writes all settings that have a value, so that ``--config`` begins the same run again."""
+    """Writes all settings that have a value, so that ``--config`` begins the same run again; not
+    the sizes of the zoo, where the model builds itself."""
     lines = [f"{name} = {_toml(value)}" for name, value in _values(config).items()]
     atomic.write_text(path, "\n".join(lines) + "\n")
 
 
 def _values(config: TrainConfig) -> Mapping[str, Any]:
-    return {name: value for name, value in asdict(config).items() if value is not None}
+    left_out = OF_THE_ZOO if is_spec(config.model) else ()
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if value is not None and name not in left_out
+    }
 
 
 def _toml(value: Any) -> str:

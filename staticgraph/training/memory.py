@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+
+resource: Any = None
+if sys.platform != "win32":
+    import resource
 
 
 def memory_of(
@@ -32,9 +37,7 @@ def memory_of(
 
 def _host_peak() -> int | None:
     """The largest resident size of this process."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return None
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

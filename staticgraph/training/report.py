@@ -17,6 +17,7 @@ from staticgraph.training.history import Epoch
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
+PAGE = "report.html"  # where it is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from staticgraph.training.job import SilentEvents, first_alone, own_device
 from staticgraph.training.memory import memory_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.schedule import factor, stands_still
-from staticgraph.training.subject import attends, mode_of, model_of
+from staticgraph.training.subject import attends, load_weights, mode_of, model_of
 from staticgraph.training.tasks import BatchLoss, task_of
 from staticgraph.training.timed_batches import timed
 
@@ -388,7 +388,7 @@ class Training:
         )
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        load_weights(self.model, state["model"], self.config.model, self.folder)
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = [Step(*step) for step in state["steps"]]
         self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
@@ -437,7 +437,7 @@ class Training:
             test_metric=None if diverged else self._evaluate("test")[1],
             resumed_at=resumed_at,
             runner=self.runner.report(),
-            files={"steps": STEPS, "report": FILE, "picture": PICTURE, "settings": CONFIG},
+            files={"settings": CONFIG, "steps": STEPS, "report": FILE, "picture": PICTURE},
             diverged=diverged,
             memory=memory_of(self.model, self.optimizer, self.source, self.device),
             stopped_early=len(self.epochs) if self._stopped_early else None,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import GPSConv
 
 from staticgraph import models
+from staticgraph.errors import CheckpointCorrupt
 from staticgraph.models.named import built, is_spec
 from staticgraph.runner.auto import WAYS, Auto
 from staticgraph.steps.modes import FUSED
@@ -30,6 +35,21 @@ def model_of(config: TrainConfig, store: GraphStore, num_outputs: int) -> Module
         pool=config.pool,
         num_outputs=num_outputs,
     )
+
+
+def load_weights(model: Module, weights: Mapping[str, Tensor], name: str, folder: Path) -> None:
+    """Gives a model the weights of a run.
+
+    Raises:
+        CheckpointCorrupt: they are of another model; one that builds itself may have changed since.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointCorrupt(
+            f"{folder} holds the weights of another model than {name} builds now "
+            f"({str(error).splitlines()[-1].strip()}): put its code back, or train again"
+        ) from error
 
 
 def attends(model: Module) -> bool:

@@ -25,7 +25,7 @@ from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.job import first_alone, joined, restarted
-from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.schedule import NEED_THE_END
 
@@ -97,7 +97,7 @@ def _begin(folder: Path, overwrite: bool) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
+    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, PAGE, "events.out.tfevents.*"):
         for old in folder.glob(pattern):
             old.unlink()
 

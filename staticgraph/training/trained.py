@@ -26,7 +26,7 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.report import FILE
-from staticgraph.training.subject import model_of
+from staticgraph.training.subject import load_weights, model_of
 
 ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
 
@@ -85,21 +85,8 @@ class Trained:
         outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
         model = model_of(config, _example(plan.schema, categories), outputs).to(device)
         convert(model, kernels=takes_kernels(config.kernels, config.model, device.type))
-        _load_weights(model, weights, config.model, folder)
+        load_weights(model, weights, config.model, folder)
         return cls(model.eval(), plan, config, _task(folder), categories)
-
-
-def _load_weights(
-    model: torch.nn.Module, weights: Mapping[str, Tensor], name: str, folder: Path
-) -> None:
-    """Gives a model the weights of a run; one that builds itself may have become another since."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointCorrupt(
-            f"{folder} holds the weights of another model than {name} builds now "
-            f"({str(error).splitlines()[-1].strip()}): put its code back, or train again"
-        ) from error
 
 
 def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:

@@ -55,4 +55,4 @@ def _has(levels: Mapping[str, IntArray], graph: int) -> str:
 
 
 def _rows(count: np.integer) -> str:
-    return f"{count} row{'s' * (count != 1)}"
+    return f"{count} row" if count == 1 else f"{count} rows"

@@ -27,12 +27,12 @@ class _Labels(PlainBatch):
 
     def __init__(self, data: PlainBatch, gaps: Sequence[str]) -> None:
         super().__init__(data)
-        self.__dict__.update(gaps=gaps, read=[])
+        self.__dict__.update(_gaps=gaps, _read=[])
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        if name in self.__dict__["gaps"]:
-            self.__dict__["read"].append(name)
+        if name in self.__dict__["_gaps"]:
+            self.__dict__["_read"].append(name)
             value = torch.nan_to_num(value, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         return value
 
@@ -51,10 +51,10 @@ def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> T
     """
     asked: Any = _Labels(data, gaps) if gaps else data
     terms = LossTerms.of(loss(out, asked))
-    if not gaps or not asked.__dict__["read"]:
+    if not gaps or not asked.__dict__["_read"]:
         return terms.mean()
     known = torch.ones_like(terms.values, dtype=torch.bool)
-    for name in asked.__dict__["read"]:
+    for name in asked.__dict__["_read"]:
         label = data[name]
         if label.numel() == known.numel():
             known &= ~torch.isnan(label).view(known.shape)
