@@ -26,7 +26,7 @@ from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
-from staticgraph.steps.losses import mean_loss, share_of_loss
+from staticgraph.steps.losses import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
