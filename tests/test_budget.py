@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staticgraph.cli import values
 from staticgraph.memory import device
 from staticgraph.memory.budget import (
     BudgetExceeded,
@@ -19,6 +21,7 @@ from staticgraph.memory.budget import (
 )
 from staticgraph.memory.fit import Fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
+from staticgraph.outofcore.policies.tuning import tune
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
 
@@ -191,6 +194,30 @@ def test_amounts_are_read(text, count):
 def test_amounts_that_are_none_are_refused(text):
     with pytest.raises(ValueError, match="amount of memory"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("given_value", "kind", "message"),
+    [
+        (float("nan"), ValueError, "nan bytes: give a finite number"),
+        (float("inf"), ValueError, "inf bytes: give a finite number"),
+        (None, TypeError, "None is a NoneType; give an amount of memory"),
+        (True, TypeError, "True is a bool; give an amount of memory"),
+        ([1], TypeError, r"\[1\] is a list; give an amount of memory"),
+    ],
+)
+def test_what_is_no_amount_at_all_is_named(given_value, kind, message):
+    with pytest.raises(kind, match=message):
+        parse_bytes(given_value)
+
+
+@pytest.mark.parametrize("text", ["1 MiB", "1M", "1.048576 MB", " 1mib ", "1048576"])
+def test_amounts_are_read_alike_everywhere(text):
+    assert MemoryBudget(text).max_bytes == values.byte_size(text) == parse_bytes(text) == 1 << 20
+    assert tune(1000, 5000, 400, 12, text) == tune(1000, 5000, 400, 12, 1 << 20)
+    for read in (MemoryBudget, values.byte_size, lambda t: tune(1000, 5000, 400, 12, t)):
+        with pytest.raises((ValueError, argparse.ArgumentTypeError), match="'3 parsecs' is no amo"):
+            read("3 parsecs")
 
 
 @given(st.integers(1, 1 << 50))

@@ -13,6 +13,7 @@ from support.command import status_of
 
 import staticgraph as sg
 from staticgraph import cli, models
+from staticgraph.cli import values
 from staticgraph.steps import modes
 from staticgraph.text import progress
 from staticgraph.training import train
@@ -65,7 +66,8 @@ def test_help_tells_the_truth_about_choices_and_defaults():
         if name != "data" and value is not None and value is not False:
             shown = f"{value:g}" if isinstance(value, float) else value
             assert f"(default: {shown})" in options[name].help
-    assert options["model"].choices == models.NAMES
+    assert values.MODELS == models.NAMES
+    assert all(name in options["model"].help for name in models.NAMES)
     assert options["compile_mode"].choices == modes.MODES
     assert options["pool"].choices == tuple(models.POOLS)
 
@@ -168,7 +170,8 @@ def test_errors_are_one_line_and_status_2(
     [
         ([], "COMMAND"),
         (["train"], "the argument --data is required, but for --resume"),
-        (["train", "--data", "a", "--model", "bert"], "invalid choice: 'bert'"),
+        (["train", "--data", "a", "--model", "bert"], "--model: 'bert': give one of gine, gps"),
+        (["train", "--data", "a", "--model", "bert:"], "MODULE:NAME, such as mymodule:build"),
         (["train", "--data", "a", "--resume", "--overwrite"], "not allowed with"),
         (["report"], "DIR"),
     ],

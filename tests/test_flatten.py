@@ -199,9 +199,17 @@ def graph(nodes: int = 3, **fields) -> Data:
         ),
         (
             [graph(), graph(x=torch.ones(7, 2))],
-            "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges, and 3 in graph 0: a field "
-            "belongs to nodes, to edges, or has the same number of rows in every graph; pass "
-            "exclude=['x'], or name its rows with levels={'x': 'rows'}",
+            "'x' has 7 rows in graph 1, which has 3 nodes and 3 edges; expected were 3, one for "
+            "each node, as in 1 of the 2 graphs: mend graph 1; or, if its rows are something else, "
+            "levels={'x': 'rows'} in GraphStore.from_pyg(graphs, ...) gives it rows of its own, "
+            "exclude=['x'] leaves it out",
+        ),
+        (
+            [graph(s=torch.ones(1)), graph(s=torch.ones(1)), graph(s=torch.ones(2))],
+            "'s' has 1 row in graph 0, which has 3 nodes and 3 edges, but 2 rows in graph 2, which "
+            "has 3 nodes and 3 edges; expected were 3 (one for each node) or 3 (one for each edge) "
+            "or as many in every graph: levels={'s': 'rows'} in GraphStore.from_pyg(graphs, ...) "
+            "gives it rows of its own, exclude=['s'] leaves it out",
         ),
         (
             [graph(a=torch.ones(3))],

@@ -80,6 +80,15 @@ _FACTORIES = {
     torch.zeros,
 }
 _CHECKED = ("a check that only the CPU makes", "")
+# PyG's own collation, whose sizes are data wherever it stands.
+_COLLATION = frozenset(
+    f"torch_geometric.data.{name}" for name in ("batch", "collate", "separate", "on_disk_dataset")
+)
+_NO_BATCHES_INSIDE = (
+    "PyG makes a Batch of graphs, or graphs of a Batch, inside the forward, whose sizes are data: "
+    "use what came in (batch.x, batch.edge_index, batch.batch, batch.num_graphs), and make other "
+    "graphs before training, as fields of the store"
+)
 _READ_ONE = "_local_scalar_dense"
 
 
@@ -112,9 +121,22 @@ class Watch:
         if place is None:
             return
         file, number, line = place
-        new = Obstacle(operation, f"{file}:{number}", line, kind, self.module)
+        advice = _NO_BATCHES_INSIDE if _makes_a_batch() else None
+        new = Obstacle(operation, f"{file}:{number}", line, kind, self.module, advice)
         if not any(new.where == old.where and new.kind == old.kind for old in self.obstacles):
             self.obstacles.append(new)
+
+
+def _makes_a_batch() -> bool:
+    """Whether PyG is putting graphs together, or taking them apart, below a line of the model."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _owner(frame) == "model":
+            return False
+        if frame.f_globals.get("__name__", "") in _COLLATION:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def calling_line() -> tuple[str, int, str] | None:

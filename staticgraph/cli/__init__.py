@@ -20,7 +20,7 @@ from typing import NoReturn
 from staticgraph import __version__, errors
 
 COMMANDS = (
-    *("plan", "probe", "check", "train", "report"),
+    *("plan", "probe", "check", "versus", "train", "report"),
     *("bench", "partition", "train_large", "serve"),
 )
 DIVERGED = 1

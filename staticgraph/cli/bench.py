@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from staticgraph.cli import values
-from staticgraph.cli.train import MODELS
 from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
@@ -32,7 +31,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--data", required=True, type=values.words, help="a data set by name or path"
     )
-    parser.add_argument("--model", choices=MODELS, default="gine")
+    parser.add_argument("--model", choices=values.MODELS, default="gine")
     parser.add_argument("--layers", type=values.whole(1, values.MOST_LAYERS), default=5)
     parser.add_argument("--hidden", type=values.whole(1, values.WIDEST), default=300)
     parser.add_argument("--heads", type=values.whole(1, values.WIDEST), default=4)

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
-import os
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from staticgraph.cli import check_for, values
 from staticgraph.files.json_text import to_json
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-    from staticgraph.store.graph_store import GraphStore
 
 NOT_STATIC = 1
 EXAMPLE = """\
@@ -34,7 +25,8 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "check",
         help="see whether a model can run in fixed shapes",
-        description="Run a model once on a padded batch and name what cannot be recorded.",
+        description="Run a model once on a padded batch, name what cannot be recorded, and list "
+        "what is rewritten to operators of this library, by the model's own lines.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,40 +54,17 @@ def run(args: argparse.Namespace) -> int:
         return check_for.run(args)
     from staticgraph import datasets
     from staticgraph.checking.preflight import preflight
+    from staticgraph.cli.reports.rewrites import RewritesReport
+    from staticgraph.models.named import built
     from staticgraph.plans.choose import plan_buckets
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    report = preflight(_built(args.model, store), plan, store)
-    print(to_json(report.to_dict(), indent=2) if args.json else report)
+    model = built(args.model, store)
+    report = preflight(model, plan, store)
+    rewrites = RewritesReport.of(model, plan, store)
+    if args.json:
+        print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
+    else:
+        print(f"{report}\n\n{rewrites}")
     return 0 if report.ok else NOT_STATIC
-
-
-def _built(spec: str, store: GraphStore) -> Module:
-    """Imports and calls what ``MODULE:NAME`` names; modules of the present folder are found."""
-    from torch.nn import Module
-
-    module, _, name = spec.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        build = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"--model {spec}: there is no module {module!r} here") from None
-    except AttributeError:
-        raise ValueError(f"--model {spec}: {module} has nothing called {name!r}") from None
-    except (TypeError, ValueError) as error:  # a name that no module can have, such as ".a"
-        raise ValueError(f"--model {spec}: {module!r} is no name of a module ({error})") from None
-    if not callable(build):
-        raise ValueError(f"--model {spec}: {name} is a {type(build).__name__}; name what builds it")
-    parameters = inspect.signature(build).parameters.values()
-    needs = any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
-    model = build(store) if needs else build()
-    if not isinstance(model, Module):
-        raise ValueError(
-            f"--model {spec}: {name} gives a {type(model).__name__}; it should give a "
-            "torch.nn.Module"
-        )
-    return model

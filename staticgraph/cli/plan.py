@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
-from staticgraph.cli.probe import add_model
+from staticgraph.cli.model_options import check_sizes
+from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def register(subparsers: Any) -> None:
         "--min-steps", type=values.whole(), default=32, metavar="K",
         help="batches an epoch at least (32)",
     )  # fmt: skip
-    add_model(parser)
+    add_training(parser)
     more = parser.add_argument_group("how")
     more.add_argument(
         "--max-graphs", type=values.whole(), metavar="G", help="most graphs in a pack"
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Ends with a usage error where the options do not go together."""
+    check_sizes(args)
     if bool(args.data) == bool(args.histogram):
         args.parser.error("give one of --data and --histogram")
     targets = [args.batch_size, args.graphs, args.efficiency, args.limits]

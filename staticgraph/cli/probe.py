@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
-from staticgraph.cli.train import MODELS
+from staticgraph.cli.loss_option import loss_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--data", type=values.words, metavar="SPEC", required=True, help="as for staticgraph train"
     )
-    add_model(parser)
+    add_training(parser)
     how = parser.add_argument_group("how")
     how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
     how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -78,24 +79,22 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(run=run, parser=parser)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_training(parser: argparse.ArgumentParser) -> None:
     """The options that say which model takes a step, and how it is trained."""
     group = parser.add_argument_group("model and training")
-    group.add_argument("--model", choices=MODELS, default="gine")
+    add_model(group)
     group.add_argument(
-        "--hidden", type=values.whole(1, values.WIDEST), default=64, help="columns of every layer"
-    )
-    group.add_argument(
-        "--layers", type=values.whole(1, values.MOST_LAYERS), default=4, help="convolutions"
-    )
-    group.add_argument("--dropout", type=values.share, default=0.0, help="between layers")
+        "--loss", type=values.words, metavar="MODULE:NAME",
+        help="loss(out, batch), one value a row; by default what the target y asks for",
+    )  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
     group.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
         default="auto",
-        help="fused kernels where measured to gain: gine, gps and gcn on a CPU (default: auto)",
+        help="fused kernels under the layers: auto is on for gine, gps and gcn where a CPU is "
+        "counted, and off elsewhere (default: auto)",
     )
     group.add_argument(
         "--accumulate", type=values.whole(), default=1, help="backward passes to one update"
@@ -104,6 +103,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probes, and prints what came of it."""
+    check_sizes(args)
     if args.compiled and (args.like != "cuda" or args.device == "cuda"):
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
     import torch
@@ -141,27 +141,18 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     """The memory of the model and the training that the options name."""
     import torch
 
-    from staticgraph import models
     from staticgraph.dryrun.compiled_probe import probe
     from staticgraph.nn import convert
     from staticgraph.training.config import takes_kernels
-    from staticgraph.training.tasks import BatchLoss, task_of
 
-    if store.schema.hetero:
+    if store.schema.hetero and args.model in values.MODELS:
         raise ValueError(
-            f"the models of this command take graphs with one type of nodes, and {store.name} has "
-            f"{len(store.schema.node_axes)} types: call staticgraph.probe(model, store, ...) with "
-            "a model of yours, save what it gives, and plan with --memory FILE"
+            f"the models {', '.join(values.MODELS)} take graphs with one type of nodes, and "
+            f"{store.name} has {len(store.schema.node_axes)} types: give a model of yours, "
+            "--model MODULE:NAME"
         )
-    task = task_of(store)
-    model = models.build(
-        args.model,
-        store,
-        hidden=args.hidden,
-        layers=args.layers,
-        num_outputs=task.num_outputs,
-        dropout=args.dropout,
-    )
+    loss, outputs = loss_of(getattr(args, "loss", None), store)
+    model = model_of(args, store, outputs)
     device, like = getattr(args, "device", "cpu"), getattr(args, "like", "cuda")
     model.to(device)
     where = "cuda" if "cuda" in (device, like) else "cpu"
@@ -174,7 +165,7 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     return probe(
         model,
         store,
-        loss=BatchLoss(task.row_loss),
+        loss=loss,
         optimizer=kinds[args.optimizer](model.parameters(), lr=1e-3),
         form=getattr(args, "form", "auto"),
         autocast=torch.bfloat16 if args.autocast else None,

@@ -1,4 +1,4 @@
-"""``staticgraph train``: train a model of the zoo on a data set, in fixed shapes."""
+"""``staticgraph train``: train a model on a data set, in fixed shapes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
+from staticgraph.cli.model_options import add_model, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
 from staticgraph.steps.modes import MODES
+from staticgraph.training.schedule import SCHEDULES
 
 EXAMPLE = """\
 examples:
   staticgraph train --data examples/data/hiv.npz --model gps --hidden 32 --layers 3 --epochs 2
   staticgraph train --data tu:PROTEINS --model gin --epochs 20 --out runs/proteins
   staticgraph train --resume --out runs/proteins --epochs 40
+  staticgraph train --data examples/data/hiv.npz --model mymodule:build --schedule cosine
+  staticgraph train --config runs/proteins/config.toml --lr 0.01 --out runs/proteins2
 
-The folder gets checkpoint.pt, plan.json, steps.csv, report.json, report.png and TensorBoard's
-files. Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if
-the run had never stopped.
+The folder gets checkpoint.pt, config.toml, plan.json, steps.csv, report.json, report.png and
+TensorBoard's files. A --config is TOML with the options by name, such as batch-size = 64; what is
+given on the command line goes before it.
+
+Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if the run
+had never stopped.
 
 On several GPUs or machines, --batch-size is of each process:
   torchrun --nproc-per-node 4 -m staticgraph.cli train --data ogb:ogbg-molhiv --out runs/hiv
 """
-# Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
-# them.
-MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 OUT = Path("runs/latest")
 
 
@@ -51,15 +55,7 @@ def register(commands: Any) -> None:
         "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--model", choices=MODELS, help="(default: gine)")
-    model.add_argument(
-        "--hidden", type=values.whole(1, values.WIDEST), help="columns of every layer (default: 64)"
-    )
-    model.add_argument(
-        "--layers", type=values.whole(1, values.MOST_LAYERS), help="convolutions (default: 4)"
-    )
-    model.add_argument("--dropout", type=values.share, help="between layers (default: 0)")
-    model.add_argument("--pool", choices=("mean", "add"), help="over nodes (default: mean)")
+    add_model(model, default=None)
     training = parser.add_argument_group("training")
     training.add_argument(
         "--batch-size", type=values.whole(), help="graphs in a batch (default: 128)"
@@ -68,12 +64,38 @@ def register(commands: Any) -> None:
         "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
     )
     training.add_argument("--lr", type=values.rate, help="learning rate of Adam (default: 0.001)")
+    training.add_argument(
+        "--schedule",
+        choices=tuple(SCHEDULES),
+        help="how the learning rate goes: "
+        + "; ".join(f"{name} {what}" for name, what in SCHEDULES.items())
+        + " (default: constant)",
+    )
+    training.add_argument(
+        "--clip-norm", type=values.number(0, more=True), metavar="X",
+        help="largest norm of all gradients together (default: any)",
+    )  # fmt: skip
+    training.add_argument(
+        "--accumulate", type=values.whole(), metavar="K",
+        help="batches to one update (default: 1)",
+    )  # fmt: skip
+    training.add_argument(
+        "--autocast",
+        choices=("bfloat16",),
+        help="dtype of forward and loss (default: the model's own)",
+    )
+    training.add_argument(
+        "--early-stop", type=values.whole(), metavar="EPOCHS",
+        help="end after so many epochs without a lower validation loss (default: never)",
+    )  # fmt: skip
     training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
-        help="torch's names; auto is reduce-overhead on CUDA and eager on a CPU (default: auto)",
+        help="torch's names, and fused and cuda-graph of this library; auto times what there is "
+        "before the first step and keeps the fastest for each bucket: eager and fused on a CPU; "
+        "eager, default (compiled) and cuda-graph (recorded) on CUDA (default: auto)",
     )
     machine.add_argument(
         "--allow-cpu",
@@ -86,18 +108,25 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels where measured to gain: gine, gps and gcn on a CPU (default: auto)",
+        help="fused kernels under the layers: auto is on for gine, gps and gcn on a CPU, where "
+        "they were measured to gain, and off elsewhere, where --compile-mode may still choose "
+        "fused, which is made of them; off leaves that out, too (default: auto)",
     )
     machine.add_argument(
         "--store",
         choices=("auto", "host", "device"),
-        help="where the graphs are: auto is on CUDA if they fit a quarter of it (default: auto)",
+        help="where the graphs are: auto is on CUDA where they fit a quarter of its free memory, "
+        "else on the host (default: auto)",
     )
     machine.add_argument(
         "--workers", type=values.auto_or(values.whole(0, 256)), metavar="N",
         help="threads that fill batches; auto times the first steps (default: 0)",
     )  # fmt: skip
     files = parser.add_argument_group("files")
+    files.add_argument(
+        "--config", type=values.file_to_read, metavar="FILE",
+        help="settings as TOML, such as the config.toml of another run",
+    )  # fmt: skip
     files.add_argument(
         "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"
     )
@@ -111,17 +140,47 @@ def register(commands: Any) -> None:
     parser.set_defaults(run=run, parser=parser)
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of ``--config``, each in the range of its option.
+
+    Raises:
+        ValueError: one is no setting, or outside.
+    """
+    from staticgraph.training.config_file import read_config
+
+    options = {action.dest: action for action in args.parser._actions}
+    settings = read_config(args.config)
+    for name, value in settings.items():
+        option = options[name]
+        try:
+            if option.nargs == 0:  # a flag
+                if not isinstance(value, bool):
+                    raise argparse.ArgumentTypeError(f"{value!r}: give true or false")
+            elif option.type is not None:
+                settings[name] = option.type(str(value))
+            if option.choices is not None and value not in option.choices:
+                raise argparse.ArgumentTypeError(
+                    f"{value!r}: give one of {', '.join(option.choices)}"
+                )
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{args.config}: {name}: {error}") from None
+    return settings
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains, and prints the report."""
     given = {
         name: value
         for name, value in vars(args).items()
-        if name not in ("command", "run", "parser", "out", "resume", "overwrite", "json")
+        if name not in ("command", "run", "parser", "out", "resume", "overwrite", "json", "config")
     }
+    if "config" in args:
+        given = {**_settings(args), **given}
+    check_sizes(argparse.Namespace(**{**vars(args), "model": given.get("model")}))
     out = getattr(args, "out", OUT)
     resuming = getattr(args, "resume", False)
     if not resuming and "data" not in given:
-        args.parser.error("the argument --data is required, but for --resume")
+        args.parser.error("the argument --data is required, but for --resume or a --config with it")
 
     from staticgraph.training.config import TrainConfig
     from staticgraph.training.interrupt import Interrupted

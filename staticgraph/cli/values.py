@@ -15,6 +15,9 @@ from pathlib import Path
 
 from staticgraph.text.byte_sizes import parse_bytes
 
+# Stands here, too, since staticgraph/models imports torch and --help must be quick; a test compares
+# them.
+MODELS = ("gine", "gps", "gin", "gcn", "gat", "sage")
 # Sizes beyond this overflow the 32-bit numbers of slots and kernels.
 MOST = 2**31 - 1
 # What torch and NumPy both take.
@@ -106,6 +109,17 @@ def words(text: str) -> str:
     """Anything but nothing."""
     if not text.strip() or "\0" in text:
         raise _refused(text, "give a name or a path")
+    return text
+
+
+def model(text: str) -> str:
+    """A model of the zoo, or ``module:name``, which builds one."""
+    if text not in MODELS and not re.fullmatch(r"[^\s:\0]+:[^\s:\0]+", text):
+        raise _refused(
+            text,
+            f"give one of {', '.join(MODELS)}, or MODULE:NAME, such as mymodule:build, for a model "
+            "of yours",
+        )
     return text
 
 

@@ -6,6 +6,9 @@ with its time, from which the mark follows. Slow next to a step, so for checks, 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,12 +36,14 @@ class ProfilerAllocator:
         self._profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
-        self._profile.start()
+        with _quiet():
+            self._profile.start()
 
     def peak(self) -> int:
         """The most in use since then; stops recording."""
         assert self._profile is not None, "reset_peak() begins to record"
-        self._profile.stop()
+        with _quiet():
+            self._profile.stop()
         results: Any = getattr(self._profile.profiler, "kineto_results", None)
         self._profile = None
         waiting: list[Any] = list(results.experimental_event_tree())
@@ -60,3 +65,17 @@ class ProfilerAllocator:
 
     def trim(self) -> None:
         """Nothing to give back."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch 2.13's profiler writes a line to the process's stderr whenever it starts or stops."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -11,7 +11,7 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -275,6 +275,15 @@ class StaticGraphRunner:
         if self._steps.averaging is not None:
             self._steps.averaging.compare_once()
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside model and optimizer, in plain values and tensors: with
+        ``accumulate`` the gradients that wait for their update."""
+        return {"accumulated": self._steps.accumulated.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state_dict` gave."""
+        self._steps.accumulated.load(state["accumulated"])
 
     def check_finite(self) -> None:
         """Waits for the device and checks the losses of the steps so far; for the end of an epoch.

@@ -7,8 +7,9 @@ parameters when enough are together; how a batch ran makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -53,6 +54,20 @@ class Accumulation:
             parameter.grad = gradient
         self._sums, self._count = {}, 0
         return True
+
+    def state(self) -> dict[str, Any]:
+        """How many batches wait for their update, and the sum of their gradients; None for a
+        parameter without one."""
+        return {
+            "count": self._count,
+            "sums": [self._sums.get(parameter) for parameter in self._parameters],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Puts back what :meth:`state` gave."""
+        self._count = int(state["count"])
+        pairs = zip(self._parameters, state["sums"], strict=True)
+        self._sums = {p: g.to(p.device, copy=True) for p, g in pairs if g is not None}
 
     @contextmanager
     def kept(self) -> Iterator[None]:

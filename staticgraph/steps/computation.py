@@ -26,7 +26,7 @@ from staticgraph.nn.refused import caching_layers, unheard_hooks
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.schema import COUNTS, Level
 from staticgraph.steps.arguments import forward_of
-from staticgraph.steps.losses import mean_loss, share_of_loss
+from staticgraph.steps.losses import LossTerms, mean_loss, share_of_loss
 from staticgraph.steps.padding import sanitized, zero_padding
 from staticgraph.steps.provenance import (
     Path,
@@ -237,9 +237,10 @@ class Computation:
         """``given`` is the batch as the model got it, where it may have set other tensors."""
         assert self._loss is not None
         if known.loss is None:
+            shape = list(LossTerms.of(self._loss(out, batch)).values.shape)
             raise ValueError(
-                "the loss has no rows of the batch: its leading size does not change with the "
-                "batch's; return one value a row, such as "
+                f"the loss has no rows of the batch: it gives a tensor of shape {shape}, whose "
+                "leading size does not change with the batch's; return one value a row, such as "
                 "F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] return "
                 "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
                 "scalar)"

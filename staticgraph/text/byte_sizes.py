@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 UNITS = {
@@ -28,8 +29,16 @@ def parse_bytes(text: int | float | str) -> int:
 
     Raises:
         ValueError: no number, an unknown unit, or less than one byte.
+        TypeError: neither a number nor text.
     """
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise TypeError(
+            f"{text!r} is a {type(text).__name__}; give an amount of memory as a number of bytes "
+            "or as text such as '20GiB'"
+        )
     if not isinstance(text, str):
+        if not math.isfinite(text):
+            raise ValueError(f"{text!r} bytes: give a finite number, or text such as '20GiB'")
         count = int(text)
     else:
         found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)

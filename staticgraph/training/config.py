@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from staticgraph.training.schedule import SCHEDULES
+
 # Settings that another sitting of the same run may change.
 FREE = frozenset(
-    {"epochs", "device", "store", "workers", "compile_mode", "allow_cpu", "checkpoint_every"}
+    {
+        *("epochs", "device", "store", "workers", "compile_mode", "allow_cpu"),
+        *("checkpoint_every", "early_stop"),
+    }
 )
 KERNELS = ("auto", "on", "off")
 # Models that the fused kernels train faster on a CPU: GINE at 1.78 times plain PyG against 0.99 for
@@ -22,6 +27,17 @@ def takes_kernels(choice: str, model: str, device: str) -> bool:
 
 
 STORES = ("auto", "host", "device")
+# float16 would need a scaler, whose step is no recording's.
+AUTOCAST = ("bfloat16",)
+COUNTS = (
+    "hidden",
+    "layers",
+    "batch_size",
+    "epochs",
+    "checkpoint_every",
+    "accumulate",
+    "early_stop",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +47,21 @@ class TrainConfig:
     Attributes:
         data: what :func:`staticgraph.datasets.open` understands.
         target: column of a CSV to predict; all numeric ones where None.
-        model: one of :data:`staticgraph.models.NAMES`.
-        hidden: columns of every layer; layers: how many; dropout: between them.
-        pool: ``mean`` or ``add``.
+        model: one of :data:`staticgraph.models.NAMES`, or ``module:build``, which builds one.
+        hidden: columns of every layer; layers: how many; dropout: between them; of the models by
+            name alone.
+        pool: ``mean`` or ``add``; of these, too.
         batch_size: graphs in every batch but the last.
         epochs: passes over the training graphs, those before a resume included.
         lr: learning rate of Adam.
+        schedule: how it goes, a key of :data:`staticgraph.training.schedule.SCHEDULES`.
+        clip_norm: the largest norm of all gradients together; None for any.
+        accumulate: batches to one update.
+        autocast: dtype of forward and loss; None for the model's own.
+        early_stop: epochs without a lower validation loss after which the run ends; None for none.
         seed: of the split, the model and the order.
         kernels: ``on``, ``off``, or ``auto``: this library's fused kernels where they were measured
-            to gain, which is for GINE, GPS and GCN on a CPU.
+            to gain, which is for GINE, GPS and GCN on a CPU. With ``off`` no mode rewrites to them.
         compile_mode: see :class:`StaticGraphRunner`; ``allow_cpu`` as there.
         device: ``cpu``, ``cuda``, or ``auto`` for CUDA where there is one.
         store: ``host``; ``device``, where the graphs are moved once and only ids cross; or
@@ -59,6 +81,11 @@ class TrainConfig:
     batch_size: int = 128
     epochs: int = 3
     lr: float = 1e-3
+    schedule: str = "constant"
+    clip_norm: float | None = None
+    accumulate: int = 1
+    autocast: str | None = None
+    early_stop: int | None = None
     seed: int = 0
     kernels: str = "auto"
     compile_mode: str = "auto"
@@ -69,9 +96,20 @@ class TrainConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "batch_size", "epochs", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in COUNTS:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r}; choose of {', '.join(SCHEDULES)}")
+        if self.autocast not in (None, *AUTOCAST):
+            raise ValueError(f"autocast={self.autocast!r}; choose of {', '.join(AUTOCAST)}")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm={self.clip_norm} must be a number above 0")
+        if self.kernels == "off" and self.compile_mode == "fused":
+            raise ValueError(
+                "compile_mode='fused' is made of the fused kernels, and kernels='off' leaves them "
+                "out: give one of the two"
+            )
         if self.kernels not in KERNELS:
             raise ValueError(f"kernels={self.kernels!r}; choose of {', '.join(KERNELS)}")
         if self.store not in STORES:

@@ -17,6 +17,7 @@ from staticgraph.training.history import Epoch
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
+PAGE = "report.html"  # where it is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class TrainReport:
         test_metric: of the final model, None without test graphs.
         diverged: the epoch, counted from 1, in which the loss ceased to be finite; None where it
             did not.
+        stopped_early: epochs after which the validation loss stood still; None where all ran.
+        memory: bytes of parameters, optimizer state and graphs, and the most that this process took
+            of the host's memory and of the device's; None where that is not known.
         resumed_at: steps that earlier sittings made; the runner's figures begin after them.
         runner: buckets, compiles, recordings and fallbacks of the last sitting.
     """
@@ -49,6 +53,8 @@ class TrainReport:
     runner: Report
     files: dict[str, str] = field(default_factory=dict)
     diverged: int | None = None
+    stopped_early: int | None = None
+    memory: dict[str, int | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: what is not a finite number is None."""
@@ -109,10 +115,9 @@ class TrainReport:
         ]
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
         lines = [
-            f"{config['model']}, {config['layers']} layers of {config['hidden']}, "
-            f"{self.parameters:,} parameters, on {self.data['name']} ({splits['train']:,} graphs "
-            f"to train, {splits['val']:,} to validate, {splits['test']:,} to test), "
-            f"batches of {config['batch_size']}",
+            f"{_model(config)}, {self.parameters:,} parameters, on {self.data['name']} "
+            f"({splits['train']:,} graphs to train, {splits['val']:,} to validate, "
+            f"{splits['test']:,} to test), batches of {config['batch_size']}",
             "",
             table(headers, rows),
             "",
@@ -122,10 +127,21 @@ class TrainReport:
             "",
             str(self.runner),
         ]
+        if self.stopped_early is not None:
+            lines.append(
+                f"stopped after epoch {self.stopped_early}: the validation loss had not fallen for "
+                f"{config['early_stop']}"
+            )
         if self.resumed_at:
             lines.append(f"resumed: the buckets count what came after step {self.resumed_at:,}")
         lines += ["", *(f"{what}: {self.folder}/{name}" for what, name in self.files.items())]
         return "\n".join(lines)
+
+
+def _model(config: dict[str, Any]) -> str:
+    """The model in words; one that builds itself has no sizes of the zoo."""
+    name = config["model"]
+    return name if ":" in name else f"{name}, {config['layers']} layers of {config['hidden']}"
 
 
 def _number(value: float | None) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph import datasets, models
+from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
@@ -26,6 +26,7 @@ from staticgraph.nn import convert
 from staticgraph.plans.choose import BucketPlan, plan_buckets
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.subject import Subject
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore, fits, is_simple
@@ -34,13 +35,18 @@ from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
 from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.config_file import FILE as CONFIG
+from staticgraph.training.config_file import write_config
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
 from staticgraph.training.job import SilentEvents, first_alone, own_device
 from staticgraph.training.loops import training_loops
+from staticgraph.training.memory import memory_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
-from staticgraph.training.tasks import task_of
+from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.subject import attends, load_weights, mode_of, model_of
+from staticgraph.training.tasks import BatchLoss, task_of
 from staticgraph.training.timed_batches import timed
 
 if TYPE_CHECKING:
@@ -96,15 +102,7 @@ class Training:
             )
         self.task = task = task_of(self.store)
         torch.manual_seed(config.seed)
-        self.model = models.build(
-            config.model,
-            self.store,
-            hidden=config.hidden,
-            layers=config.layers,
-            dropout=config.dropout,
-            pool=config.pool,
-            num_outputs=task.num_outputs,
-        ).to(self.device)
+        self.model = model_of(config, self.store, task.num_outputs).to(self.device)
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
@@ -123,21 +121,25 @@ class Training:
                 self.store,
                 config.batch_size,
                 indices=train_ids,
-                attention="auto" if config.model == "gps" else None,
+                attention="auto" if attends(self.model) else None,
             )
         )
         on_host = self.source is self.store
         # None until the first steps have told.
         self.workers = None if config.workers == "auto" and on_host else _number(config.workers)
         self.loader = self._loader("train")
-        self.runner = StaticGraphRunner(
+        subject = Subject(
             self.model,
-            self.plan,
-            config.compile_mode,
-            loss=lambda out, batch: task.row_loss(out, batch.y),
+            loss=BatchLoss(task.row_loss),
             optimizer=self.optimizer,
-            recording=Recording(allow_cpu=config.allow_cpu),
+            autocast=None if config.autocast is None else getattr(torch, config.autocast),
+            clip_norm=config.clip_norm,
+            accumulate=config.accumulate,
         )
+        self.runner = StaticGraphRunner(
+            subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
+        )
+        self._check_judged()
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
         self.seconds = 0.0  # of the present epoch, earlier sittings included
@@ -150,6 +152,7 @@ class Training:
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.plan.save(self.folder / "plan.json")
+            write_config(self.folder / CONFIG, self.config)
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
         if self.state is not None:
@@ -163,7 +166,7 @@ class Training:
         )
         with events, Interrupt() as interrupt:
             try:
-                while self.loader.epoch < self.config.epochs:
+                while self.loader.epoch < self.config.epochs and not self._stands_still:
                     self._train_epoch(events, interrupt)
                     self._finish_epoch(events)
             except Diverged as error:
@@ -172,6 +175,48 @@ class Training:
         return self._finish(resumed_at)
 
     # ------------------------------------------------------------------ training
+
+    @property
+    def _val_losses(self) -> list[float | None]:
+        return [epoch.val_loss for epoch in self.epochs]
+
+    @property
+    def _stands_still(self) -> bool:
+        """Whether the run ends before its last epoch."""
+        patience = self.config.early_stop
+        return patience is not None and stands_still(self._val_losses, patience)
+
+    @property
+    def _stopped_early(self) -> bool:
+        return self._stands_still and len(self.epochs) < self.config.epochs
+
+    def _check_judged(self) -> None:
+        """What asks for validation losses needs graphs to validate."""
+        asks = [
+            name
+            for name, asked in (
+                ("early_stop", self.config.early_stop is not None),
+                ("schedule='plateau'", self.config.schedule == "plateau"),
+            )
+            if asked
+        ]
+        if asks and not len(self.store.splits.get("val", ())):
+            raise ValueError(
+                f"{asks[0]} goes by the validation loss, and {self.store.name} has no graphs to "
+                "validate: leave it out, or give the data a split 'val'"
+            )
+
+    def _set_rate(self, step: int) -> None:
+        """The learning rate of a step, counted from 0."""
+        config = self.config
+        if config.schedule != "constant":
+            steps = max(1, len(self.loader) * config.epochs)
+            share = factor(config.schedule, step, steps, self._val_losses)
+            for group in self.optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):  # which a recording reads where it is
+                    group["lr"].fill_(config.lr * share)
+                else:
+                    group["lr"] = config.lr * share
 
     def _train_epoch(self, events: Events, interrupt: Interrupt) -> None:
         epoch = self.loader.epoch
@@ -191,6 +236,7 @@ class Training:
             for batch in self._batches():
                 graphs, nodes, edges, *_ = next(rows)
                 step = Step(epoch, batch.bucket, graphs, nodes, edges, math.nan)
+                self._set_rate(len(self.steps) + len(unread))
                 try:
                     loss = self.runner.step(batch)
                 except NonFiniteLoss as error:
@@ -340,6 +386,7 @@ class Training:
             plan=self.plan.to_dict(),
             model=state,
             optimizer=self.optimizer.state_dict(),
+            runner=self.runner.state_dict(),
             loader=self.loader.state_dict(),
             steps=[tuple(step) for step in self.steps],
             epochs=[tuple(epoch) for epoch in self.epochs],
@@ -347,11 +394,13 @@ class Training:
         )
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        load_weights(self.model, state["model"], self.config.model, self.folder)
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = [Step(*step) for step in state["steps"]]
         self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
         self.seconds = state["seconds"]
+        if "runner" in state:  # runs of an older version accumulated nothing
+            self.runner.load_state_dict(state["runner"])
         now = self.loader.batcher.world_size
         then = state["loader"]["of"].get("world_size", 1)
         if now != then:
@@ -394,8 +443,10 @@ class Training:
             test_metric=None if diverged else self._evaluate("test")[1],
             resumed_at=resumed_at,
             runner=self.runner.report(),
-            files={"steps": STEPS, "report": FILE, "picture": PICTURE},
+            files={"settings": CONFIG, "steps": STEPS, "report": FILE, "picture": PICTURE},
             diverged=diverged,
+            memory=memory_of(self.model, self.optimizer, self.source, self.device),
+            stopped_early=len(self.epochs) if self._stopped_early else None,
         )
         if not self.writes:
             return report

@@ -5,8 +5,8 @@ and runner, a few lines each. The invariant is that a run is one sequence of ste
 was interrupted: a checkpoint holds everything that decides the next step, so that the losses after
 ``resume`` equal those of a run that never stopped (bit for bit on a CPU with as many threads).
 
-The folder gets ``checkpoint.pt``, ``plan.json``, ``steps.csv``, ``report.json``, ``report.png`` and
-TensorBoard's event files.
+The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``, ``report.json``,
+``report.png`` and TensorBoard's event files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.job import first_alone, joined, restarted
-from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
+from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
 from staticgraph.training.run import Training
+from staticgraph.training.schedule import NEED_THE_END
 
 __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
 
@@ -96,7 +97,7 @@ def _begin(folder: Path, overwrite: bool) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, "events.out.tfevents.*"):
+    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, PAGE, "events.out.tfevents.*"):
         for old in folder.glob(pattern):
             old.unlink()
 
@@ -140,6 +141,13 @@ def _resume(
                 f"the run in {folder} was begun with {name}={was!r} and cannot go on with "
                 f"{value!r}: leave it out to resume, or begin another run"
             )
+    ends = NEED_THE_END if changes.get("epochs", config.epochs) != config.epochs else ()
+    if config.schedule in ends:
+        raise ValueError(
+            f"the run in {folder} was begun with schedule={config.schedule!r} over "
+            f"{config.epochs} epochs, which ends with them: leave --epochs out to resume, or begin "
+            "another run"
+        )
     return Training(replace(config, **changes), folder, progress, state, ranks).run()
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files.document import NOT_THERE
+from staticgraph.models.named import is_spec
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -26,6 +26,7 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.report import FILE
+from staticgraph.training.subject import load_weights, model_of
 
 ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
 
@@ -81,17 +82,10 @@ class Trained:
         categories = {
             name: found for name, part in ENCODERS.items() if (found := _table_sizes(weights, part))
         }
-        model = models.build(
-            config.model,
-            _example(plan.schema, categories),
-            hidden=config.hidden,
-            layers=config.layers,
-            dropout=config.dropout,
-            pool=config.pool,
-            num_outputs=len(weights["head.2.bias"]),
-        ).to(device)
+        outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
+        model = model_of(config, _example(plan.schema, categories), outputs).to(device)
         convert(model, kernels=takes_kernels(config.kernels, config.model, device.type))
-        model.load_state_dict(weights)
+        load_weights(model, weights, config.model, folder)
         return cls(model.eval(), plan, config, _task(folder), categories)
 
 

@@ -27,6 +27,7 @@ from staticgraph.dryrun.operations import PARTS, count_step
 from staticgraph.serving.from_run import app_of_run
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
+from staticgraph.training.versus.versus import versus
 from support.command import status_of
 
 GIN = ["--model", "gin", "--hidden", "4", "--layers", "1"]
@@ -41,6 +42,8 @@ BASES = {
     "probe": ["probe", "--data", "few", *GIN],
     "check": ["check", "--data", "few", "--model", "tiny_models:build", "--batch-size", "4"],
     "train": ["train", "--data", "few", *GIN, "--batch-size", "4", "--epochs", "1", "--out", "r"],
+    "try": ["try", "--data", "few", *GIN, "--batch-size", "4", "--modes", "eager", "--seconds", "1",
+            "--out", "tried"],
     "report": ["report", "run"],
     "serve": ["serve", "--run", "run"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
@@ -62,7 +65,7 @@ ABSURD = (
     "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
 )  # fmt: skip
 # Whose exit status may be 1: a training diverged, a model is not static.
-ANSWERS_NO = ("train", "train-large", "check")
+ANSWERS_NO = ("train", "train-large", "check", "try")
 
 
 def make_place(folder: Path, graphs: list[Data]) -> None:
@@ -133,7 +136,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
         return measured
 
     def nothing(*arguments, **options):
-        return None
+        return ""
 
     first = {}
 
@@ -172,7 +175,10 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
+    patch.setattr("staticgraph.training.versus.versus.versus", once("try", versus))
     for picture in (
+        "training.versus.picture.save_versus_picture",
+        "cli.reports.page.page_of",
         "cli.reports.plan_plots.save_plan_picture",
         "cli.reports.plan_plots.save_cost_picture",
         "cli.reports.memory_plots.save_memory_picture",

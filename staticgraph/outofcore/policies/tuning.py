@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from staticgraph.text.byte_sizes import parse_bytes
+
 # Random reads of 4 KiB ran 20 times slower than reads of 256 KiB and more on a server's NVMe disk.
 EFFICIENT_READ_BYTES = 256 * 2**10
 # Beyond this the p*p cells cost more than finer partitions gain.
@@ -44,7 +46,7 @@ def tune(
     num_edges: int,
     node_bytes: int,
     edge_bytes: int,
-    memory_bytes: int,
+    memory_bytes: int | str,
     *,
     read_bytes: int = EFFICIENT_READ_BYTES,
 ) -> Tuning:
@@ -55,12 +57,13 @@ def tune(
         num_edges: E.
         node_bytes: bytes of one node on disk (embedding, optimizer state, features).
         edge_bytes: bytes of one edge on disk.
-        memory_bytes: what may be used.
+        memory_bytes: what may be used; text such as ``"512 MiB"`` is read as everywhere.
         read_bytes: the smallest efficient read.
 
     Raises:
         ValueError: even the smallest buffer does not fit; the message says what it needs.
     """
+    memory_bytes = parse_bytes(memory_bytes)
     whole = num_nodes * node_bytes + num_edges * edge_bytes
     if whole <= memory_bytes:
         return Tuning(1, 1, 1, whole)

@@ -24,6 +24,7 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import IndexRule
 from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.homogeneous import PygReader, as_tensor, whole_count
+from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
 
 # What PyG keeps of a type for itself, or what the offsets say already.
@@ -226,15 +227,8 @@ class HeteroReader(PygReader):
         shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
         if shared or is_index or self.cat_dims[key]:
             return self._on_axis(key, shared[-1] if shared else key, lengths), 1
-        rows = "no type" if owner is None else f"{owner.name}"
-        counts = np.zeros_like(lengths) if owner is None else self.axes[owner.name]
-        odd = int((lengths != counts).argmax())
-        raise BadGraph(
-            f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {counts[odd]} of {rows}, "
-            f"and {lengths[0]} in graph 0: a field belongs to a type, or has the same number of "
-            f"rows in every graph; pass exclude=[{key!r}], or name its rows with "
-            f"levels={{{key!r}: 'rows'}}"
-        )
+        levels = {} if owner is None else {owner.name: np.asarray(self.axes[owner.name])}
+        raise BadGraph(odd_rows(key, lengths, levels))
 
     def _no_label(self, number: int, key: str) -> Tensor:
         assert self.schema is not None

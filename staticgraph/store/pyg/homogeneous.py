@@ -26,6 +26,7 @@ from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array, IndexRule, native
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.pyg.counting import CountedFields
+from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
 
 # What tells rows of nodes and of edges apart by name: a part of it, or all of it.
@@ -266,13 +267,8 @@ class PygReader(CountedFields):
         shared = [name for name, rows in self.axes.items() if np.array_equal(rows, lengths)]
         if shared or is_index or self.cat_dims[key]:
             return self._on_axis(key, shared[0] if shared else key, lengths), 1
-        odd = int(((lengths != self.nodes) & (lengths != self.edges)).argmax())
-        raise BadGraph(
-            f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} nodes "
-            f"and {self.edges[odd]} edges, and {lengths[0]} in graph 0: a field belongs to nodes, "
-            f"to edges, or has the same number of rows in every graph; pass exclude=[{key!r}], "
-            f"or name its rows with levels={{{key!r}: 'rows'}}"
-        )
+        levels = {"node": np.asarray(self.nodes), "edge": np.asarray(self.edges)}
+        raise BadGraph(odd_rows(key, lengths, levels))
 
     def _told_by_name(self, key: str, rows: int) -> Level:
         """The level of a field where every graph has as many nodes as edges: names that PyG and

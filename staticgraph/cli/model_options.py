@@ -1,0 +1,87 @@
+"""The options that say which model is meant: one of the zoo, with its size, or one of the user's.
+
+Every command that takes a model takes it the same way: a name of the zoo, or ``module:build``,
+which is called with the store where it takes an argument. The zoo's sizes say nothing of a model
+that builds itself, so giving both is an error, not a number that is ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from staticgraph.cli import values
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from staticgraph.store.graph_store import GraphStore
+
+# Of the zoo alone; what each is where it is not given.
+SIZES: Mapping[str, Any] = {"hidden": 64, "layers": 4, "dropout": 0.0, "pool": "mean"}
+
+
+def add_model(group: Any, default: str | None = "gine") -> None:
+    """Adds ``--model`` and the zoo's sizes to a group of options; what is not given is None, or
+    stays out of the namespace where the parser's own default is so."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    group.add_argument(
+        "--model",
+        type=values.model,
+        metavar="NAME",
+        help=f"{', '.join(values.MODELS)}, or MODULE:NAME, which builds one, called with the store "
+        "if it takes an argument (default: gine)",
+        **given,
+    )
+    group.add_argument(
+        "--hidden",
+        type=values.whole(1, values.WIDEST),
+        help=f"columns of every layer (default: {SIZES['hidden']})",
+    )
+    group.add_argument(
+        "--layers",
+        type=values.whole(1, values.MOST_LAYERS),
+        help=f"convolutions (default: {SIZES['layers']})",
+    )
+    group.add_argument(
+        "--dropout", type=values.share, help=f"between layers (default: {SIZES['dropout']:g})"
+    )
+    group.add_argument(
+        "--pool", choices=("mean", "add"), help=f"over nodes (default: {SIZES['pool']})"
+    )
+
+
+def check_sizes(args: argparse.Namespace) -> None:
+    """Ends with a usage error where sizes of the zoo are given to a model that builds itself."""
+    model = getattr(args, "model", None) or ""
+    given = [name for name in SIZES if getattr(args, name, None) is not None]
+    if ":" in model and given:
+        args.parser.error(
+            f"--{given[0]} is of the models {', '.join(values.MODELS)}; {model} builds its own: "
+            f"leave --{given[0]} out"
+        )
+
+
+def model_of(
+    args: argparse.Namespace, store: GraphStore, num_outputs: int = 1, **more: Any
+) -> Module:
+    """The model that the options name.
+
+    Args:
+        args: with what :func:`add_model` added.
+        store: the data.
+        num_outputs: columns of a zoo model's result.
+        **more: further options of :func:`staticgraph.models.build`.
+    """
+    from staticgraph import models
+    from staticgraph.models.named import built, is_spec
+
+    check_sizes(args)
+    if is_spec(args.model):
+        return built(args.model, store)
+    sizes = {
+        name: default if getattr(args, name, None) is None else getattr(args, name)
+        for name, default in SIZES.items()
+    }
+    return models.build(args.model, store, num_outputs=num_outputs, **sizes, **more)

@@ -1,0 +1,80 @@
+"""What of a model runs by an operator of this library, for ``staticgraph check``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from staticgraph.plans.plan import BucketPlan
+    from staticgraph.rewrites.captured import Rewritten
+    from staticgraph.store.graph_store import GraphStore
+
+
+class RewritesReport:
+    """The places of a model that are rewritten, by its own lines, and those that nearly are.
+
+    Attributes:
+        done, missed: as :class:`staticgraph.rewrites.explain.Explanation` has them.
+        note: why there is nothing to tell; ``""`` where there is.
+    """
+
+    def __init__(
+        self, done: Sequence[Rewritten] = (), missed: Sequence[Rewritten] = (), note: str = ""
+    ) -> None:
+        self.done, self.missed, self.note = tuple(done), tuple(missed), note
+
+    @classmethod
+    def of(cls, model: Module, plan: BucketPlan, store: GraphStore) -> RewritesReport:
+        """Captures the model and looks; whatever a model raises is a note."""
+        from staticgraph.checking.explain import explain
+
+        try:
+            found = explain(model, plan, store)
+        except Exception as error:  # the preflight has said what stands in the way
+            first = str(error).strip().splitlines() or [""]
+            return cls(note=f"the model cannot be captured ({type(error).__name__}: {first[0]})")
+        return cls(found.done, found.missed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "done": [self._plain(place) for place in self.done],
+            "missed": [{**self._plain(place), "reason": place.reason} for place in self.missed],
+            "note": self.note,
+        }
+
+    @staticmethod
+    def _plain(place: Rewritten) -> dict[str, Any]:
+        return {"rewrite": place.rewrite, "line": place.line, "layer": place.layer}
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"rewrites: {self.note}"
+        if not (self.done or self.missed):
+            return "rewrites: nothing in this model is near an operator of this library"
+        lines = [f"rewritten to operators of this library, mode fused: {len(self.done)} places"]
+        lines += _by_line(self.done)
+        if self.missed:
+            lines.append(f"near a rewrite, and what stood in the way: {len(self.missed)} places")
+            lines += _by_line(self.missed)
+        return "\n".join(lines)
+
+
+def _by_line(places: Sequence[Rewritten]) -> list[str]:
+    """A line of the model's code a line: what was done there, and how often."""
+    by_line: dict[str, dict[str, list[str]]] = {}
+    for place in places:
+        told = place.rewrite + ("" if place.reason is None else f": {place.reason}")
+        by_line.setdefault(place.line, {}).setdefault(told, []).append(place.layer)
+    width = max(map(len, by_line))
+    lines = []
+    for line, told in by_line.items():
+        for number, (what, layers) in enumerate(told.items()):
+            named = list(dict.fromkeys(layer for layer in layers if layer))
+            shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+            where = f" ({shown})" if shown else ""
+            lines.append(f"  {line if number == 0 else '':<{width}}  {what}{where}")
+    return lines

@@ -1,0 +1,111 @@
+"""``staticgraph try``: what this library would give for a data set and a model, here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from staticgraph.cli import values
+from staticgraph.cli.loss_option import loss_of
+from staticgraph.cli.model_options import add_model, check_sizes, model_of
+from staticgraph.files.json_text import to_json
+
+NOT_EQUAL = 1
+OUT = Path("runs/try")
+REPORT, PICTURE = "try.json", "try.png"
+EXAMPLE = """\
+examples:
+  staticgraph try --data examples/data/esol.npz --model gine
+  staticgraph try --data examples/data/hiv.npz --model mymodule:build --seconds 30
+  staticgraph try --data tu:PROTEINS --model gin --modes eager fused --batch-size 32
+
+Plain PyG and this library train the same model from the same weights over the same batches, and
+take turns: PyG with its fastest number of workers, this library in each mode. A mode is one of
+staticgraph train --compile-mode, with +kernels for the fused kernels, as default+kernels;
+pyg-compiled is plain PyG under torch.compile(dynamic=True). The folder gets try.json, which is for
+a bug report, and try.png. The exit status is 1 where no mode of this library runs the model, or
+where losses or outputs differ.
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "try",
+        help="see what this library gives for your data and model, beside plain PyG",
+        description="Train a model by plain PyG and by this library in turn for about a minute, "
+        "and say which is faster, at what memory, and whether both compute the same.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+    )
+    parser.add_argument(
+        "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
+    )
+    group = parser.add_argument_group("model")
+    add_model(group)
+    group.add_argument(
+        "--loss", type=values.words, metavar="MODULE:NAME",
+        help="loss(out, batch), one value a row; by default what the target y asks for",
+    )  # fmt: skip
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--batch-size", type=values.whole(), default=128, help="graphs in a batch (default: 128)"
+    )
+    how.add_argument(
+        "--seconds", type=values.number(0, more=True), default=60.0,
+        help="about so long in all, beyond what compiling takes (default: 60)",
+    )  # fmt: skip
+    how.add_argument(
+        "--modes", type=values.words, nargs="+", metavar="MODE",
+        help="what is tried (default: on a CPU eager, eager+kernels and fused; on CUDA also "
+        "compiled and recorded)",
+    )  # fmt: skip
+    how.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
+    how.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--out", type=values.folder, default=OUT, metavar="DIR",
+        help=f"gets {REPORT} and {PICTURE} (default: {OUT})",
+    )  # fmt: skip
+    out.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, prints, and writes report and picture."""
+    check_sizes(args)
+    import torch
+
+    from staticgraph import datasets
+    from staticgraph.training.run import device_of
+    from staticgraph.training.versus.picture import save_versus_picture
+    from staticgraph.training.versus.versus import versus
+
+    device = device_of(args.device)
+    store = datasets.open(args.data, target=args.target, seed=args.seed)
+    loss, outputs = loss_of(args.loss, store)
+    torch.manual_seed(args.seed)
+    report = versus(
+        model_of(args, store, outputs),
+        store,
+        loss=loss,
+        batch_size=args.batch_size,
+        seconds=args.seconds,
+        modes=args.modes,
+        device=device,
+        seed=args.seed,
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    report.save(args.out / REPORT)
+    print(to_json(report.to_dict()) if args.json else report)
+    written = [args.out / REPORT]
+    if report.winner:
+        save_versus_picture(args.out / PICTURE, report)
+        written.append(args.out / PICTURE)
+    print(f"written: {', '.join(map(str, written))}", file=sys.stderr)
+    return 0 if report.ok else NOT_EQUAL

@@ -1,0 +1,91 @@
+"""What is named on a command line as ``module:name``: a model's builder, a loss.
+
+A module of the present folder is found, as ``python -m`` finds it. What is wrong with a name is one
+line that says which option it was given to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from typing import Any
+
+from torch.nn import Module
+
+from staticgraph.store.graph_columns import GraphColumns
+
+
+def is_spec(name: str) -> bool:
+    """Whether a name is ``module:name``, and no model of the zoo."""
+    return ":" in name
+
+
+def named(spec: str, option: str) -> Any:
+    """What ``module:name`` names.
+
+    Args:
+        spec: the name.
+        option: what it was given to, such as ``--model``, for messages.
+
+    Raises:
+        ValueError: it names nothing.
+    """
+    module, _, name = spec.partition(":")
+    if not (module and name):
+        raise ValueError(f"{option} {spec}: expected MODULE:NAME, such as mymodule:build")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"{option} {spec}: there is no module {module!r} here") from None
+    except AttributeError:
+        raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}") from None
+    except (TypeError, ValueError) as error:  # a name that no module can have, such as ".a"
+        raise ValueError(f"{option} {spec}: {module!r} is no name of a module ({error})") from None
+
+
+def function_named(spec: str, option: str) -> Any:
+    """A function by name.
+
+    Raises:
+        ValueError: it names nothing that can be called.
+    """
+    found = named(spec, option)
+    if not callable(found):
+        raise ValueError(f"{option} {spec}: it is a {type(found).__name__}; name a function")
+    return found
+
+
+def built(spec: str, store: GraphColumns, option: str = "--model") -> Module:
+    """The model that ``module:build`` gives: ``build()``, or ``build(store)`` where it takes an
+    argument.
+
+    Raises:
+        ValueError: it names nothing that builds a ``torch.nn.Module``.
+    """
+    build = named(spec, option)
+    name = spec.partition(":")[2]
+    if not callable(build):
+        raise ValueError(
+            f"{option} {spec}: {name} is a {type(build).__name__}; name what builds it"
+        )
+    model = build(store) if _needs_an_argument(build) else build()
+    if not isinstance(model, Module):
+        raise ValueError(
+            f"{option} {spec}: {name} gives a {type(model).__name__}; it should give a "
+            "torch.nn.Module"
+        )
+    return model
+
+
+def _needs_an_argument(build: Any) -> bool:
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):  # of a class in C, which does not tell
+        return False
+    return any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)

@@ -1,0 +1,58 @@
+"""What to say of a field whose rows are neither nodes nor edges, nor as many in every graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from staticgraph.sizes.whole_numbers import IntArray
+
+# A field that goes with a level in so many graphs belongs to it, and the others are slips.
+MOST = 0.5
+
+
+def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str:
+    """Names the graph, what was found and expected, and the line to write.
+
+    Args:
+        key: the field.
+        lengths: its rows in each graph, of which not all are alike.
+        levels: what rows could be, such as ``node``, with how many each graph has.
+    """
+    shares = {what: float((lengths == counts).mean()) for what, counts in levels.items()}
+    nearest = max(shares, key=lambda what: shares[what], default=None)
+    remedy = (
+        f"levels={{{key!r}: 'rows'}} in GraphStore.from_pyg(graphs, ...) gives it rows of its own, "
+        f"exclude=[{key!r}] leaves it out"
+    )
+    if nearest is not None and shares[nearest] >= MOST:
+        counts = levels[nearest]
+        odd = int((lengths != counts).argmax())
+        return (
+            f"{key!r} has {_rows(lengths[odd])} in graph {odd}, which has {_has(levels, odd)}; "
+            f"expected were {counts[odd]}, one for each {nearest}, as in "
+            f"{int((lengths == counts).sum()):,} of the {len(lengths):,} graphs: mend graph {odd}; "
+            f"or, if its rows are something else, {remedy}"
+        )
+    other = int((lengths != lengths[0]).argmax())
+    could = [f"{counts[0]} (one for each {what})" for what, counts in levels.items()]
+    expected = " or ".join([*could, "as many in every graph"])
+    return (
+        f"{key!r} has {_rows(lengths[0])} in graph 0, which has {_has(levels, 0)}, but "
+        f"{_rows(lengths[other])} in graph {other}, which has {_has(levels, other)}; expected were "
+        f"{expected}: {remedy}"
+    )
+
+
+def _has(levels: Mapping[str, IntArray], graph: int) -> str:
+    """What a graph has of each level."""
+    found = [
+        f"{counts[graph]} {what}s" if what in ("node", "edge") else f"{counts[graph]} of {what}"
+        for what, counts in levels.items()
+    ]
+    return " and ".join(found) or "none of a type of that name"
+
+
+def _rows(count: np.integer) -> str:
+    return f"{count} row" if count == 1 else f"{count} rows"

@@ -1,0 +1,43 @@
+"""What a run took of memory, for its report."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from staticgraph.probing.resident import distinct_bytes, state_bytes
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+
+resource: Any = None
+if sys.platform != "win32":
+    import resource
+
+
+def memory_of(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    graphs: GraphStore | DeviceStore,
+    device: torch.device,
+) -> dict[str, int | None]:
+    """Bytes: of parameters, optimizer state and graphs, and the most that this process ever took
+    of the host, and torch of the device; None where the system does not tell."""
+    return {
+        "parameters_bytes": distinct_bytes(model.parameters()),
+        "optimizer_bytes": state_bytes(optimizer),
+        "graphs_bytes": int(graphs.nbytes),
+        "host_peak_bytes": _host_peak(),
+        "device_peak_bytes": torch.cuda.max_memory_reserved(device)
+        if device.type == "cuda"
+        else None,
+    }
+
+
+def _host_peak() -> int | None:
+    """The largest resident size of this process."""
+    if resource is None:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

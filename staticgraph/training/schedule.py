@@ -1,0 +1,70 @@
+"""How the learning rate goes, and when a run stops early: functions of what was measured so far.
+
+Neither keeps a state: the rate of a step follows from its number, or from the validation losses of
+the epochs before, so a resumed run goes on with the rate that it would have had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+# What --schedule says, and how the rate goes then.
+SCHEDULES = {
+    "constant": "as it is",
+    "linear": "falls to 0 in a line over all steps",
+    "cosine": "falls to 0 as half a cosine over all steps",
+    "warmup-cosine": "rises in a line over the first tenth of the steps, then falls as cosine",
+    "plateau": "halves where the validation loss has not fallen for 5 epochs",
+}
+# Their rate depends on how many steps there will be.
+NEED_THE_END = frozenset({"linear", "cosine", "warmup-cosine"})
+WARMUP = 0.1
+PATIENCE, FALL = 5, 0.5
+
+
+def factor(schedule: str, step: int, steps: int, val_losses: Sequence[float | None]) -> float:
+    """What the learning rate of a step is, as a share of the one given.
+
+    Args:
+        schedule: a key of :data:`SCHEDULES`.
+        step: its number, from 0.
+        steps: how many there will be.
+        val_losses: of the epochs so far.
+    """
+    if schedule == "linear":
+        return max(0.0, 1.0 - step / steps)
+    if schedule == "cosine":
+        return _cosine(step, steps)
+    if schedule == "warmup-cosine":
+        rise = max(1, round(WARMUP * steps))
+        return (step + 1) / rise if step < rise else _cosine(step - rise, max(1, steps - rise))
+    if schedule == "plateau":
+        return FALL ** _plateaus(val_losses)
+    return 1.0
+
+
+def _cosine(step: int, steps: int) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / steps)))
+
+
+def _plateaus(val_losses: Sequence[float | None]) -> int:
+    """How often the loss stood still for :data:`PATIENCE` epochs."""
+    best, since, found = math.inf, 0, 0
+    for loss in val_losses:
+        if loss is not None and loss < best:
+            best, since = loss, 0
+            continue
+        since += 1
+        if since == PATIENCE:
+            found, since = found + 1, 0
+    return found
+
+
+def stands_still(val_losses: Sequence[float | None], epochs: int) -> bool:
+    """Whether the validation loss has not fallen for so many epochs."""
+    best, since = math.inf, 0
+    for loss in val_losses:
+        fell = loss is not None and loss < best
+        best, since = (loss, 0) if fell and loss is not None else (best, since + 1)
+    return since >= epochs

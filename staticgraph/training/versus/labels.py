@@ -1,0 +1,65 @@
+"""The mean of a loss over an unpadded batch, targets that are missing (NaN) left out.
+
+The same rule as :mod:`staticgraph.steps.missing` in the words of plain PyG: the loss sees zeros for
+NaN, and an entry whose label was NaN takes no part in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.schema import Schema
+from staticgraph.steps.losses import Loss, LossTerms
+
+
+def fields_with_gaps(schema: Schema) -> tuple[str, ...]:
+    """The float fields of which some values are missing."""
+    return tuple(f.name for f in schema if f.has_nan and f.dtype.startswith("float"))
+
+
+class _Labels(PlainBatch):
+    """A batch with zeros for NaN in some fields, which notes which of those are read."""
+
+    def __init__(self, data: PlainBatch, gaps: Sequence[str]) -> None:
+        super().__init__(data)
+        self.__dict__.update(_gaps=gaps, _read=[])
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name in self.__dict__["_gaps"]:
+            self.__dict__["_read"].append(name)
+            value = torch.nan_to_num(value, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        return value
+
+    def __getitem__(self, name: Any) -> Any:
+        return getattr(self, name)
+
+
+def plain_mean(loss: Loss, out: Any, data: PlainBatch, gaps: Sequence[str]) -> Tensor:
+    """The mean of a loss over an unpadded batch, 0-dim.
+
+    Args:
+        loss: as a runner takes it.
+        out: of the model.
+        data: the batch.
+        gaps: fields of which some values are missing.
+    """
+    asked: Any = _Labels(data, gaps) if gaps else data
+    terms = LossTerms.of(loss(out, asked))
+    if not gaps or not asked.__dict__["_read"]:
+        return terms.mean()
+    known = torch.ones_like(terms.values, dtype=torch.bool)
+    for name in asked.__dict__["_read"]:
+        label = data[name]
+        if label.numel() == known.numel():
+            known &= ~torch.isnan(label).view(known.shape)
+    shares = known.to(terms.values.dtype)
+    if terms.weights is not None:
+        shares = shares * terms.weights.to(shares.dtype).expand(shares.shape)
+    mean = torch.where(known, terms.values * shares, 0).sum() / shares.sum()
+    return mean if terms.added is None else mean + terms.added

@@ -1,0 +1,223 @@
+"""What trying found: a row a side, who won, and whether all computed the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from staticgraph.files.json_text import finite, save_json
+from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.table import table
+from staticgraph.training.versus.equality import TOLERANCE
+from staticgraph.training.versus.side import Filling
+from staticgraph.training.versus.step_memory import StepMemory
+
+_HEADERS = (
+    *("contender", "graphs/s", "times PyG", "p10 to p90", "memory", "nodes", "edges"),
+    *("loss", "losses equal", "ready in"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport:
+    """One side. Rates are medians over the turns; ``low`` and ``high`` the 10th and 90th
+    percentile; None where it did not run, with the reason in ``refused``.
+
+    Attributes:
+        name: ``PyG``, or a mode.
+        graphs_per_s: real graphs a second, loading included; with ``_low`` and ``_high``.
+        ratio: times as fast as the first side that ran, turn by turn; with ``_low``, ``_high``.
+        turns: that were timed.
+        prepare_s: compiling and recording.
+        memory: of a training step.
+        filling: real rows over physical rows.
+        losses: of the first turn, step by step, from the same weights.
+        losses_apart: from those of the first side that ran; None where random numbers are drawn.
+        refused: why it did not run.
+    """
+
+    name: str
+    graphs_per_s: float | None = None
+    graphs_per_s_low: float | None = None
+    graphs_per_s_high: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    turns: int = 0
+    prepare_s: float = 0.0
+    memory: StepMemory | None = None
+    filling: Filling | None = None
+    losses: tuple[float, ...] = ()
+    losses_apart: float | None = None
+    refused: str | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was measured."""
+        return self.graphs_per_s is not None
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether its losses are those of the first side; None where that was not compared."""
+        return None if self.losses_apart is None else self.losses_apart <= TOLERANCE
+
+    @property
+    def loss(self) -> float:
+        """The mean of the first turn."""
+        return sum(self.losses) / max(1, len(self.losses))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            **asdict(self),
+            "memory": None if self.memory is None else self.memory._asdict(),
+            "filling": None if self.filling is None else self.filling._asdict(),
+            "equal": self.equal,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VersusReport:
+    """What :func:`staticgraph.training.versus.versus.versus` found.
+
+    Attributes:
+        model: its class; data: the data set's name; graphs: how many a turn trained over.
+        batch_size: graphs of a batch; capacities: the fixed shapes.
+        device: in words; versions: of Python, torch and PyG; date: of the day.
+        seconds: what all took.
+        sides: plain PyG first.
+        workers: processes that PyG's loader was fastest with.
+        random: whether a step draws random numbers, so that losses cannot be compared.
+        outputs_apart: of the models in evaluation mode, relative to the largest value; None where
+            one of the two does not run.
+        winner: the name of the side to take, and why; ``""`` where none ran.
+        compared_with: the first side that ran.
+        obstacles: of a model that a mode refused, as the preflight names them.
+    """
+
+    model: str
+    data: str
+    graphs: int
+    batch_size: int
+    capacities: tuple[str, ...]
+    device: str
+    versions: Mapping[str, str]
+    date: str
+    seconds: float
+    sides: tuple[SideReport, ...]
+    workers: int
+    random: bool
+    outputs_apart: float | None
+    winner: str
+    reason: str
+    compared_with: str
+    obstacles: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing that was compared differs."""
+        apart = self.outputs_apart
+        return all(side.equal is not False for side in self.sides) and (
+            apart is None or apart <= TOLERANCE
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether this library ran in some mode, and computed what plain PyG does."""
+        static = [side for side in self.sides if not side.name.startswith("PyG")]
+        return any(side.ran for side in static) and self.equal
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: what is not a finite number is None."""
+        return finite(
+            {
+                "ok": self.ok,
+                "equal": self.equal,
+                **asdict(self),
+                "sides": [side.to_dict() for side in self.sides],
+            }
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report as JSON."""
+        save_json(path, self.to_dict())
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model} on {self.data}, batches of {self.batch_size}, {self.graphs:,} graphs a "
+            f"turn, on {self.device}, {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
+            f"shapes: {', '.join(self.capacities)}",
+            "",
+            table(_HEADERS, [_row(side, self.compared_with) for side in self.sides]),
+            "",
+        ]
+        refused = [side for side in self.sides if side.refused]
+        lines += [f"{s.name} did not run: {_first_line(s.refused or '')}" for s in refused]
+        if self.obstacles:
+            lines.append("what stands in the way:")
+        for number, obstacle in enumerate(self.obstacles, 1):
+            lines += [
+                f"{number}. {obstacle['kind']}: {obstacle['operation']}",
+                f"   {obstacle['where']}: {obstacle['line']}",
+                f"   in {obstacle['module'] or 'the model'}; {obstacle['reason']}",
+            ]
+            if obstacle["remedy"]:
+                lines.append(f"   instead: {obstacle['remedy']}")
+        if self.compared_with == "PyG":
+            s = "" if self.workers == 1 else "s"
+            lines.append(f"PyG loads with {self.workers} worker{s}, its fastest of 0, 1 and 2")
+        lines += [self._equality(), self._won()]
+        return "\n".join(lines)
+
+    def _equality(self) -> str:
+        outputs = "outputs were not compared"
+        if self.outputs_apart is not None:
+            verdict = "equal" if self.outputs_apart <= TOLERANCE else "NOT EQUAL"
+            outputs = (
+                f"outputs in evaluation mode are {verdict} (apart by {self.outputs_apart:.1e} of "
+                "the largest)"
+            )
+        losses = ""
+        if self.random:
+            losses = "; a training step draws random numbers (dropout?), so losses are not compared"
+        return f"before training, {outputs}{losses}"
+
+    def _won(self) -> str:
+        if not self.winner:
+            return "nothing ran, so nothing was measured"
+        if self.winner.startswith("PyG"):
+            return f"fastest: {self.winner}; no mode of this library gains on it here"
+        mode, plus, _ = self.winner.partition("+")
+        told = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
+        side = next(side for side in self.sides if side.name == self.winner)
+        told_already = self.reason.startswith(f"{side.ratio:.2f} times as fast as PyG")
+        ratio = "" if told_already or not self.reason else f"{side.ratio:.2f} times PyG; "
+        won = f"fastest: {self.winner}, {ratio}{self.reason or 'the only one that ran'}"
+        return f'{won}\n  {told}mode="{mode}", ...)'
+
+
+def _first_line(reason: str) -> str:
+    """The rest, a compiler's account of itself, is in the JSON."""
+    return reason.splitlines()[0].rstrip(":")
+
+
+def _row(side: SideReport, first: str) -> tuple[str, ...]:
+    if not side.ran:
+        return (side.name, *["-"] * (len(_HEADERS) - 1))
+    filling, memory = side.filling, side.memory
+    verdict = {True: "yes", False: "NO", None: "-"}[side.equal]
+    apart = "" if not side.losses_apart else f" ({side.losses_apart:.0e})"
+    return (
+        side.name,
+        f"{side.graphs_per_s:,.0f}",
+        f"{side.ratio:.2f}",
+        f"{side.ratio_low:.2f} to {side.ratio_high:.2f}" if side.name != first else "-",
+        "-" if memory is None else human_bytes(memory.total_bytes),
+        "-" if filling is None else f"{100 * filling.nodes:.1f}%",
+        "-" if filling is None else f"{100 * filling.edges:.1f}%",
+        f"{side.loss:.5f}",
+        verdict + apart,
+        f"{side.prepare_s:.1f} s",
+    )

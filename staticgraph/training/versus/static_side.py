@@ -1,0 +1,150 @@
+"""This library in one of its modes, as ``staticgraph train`` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.nn.convert import convert
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.modes import MODES
+from staticgraph.steps.subject import Subject
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore, fits, is_simple
+from staticgraph.training.versus.setting import Course, Setting
+from staticgraph.training.versus.side import Filling
+
+KERNELS = "+kernels"
+# Of a GPU's free memory, what the data set may take here.
+SHARE_FOR_DATA = 0.25
+ON_CPU = ("eager", "eager+kernels", "fused")
+ON_CUDA = (
+    *("eager", "eager+kernels", "default", "default+kernels", "reduce-overhead"),
+    *("cuda-graph", "cuda-graph+kernels"),
+)
+
+
+class Way(NamedTuple):
+    """A mode of the runner, with or without the fused kernels; ``default+kernels`` in words."""
+
+    mode: str
+    kernels: bool
+
+    @classmethod
+    def of(cls, name: str) -> Way:
+        """What a name says.
+
+        Raises:
+            ValueError: there is no such mode.
+        """
+        mode = name.removesuffix(KERNELS)
+        if mode not in MODES or (mode in ("auto", "fused") and mode != name):
+            known = [m for m in MODES if m not in ("auto", "fused")]
+            raise ValueError(
+                f"there is no mode {name!r} to try; choose of {', '.join(MODES)}, and "
+                f"{', '.join(m + KERNELS for m in known)}"
+            )
+        return cls(mode, mode != name)
+
+
+def ways_on(device_type: str) -> tuple[str, ...]:
+    """The modes that are tried on a device if none are named."""
+    return ON_CUDA if device_type == "cuda" else ON_CPU
+
+
+class StaticSide:
+    """Trains a copy of the model in fixed shapes.
+
+    Args:
+        setting: what is trained.
+        name: the mode; see :class:`Way`.
+
+    Raises:
+        ValueError: there is no such mode, or it cannot run on this device.
+    """
+
+    def __init__(self, setting: Setting, name: str) -> None:
+        self.setting, self.name = setting, name
+        way = Way.of(name)
+        self.model = convert(setting.fresh_model(), kernels=way.kernels)
+        self.optimizer = setting.adam(self.model)
+        subject = Subject(
+            self.model, loss=setting.loss, optimizer=self.optimizer, forward=setting.forward
+        )
+        self.runner = StaticGraphRunner(subject, setting.plan, way.mode, distributed="off")
+        self._source = self._moved(subject.pointers)
+        self._loader: StaticLoader | None = None
+        self._batches = 0
+
+    def _moved(self, pointers: bool) -> GraphStore | DeviceStore:
+        """The store, on the device where it is a GPU with room for it."""
+        store, device = self.setting.store, self.setting.device
+        if device.type != "cuda" or not is_simple(store):
+            return store
+        if not fits(store, device, SHARE_FOR_DATA, pointers):
+            return store
+        return store.to(device, pointers=pointers)
+
+    def prepare(self) -> None:
+        """Compiles and records the training step of every bucket.
+
+        Raises:
+            NotStatic: the model cannot run in fixed shapes in this mode.
+            PaddingLeaks: padding reaches real rows.
+        """
+        self.runner.warmup(self._source, phases=("step",), progress=False)
+
+    def begin(self, course: Course) -> None:
+        """The course that turns are over from now on."""
+        setting = self.setting
+        self._batches = len(course.order)
+        self._loader = self.runner.loader(
+            self._source, indices=setting.train_ids, exact=True, shuffle=True, seed=setting.seed
+        )
+
+    def turn(self) -> Tensor:
+        """Trains over the course once; the losses ``[batches]``."""
+        assert self._loader is not None
+        self._loader.set_epoch(0)
+        with closing(iter(self._loader)) as batches:
+            losses = [self.runner.step(batch) for batch in islice(batches, self._batches)]
+        found = torch.stack(losses)
+        if found.is_cuda:
+            torch.cuda.synchronize(found.device)
+        return found
+
+    @contextmanager
+    def one_step(self) -> Iterator[Callable[[], Tensor]]:
+        """Gives a function that takes a training step on the first batch of the course."""
+        assert self._loader is not None
+        self._loader.set_epoch(0)
+        with closing(iter(self._loader)) as batches:
+            batch = next(batches)
+            yield lambda: self.runner.step(batch)
+
+    def filling(self) -> Filling:
+        """Of the training batches so far."""
+        buckets = [b for b in self.runner.report().buckets if b.batches]
+
+        def share(rows: str, efficiency: str) -> float:
+            physical = [getattr(b, rows) * b.batches for b in buckets]
+            real = [
+                n * (getattr(b, efficiency) or 0.0) for n, b in zip(physical, buckets, strict=True)
+            ]
+            return sum(real) / max(1, sum(physical))
+
+        return Filling(
+            share("nodes", "node_efficiency"),
+            share("edges", "edge_efficiency"),
+            share("graphs", "graph_efficiency"),
+        )
+
+    def close(self) -> None:
+        """Frees what was recorded."""
+        self.runner.close()

@@ -1,0 +1,341 @@
+"""What would this library give me? Plain PyG and this library in turn, on a model and data.
+
+The problem: a gain depends on the data, the model, the batch size and the machine, and a figure
+from elsewhere answers for none of these. The idea: both train here, from the same weights, over
+the same batches in the same order, and take turns for about a minute, loading included; what
+decides is the median over turns, and only what gains in most of them wins. The invariant: nothing
+is compared that does not compute the same, and to whom it cannot be compared is said; a side that
+cannot run is named with its reason and costs the others nothing.
+
+What it does not do: tune the model, or look beyond one device and process.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.checking.preflight import preflight
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.runner.choice import choose
+from staticgraph.runner.report import device_name
+from staticgraph.steps.arguments import Forward, forward_of
+from staticgraph.steps.losses import Loss
+from staticgraph.steps.training_state import untouched
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.progress import bar
+from staticgraph.training.subject import attends
+from staticgraph.training.versus.equality import draws_random, losses_apart, outputs_apart
+from staticgraph.training.versus.plain_side import PlainSide
+from staticgraph.training.versus.report import SideReport, VersusReport
+from staticgraph.training.versus.setting import Course, Setting
+from staticgraph.training.versus.static_side import StaticSide, Way, ways_on
+from staticgraph.training.versus.step_memory import StepMemory, reserved_on, step_memory
+from staticgraph.training.versus.turns import take_turns
+
+COMPILED_PYG = "pyg-compiled"
+# Processes that PyG may collate with.
+WORKERS = (0, 1, 2)
+# Batches that tell how long one takes; and of a turn at most.
+TRIAL_BATCHES, MOST_BATCHES = 3, 256
+# Turns of every side that the time is divided by; more run where they are quicker than thought.
+PLANNED_ROUNDS = 8
+
+
+@dataclass(eq=False)
+class _Entrant:
+    """A side on its way through: what was found of it, or why it is out."""
+
+    name: str
+    make: Callable[[], Any]
+    side: Any = None
+    refused: str | None = None
+    prepare_s: float = 0.0
+    batch_s: float = 0.0
+    memory: StepMemory | None = None
+    losses: list[Tensor] = field(default_factory=list)
+
+    def tried(self, what: Callable[[], Any]) -> Any:
+        """Does it; an error ends this side alone."""
+        if self.refused is not None:
+            return None
+        try:
+            return what()
+        except Exception as error:  # whatever a model raises
+            self.refused = str(error).strip() or type(error).__name__
+            if not isinstance(error, ValueError | RuntimeError | ArithmeticError):
+                self.refused = f"{type(error).__name__}: {self.refused}"
+            return None
+
+    def turn(self) -> None:
+        """A turn, if it is still in."""
+        if self.refused is None:
+            losses = self.tried(lambda: self.side.turn())
+            if losses is not None:
+                self.losses.append(losses)
+
+
+def versus(
+    model: torch.nn.Module,
+    store: GraphStore,
+    *,
+    loss: Loss,
+    forward: Forward | None = None,
+    batch_size: int = 128,
+    seconds: float = 60.0,
+    modes: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    lr: float = 1e-3,
+    seed: int = 0,
+    progress: bool = True,
+) -> VersusReport:
+    """Trains copies of a model by plain PyG and by this library in turn, and says who gains.
+
+    Args:
+        model: any PyG model; it is not changed.
+        store: the graphs; those of its split ``train`` where it has one.
+        loss: ``loss(out, batch)``, one value a row, as a runner takes it.
+        forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
+        batch_size: graphs of a batch, on both sides.
+        seconds: about so long in all; compiling may take longer, and each side has a few turns
+            whatever they take.
+        modes: of the runner, ``default+kernels`` for one with the fused kernels, or
+            ``pyg-compiled`` for plain PyG under ``torch.compile(dynamic=True)``; by default on a
+            CPU eager without and with kernels, and ``fused``; on CUDA all that compile and record.
+        device: where all run.
+        lr: of Adam.
+        seed: of the order and of random numbers.
+        progress: show a bar.
+
+    Returns:
+        The report; it prints as a table, and ``.to_dict()`` is for JSON.
+
+    Raises:
+        ValueError: there is no such mode.
+        GraphTooLarge: see :func:`staticgraph.plan_buckets`.
+    """
+    device = torch.device(device)
+    names = tuple(modes or ways_on(device.type))
+    for name in names:
+        if name != COMPILED_PYG:
+            Way.of(name)
+    trial = _Trial(_setting(model, store, loss, forward, batch_size, device, lr, seed), names)
+    return trial.run(time.perf_counter() + seconds, progress)
+
+
+def _setting(
+    model: torch.nn.Module,
+    store: GraphStore,
+    loss: Loss,
+    forward: Forward | None,
+    batch_size: int,
+    device: torch.device,
+    lr: float,
+    seed: int,
+) -> Setting:
+    ids = np.asarray(store.splits.get("train", ()))
+    ids = ids if len(ids) else np.arange(len(store))
+    batch_size = min(batch_size, len(ids))
+    plan = plan_buckets(
+        store, batch_size, indices=ids, attention="auto" if attends(model) else None
+    )
+    stock = copy.deepcopy(model).cpu()
+    return Setting(
+        stock, store, plan, loss, forward or forward_of(stock), ids, batch_size, device, lr, seed
+    )
+
+
+class _Trial:
+    """One comparison, from the first trial batches to the report."""
+
+    def __init__(self, setting: Setting, names: Sequence[str]) -> None:
+        self.setting = setting
+        self.plain = _Entrant("PyG", partial(PlainSide, setting))
+        self.entrants = [self.plain]
+        for name in names:
+            compiled = name == COMPILED_PYG
+            make = (
+                partial(PlainSide, setting, True)
+                if compiled
+                else partial(StaticSide, setting, name)
+            )
+            self.entrants.append(_Entrant("PyG, compiled" if compiled else name, make))
+        self.random = False
+        self.apart: float | None = None
+
+    def run(self, until: float, progress: bool) -> VersusReport:
+        """All of it."""
+        started = time.perf_counter()
+        self._prepare(progress)
+        course = self._course(until - time.perf_counter())
+        for entrant in self.entrants:
+            entrant.tried(lambda entrant=entrant: entrant.side.begin(course))
+        self._look()
+        times = self._take_turns(until, progress)
+        report = self._report(course, times, time.perf_counter() - started)
+        for entrant in self.entrants:
+            if entrant.side is not None:
+                entrant.side.close()
+        return report
+
+    @property
+    def _left(self) -> list[_Entrant]:
+        return [entrant for entrant in self.entrants if entrant.refused is None]
+
+    def _prepare(self, progress: bool) -> None:
+        """Every side is made ready, and tells how long a batch takes and what memory."""
+        trial = self.setting.course(TRIAL_BATCHES)
+        with bar(self.entrants, desc="preparing", unit=" contenders", show=progress) as shown:
+            for entrant in shown:
+                shown.set_postfix_str(entrant.name)
+                entrant.tried(lambda entrant=entrant: self._prepare_one(entrant, trial))
+
+    def _prepare_one(self, entrant: _Entrant, trial: Course) -> None:
+        device = self.setting.device
+        torch.manual_seed(self.setting.seed)
+        before = reserved_on(device)
+        started = time.perf_counter()
+        entrant.side = side = entrant.make()
+        side.prepare()
+        entrant.prepare_s = time.perf_counter() - started
+        side.begin(trial)
+        with untouched(side.model, side.optimizer):
+            side.turn()
+            started = time.perf_counter()
+            side.turn()
+        entrant.batch_s = (time.perf_counter() - started) / len(trial.order)
+        entrant.memory = step_memory(side, device, before)
+
+    def _course(self, left_s: float) -> Course:
+        """As many batches a turn as make the planned rounds fill the time that is left."""
+        a_round = sum(entrant.batch_s for entrant in self._left)
+        searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
+        batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)
+        most = min(MOST_BATCHES, self.setting.most_batches)
+        return self.setting.course(max(1, min(most, int(batches))))
+
+    def _look(self) -> None:
+        """Before training: outputs, whether a step draws random numbers, and PyG's workers."""
+        plain = self.plain
+        if plain.refused is None:
+            self.random = bool(plain.tried(lambda: draws_random(plain.side)))
+            try:
+                self.apart = outputs_apart(self.setting, plain.side)
+            except Exception:  # the model cannot be static: its modes say so
+                self.apart = None
+            plain.tried(lambda: _fastest_workers(plain.side))
+        elif self._left:
+            self.random = bool(self._left[0].tried(lambda: draws_random(self._left[0].side)))
+
+    def _take_turns(self, until: float, progress: bool) -> dict[str, list[float]]:
+        left = self._left
+        for entrant in left:
+            torch.manual_seed(self.setting.seed)
+            entrant.turn()  # untimed, and the losses that are compared
+        left = self._left
+        clock = time.perf_counter
+        length = max(1, round(until - clock()))
+        with bar(total=length, desc="taking turns", unit=" s", show=progress) as shown:
+            begun, told = clock(), 0
+
+            def tell(done: int) -> None:
+                nonlocal told
+                now = min(length, int(clock() - begun))
+                shown.set_postfix_str(f"turn {done}")
+                shown.update(now - told)
+                told = now
+
+            turns = {entrant.name: entrant.turn for entrant in left}
+            times = take_turns(turns, until, told=tell) if turns else {}
+        return {r.name: times[r.name] for r in left if r.refused is None}
+
+    # ------------------------------------------------------------------ reporting
+
+    def _report(
+        self, course: Course, times: dict[str, list[float]], seconds: float
+    ) -> VersusReport:
+        setting = self.setting
+        first = next(iter(times), "")
+        sides = tuple(self._side(entrant, course, times, first) for entrant in self.entrants)
+        other = {side.name for side in sides if side.equal is False}
+        alike = {name: [1e3 * s for s in took] for name, took in times.items() if name not in other}
+        won = choose(0, "step", alike) if alike else None
+        return VersusReport(
+            model=type(setting.model).__name__,
+            data=setting.store.name,
+            graphs=course.num_graphs,
+            batch_size=setting.batch_size,
+            capacities=tuple(map(str, setting.plan.capacities)),
+            device=device_name(setting.device),
+            versions=versions(STEPS),
+            date=datetime.date.today().isoformat(),
+            seconds=seconds,
+            sides=sides,
+            workers=getattr(self.plain.side, "workers", 0),
+            random=self.random,
+            outputs_apart=self.apart,
+            winner="" if won is None else won.way,
+            reason="" if won is None or won.way == first else won.reason,
+            compared_with=first,
+            obstacles=self._obstacles(),
+        )
+
+    def _side(
+        self, entrant: _Entrant, course: Course, times: dict[str, list[float]], first: str
+    ) -> SideReport:
+        name = entrant.name
+        if name not in times:
+            return SideReport(name, refused=entrant.refused or "it took no turn")
+        took = np.array(times[name])
+        rates = np.percentile(course.num_graphs / took, [50, 10, 90])
+        ratios = np.percentile(np.array(times[first]) / took, [50, 10, 90])
+        expected = next(r for r in self.entrants if r.name == first).losses[0]
+        comparable = not self.random and name != first
+        return SideReport(
+            name,
+            *map(float, rates),
+            *map(float, ratios),
+            turns=len(took),
+            prepare_s=entrant.prepare_s,
+            memory=entrant.memory,
+            filling=entrant.side.filling(),
+            losses=tuple(entrant.losses[0].tolist()),
+            losses_apart=losses_apart(expected, entrant.losses[0]) if comparable else None,
+        )
+
+    def _obstacles(self) -> tuple[dict[str, Any], ...]:
+        """What the preflight says of a model that some mode of this library refused."""
+        refused = [r for r in self.entrants if r.refused and not r.name.startswith("PyG")]
+        if not refused:
+            return ()
+        setting = self.setting
+        try:
+            found = preflight(
+                setting.fresh_model(), setting.plan, setting.store, forward=setting.forward
+            )
+        except Exception:  # a model that does not run at all: each side has said why
+            return ()
+        return tuple(found.to_dict()["obstacles"])
+
+
+def _fastest_workers(side: PlainSide) -> None:
+    """The number of workers that a turn takes least time with; the training is as before."""
+    took: dict[int, float] = {}
+    for workers in WORKERS:
+        with untouched(side.model, side.optimizer):
+            side.take_workers(workers)
+            side.turn()
+            started = time.perf_counter()
+            side.turn()
+            took[workers] = time.perf_counter() - started
+    side.take_workers(min(took, key=lambda workers: took[workers]))

@@ -1,0 +1,99 @@
+"""``staticgraph check`` says what of a model is rewritten, and what stood in the way elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import status_of
+
+import staticgraph as sg
+from staticgraph.cli.reports.rewrites import RewritesReport
+from staticgraph.rewrites.captured import Rewritten
+
+OWN = """\
+import torch
+from torch import nn
+from torch_geometric.nn import GINConv, MessagePassing, global_add_pool
+
+
+class Odd(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return torch.tanh(x_j)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GINConv(nn.Linear(9, 8))
+        self.odd = Odd()
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.conv(x.float(), edge_index)
+        h = self.odd(h, edge_index)
+        return self.head(global_add_pool(h, batch, batch_size))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, esol) -> Path:
+    folder = tmp_path_factory.mktemp("check")
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few", progress=False)
+    few.save(folder / "few")
+    (folder / "checked_net.py").write_text(OWN)
+    (folder / "broken_net.py").write_text(
+        OWN.replace("h = self.odd(h, edge_index)", "h = self.head(h)")
+    )
+    return folder
+
+
+def checked(place, module, monkeypatch, capsys, *words) -> tuple[int, str]:
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    model = ["--model", f"{module}:Net", "--batch-size", "8"]
+    status = status_of(["check", "--data", "few", *model, *words])
+    return status, capsys.readouterr().out
+
+
+def test_places_stand_by_the_models_own_lines(place, monkeypatch, capsys):
+    status, text = checked(place, "checked_net", monkeypatch, capsys)
+    lines = OWN.splitlines()
+    conv, odd = (lines.index(f"        h = self.{what}") + 1 for what in
+                 ("conv(x.float(), edge_index)", "odd(h, edge_index)"))  # fmt: skip
+    assert status == 0
+    after = text[text.index("rewritten to operators of this library, mode fused") :]
+    done, _, missed = after.partition("near a rewrite, and what stood in the way")
+    assert f"checked_net.py:{conv}" in done
+    assert "neighbour_sum (conv)" in done
+    assert "tanh is no known message" in missed
+    assert f"checked_net.py:{odd}" in missed
+
+
+def test_json_has_the_same(place, monkeypatch, capsys):
+    _, text = checked(place, "checked_net", monkeypatch, capsys, "--json")
+    found = json.loads(text)["rewrites"]
+    assert {"neighbour_sum", "segments"} <= {one["rewrite"] for one in found["done"]}
+    (missed,) = (one for one in found["missed"] if one["layer"] == "odd")
+    assert missed["reason"] == "tanh is no known message"
+    assert found["note"] == ""
+
+
+def test_a_model_that_does_not_run_is_a_note(place, monkeypatch, capsys):
+    status, text = checked(place, "broken_net", monkeypatch, capsys)
+    assert status == 1
+    assert "rewrites: the model cannot be captured (" in text
+
+
+def test_the_same_at_one_line_is_said_once():
+    done = [Rewritten("batch_norm", "m.py:3", f"norms.{n}") for n in range(5)]
+    text = str(RewritesReport(done))
+    assert "5 places" in text
+    assert "m.py:3  batch_norm (norms.0, norms.1, norms.2 and 2 more)" in text
+    assert str(RewritesReport()) == (
+        "rewrites: nothing in this model is near an operator of this library"
+    )

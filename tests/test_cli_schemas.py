@@ -1,0 +1,133 @@
+"""What ``--json`` prints, of every command, against the schema that stands in ``docs/schemas``."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from support.command import status_of
+from support.command_words import BASES, make_place
+
+from staticgraph import cli
+from staticgraph.dryrun.report import Cause, DryRun, Run
+
+DOCS = Path(__file__).parent.parent / "docs"
+SCHEMAS = sorted((DOCS / "schemas").glob("*.json"))
+# Each command's words, by the schema of what it prints.
+PRINTED = {
+    "plan data": "plan",
+    "plan histogram": "plan",
+    "plan limits": "plan-limits",
+    "probe": "probe",
+    "check": "check",
+    "train": "train",
+    "try": "try",
+    "report": "train",
+    "partition arrays": "partition",
+    "train-large link": "train-large",
+    "train-large node": "train-large",
+}
+MORE = {"plan limits": ["--certify"], "train": ["--epochs", "2"], "bench": ["--eager"]}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    return json.loads((DOCS / "schemas" / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, esol) -> Path:
+    folder = tmp_path_factory.mktemp("schemas")
+    make_place(folder, [esol[i] for i in range(20)])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+
+
+def printed(base: str, capsys) -> dict[str, Any]:
+    words = BASES[base]
+    if base == "report" and not Path("run").exists():
+        trained = [*BASES["train"][:-1], "run"]
+        assert status_of(trained) == 0
+        capsys.readouterr()
+    if base == "train":
+        words = [*words[:-1], "trained"]
+    assert status_of([*words, *MORE.get(base, []), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("base", [*PRINTED, "bench"])
+def test_what_is_printed_is_as_the_schema_says(base, capsys):
+    values = printed(base, capsys)
+    validator = Draft202012Validator(schema_of(PRINTED.get(base, base)))
+    validator.validate(values)
+    for broken in (values | {"unheard of": 1}, dict(list(values.items())[1:])):
+        with pytest.raises(ValidationError):
+            validator.validate(broken)
+
+
+def test_a_dry_run_is_as_its_schema_says():
+    run = Run(
+        "cuda-graph", 0, "(9, 8, 3)", "step", 1, 1, (Cause("why", "x.item()", "m.py:3"),),
+        launches={"forward": {"triton": {"fused_0": 2}}}, operators={"forward": {"aten.mm": 1}},
+        moments=(("forward", "aten.mm", 12),),
+    )  # fmt: skip
+    report = DryRun("h100", "NVIDIA H100", "2.13", "Net", True, None, (run,))
+    Draft202012Validator(schema_of("check-for")).validate(json.loads(report.to_json()))
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.stem)
+def test_schemas_are_schemas_and_stand_in_the_page(path):
+    Draft202012Validator.check_schema(json.loads(path.read_text()))
+    assert f"(schemas/{path.name})" in (DOCS / "cli.md").read_text()
+
+
+def test_every_command_with_json_has_a_schema():
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    with_json = {
+        name
+        for name, parser in commands.choices.items()
+        if any(action.dest == "json" for action in parser._actions)
+    }
+    assert with_json == {BASES[base][0] for base in [*PRINTED, "bench"]}
+    assert {path.stem for path in SCHEMAS} == {*PRINTED.values(), "bench", "check-for"}
+
+
+def test_the_page_has_every_command_and_option():
+    text = (DOCS / "cli.md").read_text()
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    for name, parser in commands.choices.items():
+        section = re.search(rf"^## staticgraph {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+        assert section, f"docs/cli.md has no section of {name}"
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and option != "--help":
+                    assert f"`{option}" in section[1], f"docs/cli.md: {name} lacks {option}"
+
+
+def test_a_value_of_another_kind_is_refused(capsys):
+    """The schemas look inside, too."""
+    values = printed("train", capsys) if not Path("trained/report.json").exists() else {}
+    values = values or json.loads(Path("trained/report.json").read_text())
+    validator = Draft202012Validator(schema_of("train"))
+    validator.validate(values)
+    for path, value in (
+        (("runner", "buckets", 0, "node_efficiency"), "much"),
+        (("epochs", 0, "graphs"), -1),
+        (("config", "kernels"), "perhaps"),
+    ):
+        broken = copy.deepcopy(values)
+        holder = broken
+        for key in path[:-1]:
+            holder = holder[key]
+        holder[path[-1]] = value
+        with pytest.raises(ValidationError):
+            validator.validate(broken)

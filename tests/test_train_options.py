@@ -1,0 +1,327 @@
+"""Settings of a training beside model and size: schedule, accumulation, clipping, autocast, early
+stop, a model by name, a file of settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from support.command import status_of
+from torch.nn import functional as F
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.errors import CheckpointCorrupt
+from staticgraph.steps.modes import FUSED
+from staticgraph.training import train
+from staticgraph.training.config import FREE, TrainConfig
+from staticgraph.training.config_file import read_config, write_config
+from staticgraph.training.history import read_steps
+from staticgraph.training.run import Training
+from staticgraph.training.schedule import factor, stands_still
+from staticgraph.training.subject import mode_of
+from staticgraph.training.trained import Trained
+
+OWN = """\
+from staticgraph import models
+
+
+def build(store):
+    return models.build("gin", store, hidden=8, layers=1)
+"""
+SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 16, "compile_mode": "eager"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, esol) -> str:
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(110)], name="few", progress=False)
+    path = tmp_path_factory.mktemp("data") / "few"
+    few.with_splits(train=range(80), val=range(80, 95), test=range(95, 110)).save(path)
+    return str(path)
+
+
+def trained(data: str, folder: Path, **settings):
+    return train.train(TrainConfig(data, **{**SMALL, **settings}), folder, progress=False)
+
+
+def losses(folder: Path) -> list[float]:
+    return [step.loss for step in read_steps(folder / "steps.csv")]
+
+
+# ---------------------------------------------------------------------- schedules
+
+
+def test_schedules_go_as_they_say():
+    assert [factor("constant", n, 10, ()) for n in (0, 9)] == [1.0, 1.0]
+    assert [factor("linear", n, 10, ()) for n in (0, 5)] == [1.0, 0.5]
+    assert factor("cosine", 5, 10, ()) == pytest.approx(0.5)
+    assert factor("cosine", 0, 10, ()) == 1.0
+    rise = [factor("warmup-cosine", n, 100, ()) for n in range(11)]
+    assert rise == pytest.approx([0.1 * (n + 1) for n in range(10)] + [1.0])
+    assert factor("warmup-cosine", 99, 100, ()) < 0.001
+    still = [1.0, 2.0, 2.0, math.nan, None, 2.0]  # five epochs without a lower loss
+    assert factor("plateau", 0, 10, still[:-1]) == 1.0
+    assert factor("plateau", 0, 10, still) == 0.5
+    assert factor("plateau", 0, 10, [*still, 0.5, 0.4]) == 0.5
+    assert factor("plateau", 0, 10, [1.0] + [2.0] * 10) == 0.25
+
+
+def test_a_run_stands_still():
+    assert not stands_still([], 2)
+    assert not stands_still([3.0, 2.0, 2.5], 2)
+    assert stands_still([3.0, 2.0, 2.5, 2.0], 2)
+    assert not stands_still([3.0, 2.0, 2.5, 1.0], 2)
+
+
+def test_each_step_has_the_rate_of_its_number(data, tmp_path, monkeypatch):
+    rates = []
+
+    def seen(training: Training, number: int) -> None:
+        set_rate(training, number)
+        rates.append(float(training.optimizer.param_groups[0]["lr"]))
+
+    set_rate = Training._set_rate
+    monkeypatch.setattr(Training, "_set_rate", seen)
+    trained(data, tmp_path / "r", schedule="linear", epochs=2, lr=0.01)
+    assert rates == pytest.approx([0.01 * (1 - n / 10) for n in range(10)])
+
+
+def test_a_schedule_with_an_end_goes_on_with_the_same_end_alone(data, tmp_path):
+    trained(data, tmp_path / "r", schedule="cosine", epochs=1)
+    with pytest.raises(ValueError, match="schedule='cosine' over 1 epochs, which ends with them"):
+        train.resume(tmp_path / "r", {"epochs": 2}, progress=False)
+    train.resume(tmp_path / "r", {"epochs": 1}, progress=False)
+
+
+# ---------------------------------------------------------------------- updates
+
+
+def test_accumulated_updates_are_those_of_plain_torch(data, tmp_path):
+    """An oracle of its own: PyG's batches in the run's order, and a loop by hand."""
+    config = TrainConfig(data, **SMALL, epochs=1, accumulate=2)
+    order = Training(config, tmp_path / "x", False).loader.batcher.epoch(0)
+    store = sg.GraphStore.load(data)
+    torch.manual_seed(0)
+    model = models.build("gin", store, hidden=8, layers=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    expected = []
+    for number, ids in enumerate(order, 1):
+        batch = Batch.from_data_list([store[int(i)] for i in ids.ids])
+        out = model(batch.x, batch.edge_index, None, batch.batch, batch.num_graphs)
+        loss = F.mse_loss(out, batch.y)
+        (loss / 2).backward()
+        expected.append(loss.item())
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    train.train(config, tmp_path / "r", progress=False)
+    assert losses(tmp_path / "r") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_that_accumulates_goes_on_where_it_stopped(every, data, tmp_path, monkeypatch):
+    """Also between two updates: the gradients that wait are in the checkpoint."""
+    settings = {"epochs": 2, "accumulate": 3, "checkpoint_every": every, "lr": 0.05}
+    trained(data, tmp_path / "whole", **settings)
+
+    class Stop:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        @property
+        def requested(self) -> bool:
+            self.asked += 1
+            return self.asked > 6  # in the second epoch, one batch after an update
+
+    with monkeypatch.context() as patch:
+        patch.setattr("staticgraph.training.run.Interrupt", Stop)
+        with pytest.raises(train.Interrupted):
+            trained(data, tmp_path / "cut", **settings)
+    train.resume(tmp_path / "cut", progress=False)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def test_gradients_are_clipped(data, tmp_path):
+    """To next to nothing, so that Adam's epsilon holds the weights where they were."""
+    torch.manual_seed(0)
+    before = models.build("gin", sg.GraphStore.load(data), hidden=8, layers=1)
+    moved = []
+    for name, norm in (("clipped", 1e-12), ("free", None)):
+        trained(data, tmp_path / name, clip_norm=norm, epochs=1)
+        after = Trained.load(tmp_path / name, torch.device("cpu")).model
+        pairs = zip(before.parameters(), after.parameters(), strict=True)
+        moved.append(max(float((a - b).detach().abs().max()) for a, b in pairs))
+    assert moved[0] < 0.01 * moved[1]
+
+
+def test_autocast_computes_in_bfloat16(data, tmp_path):
+    report = trained(data, tmp_path / "r", autocast="bfloat16", epochs=1)
+    exact = trained(data, tmp_path / "exact", epochs=1)
+    assert report.runner.autocast == "bfloat16"
+    first, expected = losses(tmp_path / "r")[0], losses(tmp_path / "exact")[0]
+    assert first != expected
+    assert first == pytest.approx(expected, rel=0.05)
+    assert exact.runner.autocast is None
+
+
+def test_a_run_stops_early(data, tmp_path):
+    report = trained(data, tmp_path / "r", early_stop=1, epochs=9, lr=1e-30)
+    assert report.stopped_early == 2
+    assert len(report.epochs) == 2
+    assert "stopped after epoch 2: the validation loss had not fallen for 1" in str(report)
+    again = train.resume(tmp_path / "r", {"early_stop": 3, "epochs": 3}, progress=False)
+    assert len(again.epochs) == 3
+    assert again.stopped_early is None
+
+
+@pytest.mark.parametrize("settings", [{"early_stop": 2}, {"schedule": "plateau"}])
+def test_what_goes_by_validation_needs_some(settings, tmp_path, esol):
+    few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], name="few", progress=False)
+    few.with_splits(train=range(20), val=(), test=()).save(tmp_path / "few")
+    with pytest.raises(ValueError, match="few has no graphs to validate"):
+        trained(str(tmp_path / "few"), tmp_path / "r", **settings)
+
+
+# ---------------------------------------------------------------------- kernels and modes
+
+
+def test_without_kernels_auto_leaves_out_what_is_made_of_them():
+    auto = mode_of(TrainConfig("d", kernels="off"))
+    assert isinstance(auto, sg.Auto)
+    assert FUSED not in auto.ways
+    assert mode_of(TrainConfig("d", kernels="on")) == "auto"
+    assert mode_of(TrainConfig("d", kernels="off", compile_mode="eager")) == "eager"
+    with pytest.raises(ValueError, match="compile_mode='fused' is made of the fused kernels"):
+        TrainConfig("d", kernels="off", compile_mode="fused")
+
+
+# ---------------------------------------------------------------------- a model by name
+
+
+def test_a_model_by_name_is_trained_resumed_and_loaded(data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_net.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["train", "--data", data, "--model", "own_net:build", "--batch-size", "16"]
+    words += ["--compile-mode", "eager", "--kernels", "off", "--epochs", "1", "--out", "r"]
+    assert status_of([*words, "--layers", "2"]) == 2
+    assert "--layers is of the models gine" in capsys.readouterr().err
+    assert status_of([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["model"] == "own_net:build"
+    assert status_of(["train", "--resume", "--out", "r", "--epochs", "2"]) == 0
+    assert "own_net:build," in capsys.readouterr().out
+    trained(data, tmp_path / "zoo", epochs=2, kernels="off")
+    assert losses(tmp_path / "r") == losses(tmp_path / "zoo")
+    loaded = Trained.load(tmp_path / "r", torch.device("cpu"))
+    assert loaded.config.model == "own_net:build"
+    settings = read_config(tmp_path / "r" / "config.toml")
+    assert settings["model"] == "own_net:build"
+    assert "hidden" not in settings
+    given = ["train", "--config", "r/config.toml", "--out", "other"]
+    assert status_of([*given, "--hidden", "4"]) == 2
+    assert "--hidden is of the models gine" in capsys.readouterr().err
+    (tmp_path / "own_net.py").write_text(OWN.replace("hidden=8", "hidden=16"))
+    monkeypatch.delitem(sys.modules, "own_net")
+    with pytest.raises(CheckpointCorrupt, match="another model than own_net:build builds now"):
+        Trained.load(tmp_path / "r", torch.device("cpu"))
+    with pytest.raises(CheckpointCorrupt, match="another model than own_net:build builds now"):
+        train.resume(tmp_path / "r", {"epochs": 3}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:build", "there is no module 'nowhere' here"),
+        ("json:build", "json has nothing called 'build'"),
+        ("collections:OrderedDict", "should give a torch.nn.Module"),
+        ("json:__name__", "__name__ is a str; name what builds it"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "probe", "try", "check"])
+def test_names_that_lead_nowhere(command, name, message, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert status_of([command, "--data", data, "--model", name]) == 2
+    err = capsys.readouterr().err
+    assert f"--model {name}: " in err
+    assert message in err
+
+
+# ---------------------------------------------------------------------- a file of settings
+
+
+def test_a_run_writes_the_settings_that_begin_it_again(data, tmp_path):
+    config = TrainConfig(data, **SMALL, epochs=1, clip_norm=0.5, autocast="bfloat16")
+    train.train(config, tmp_path / "r", progress=False)
+    assert read_config(tmp_path / "r" / "config.toml") == {
+        name: value for name, value in asdict(config).items() if value is not None
+    }
+    assert TrainConfig(**read_config(tmp_path / "r" / "config.toml")) == config
+
+
+@pytest.mark.parametrize(
+    "data", ['quo"te', "back\\slash", "new\nline", "umläut", "\x7f\x01", "tab\t", "😀"]
+)
+def test_any_text_survives(data, tmp_path):
+    write_config(tmp_path / "c.toml", TrainConfig(data))
+    assert tomllib.loads((tmp_path / "c.toml").read_text())["data"] == data
+
+
+def test_the_command_line_goes_before_the_file(data, tmp_path, capsys):
+    (tmp_path / "c.toml").write_text(
+        f'data = "{data}"\nmodel = "gin"\nbatch-size = 16\nhidden = 8\nlayers = 1\nepochs = 1\n'
+        'compile_mode = "eager"\nlr = 1\nallow-cpu = true\n'
+    )
+    words = ["train", "--config", str(tmp_path / "c.toml"), "--lr", "0.25", "--out",
+             str(tmp_path / "r"), "--json"]  # fmt: skip
+    assert status_of(words) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["batch_size"], config["lr"], config["allow_cpu"]) == (16, 0.25, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("batchsize = 3", "there is no setting 'batchsize': did you mean batch_size?"),
+        ("zzz = 3", "there is no setting 'zzz': the settings are data, target, model"),
+        ("epochs = 0", "epochs: '0': give a whole number from 1"),
+        ('epochs = "three"', "epochs: 'three': give a whole number"),
+        ("epochs = 1.5", "epochs: '1.5': give a whole number"),
+        ("allow_cpu = 1", "allow_cpu: 1: give true or false"),
+        ('pool = "max"', "pool: 'max': give one of mean, add"),
+        ("[model]\nname = 3", "model is a dict; a setting is a number"),
+        ("epochs = [1]", "epochs is a list; a setting is a number"),
+        ("epochs = ", "is no TOML"),
+        ("batch-size = 3\nbatch_size = 4", "batch_size is there twice"),
+    ],
+)
+def test_settings_that_are_none_are_named(line, message, data, tmp_path, capsys):
+    path = tmp_path / "c.toml"
+    path.write_text(f"{line}\n")
+    words = ["train", "--data", data, "--config", str(path), "--out", str(tmp_path / "r")]
+    assert status_of(words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert str(path) in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_every_setting_is_an_option():
+    from staticgraph import cli
+
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    options = {action.dest for action in commands.choices["train"]._actions}
+    assert set(TrainConfig.__dataclass_fields__) <= options
+    assert set(TrainConfig.__dataclass_fields__) >= FREE

@@ -1,0 +1,263 @@
+"""``staticgraph try``: plain PyG and this library in turn, and what is said of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from support.command import status_of
+from torch import nn
+from torch.nn import functional as F
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.checking.plain_batch import PlainBatch
+from staticgraph.training.versus.equality import draws_random, outputs_apart
+from staticgraph.training.versus.labels import fields_with_gaps, plain_mean
+from staticgraph.training.versus.plain_side import PlainSide
+from staticgraph.training.versus.static_side import StaticSide, Way
+from staticgraph.training.versus.turns import take_turns
+from staticgraph.training.versus.versus import _setting, versus
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = GINConv(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.dropout(self.conv(x.float(), edge_index))
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+class Branches(Net):
+    def forward(self, x, edge_index, batch, batch_size):
+        h = self.conv(x.float(), edge_index)
+        if h.sum() > 0:
+            h = 2 * h
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+class Broken(Net):
+    def forward(self, x, edge_index, batch, batch_size):
+        raise RuntimeError("seven")
+
+
+def mse(out, batch):
+    return F.mse_loss(out, batch.y, reduction="none")
+
+
+@pytest.fixture(scope="module")
+def few(esol) -> sg.GraphStore:
+    return sg.GraphStore.from_pyg([esol[i] for i in range(80)], name="few", progress=False)
+
+
+def setting_of(model: nn.Module, store: sg.GraphStore):
+    return _setting(model, store, mse, None, 16, torch.device("cpu"), 1e-3, 0)
+
+
+def tried(model: nn.Module, store: sg.GraphStore, *modes: str):
+    return versus(model, store, loss=mse, batch_size=16, seconds=0.01, modes=modes, progress=False)
+
+
+@pytest.fixture(scope="module")
+def report(few):
+    torch.manual_seed(0)
+    return tried(Net(), few, "eager", "eager+kernels")
+
+
+def test_both_sides_are_measured_and_compute_the_same(report):
+    plain, *others = report.sides
+    assert [side.name for side in report.sides] == ["PyG", "eager", "eager+kernels"]
+    assert all(side.ran and side.turns >= 5 and side.graphs_per_s > 0 for side in report.sides)
+    assert plain.filling == (1.0, 1.0, 1.0)
+    assert plain.losses_apart is None
+    for side in others:
+        assert 0.5 < side.filling.nodes <= 1
+        assert 0.5 < side.filling.edges <= 1
+        assert side.losses_apart <= 1e-4
+        assert len(side.losses) == len(plain.losses) == report.graphs // 16
+        assert side.memory.held_bytes >= plain.memory.held_bytes > 0
+        assert side.memory.step_bytes > 0
+    assert report.outputs_apart <= 1e-5
+    assert report.ok
+    assert not report.random
+
+
+def test_the_losses_are_those_of_a_loop_by_hand(few, report):
+    """An oracle of its own: torch, PyG's Batch, and the batches in their order."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for ids in setting_of(model, few).course(len(report.sides[0].losses)).order:
+        data = Batch.from_data_list([few[i] for i in ids])
+        loss = F.mse_loss(model(data.x, data.edge_index, data.batch, len(ids)), data.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert list(report.sides[0].losses) == pytest.approx(losses, rel=1e-4)
+
+
+def test_it_prints_one_table_and_json(report):
+    text = str(report)
+    assert "contender" in text
+    assert "eager+kernels" in text
+    assert "outputs in evaluation mode are equal" in text
+    values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert values["ok"] is True
+    assert values["sides"][1]["equal"] is True
+    assert values["sides"][1]["memory"]["step_bytes"] > 0
+
+
+def test_the_model_is_left_as_it_was(few):
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    tried(model, few, "eager")
+    assert type(model.conv) is GINConv
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_mode_that_cannot_be_is_named_and_the_others_run(few):
+    report = tried(Branches(), few, "eager", "fused")
+    plain, eager, fused = report.sides
+    assert plain.ran
+    assert eager.ran
+    assert not fused.ran
+    assert "cannot be compiled in fixed shapes" in fused.refused
+    (branch,) = (o for o in report.obstacles if o["kind"] == "branch on data")
+    assert branch["line"] == "if h.sum() > 0:"
+    assert "compute both and choose with torch.where" in str(report)
+    assert report.ok
+
+
+def test_a_model_that_does_not_run_anywhere(few):
+    report = tried(Broken(), few, "eager")
+    assert [side.refused for side in report.sides] == ["seven", "seven"]
+    assert report.winner == ""
+    assert not report.ok
+    assert "nothing ran" in str(report)
+
+
+def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch):
+    turn = StaticSide.turn
+    monkeypatch.setattr(StaticSide, "turn", lambda side: 1.1 * turn(side))
+    report = tried(Net(), few, "eager")
+    assert report.sides[1].equal is False
+    assert report.winner == "PyG"
+    assert "NO" in str(report)
+    assert not report.ok
+
+
+def test_random_numbers_are_noticed(few):
+    for dropout, random in ((0.0, False), (0.5, True)):
+        side = PlainSide(setting_of(Net(dropout), few))
+        side.begin(side.setting.course(2))
+        assert draws_random(side) is random
+    report = tried(Net(0.5), few, "eager")
+    assert report.random
+    assert report.sides[1].losses_apart is None
+    assert report.outputs_apart <= 1e-5
+    assert "losses are not compared" in str(report)
+
+
+def test_other_outputs_are_seen(few):
+    setting = setting_of(Net(), few)
+    plain = PlainSide(setting)
+    assert outputs_apart(setting, plain) <= 1e-5
+    with torch.no_grad():
+        plain.model.head.bias += 1.0
+    assert outputs_apart(setting, plain) > 1e-2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_missing_labels_count_as_the_runner_counts_them(weighted):
+    nan = float("nan")
+    labels = torch.tensor([[[1.0, nan]], [[nan, 0.0]], [[0.5, 2.0]]])
+    graphs = [
+        Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]), y=y) for y in labels
+    ]
+    store = sg.GraphStore.from_pyg(graphs, progress=False)
+    head = nn.Linear(1, 2)
+    weights = torch.tensor([[1.0, 3.0]])
+
+    def loss(out, batch):
+        values = F.mse_loss(out, batch.y, reduction="none")
+        return (values, weights) if weighted else values
+
+    def forward(model, batch):
+        return model(global_add_pool(batch.x, batch.batch, batch.num_graphs))
+
+    data = PlainBatch(Batch.from_data_list(graphs))
+    found = plain_mean(loss, forward(head, data), data, fields_with_gaps(store.schema))
+    runner = sg.StaticGraphRunner(head, [(10, 12, 4)], "eager", loss=loss, forward=forward)
+    (batch,) = runner.loader(store)
+    assert found.item() == pytest.approx(float(runner.eval_step(batch).loss), rel=1e-6)
+    found.backward()
+    assert head.weight.grad.isfinite().all()
+
+
+def test_turns_go_to_and_fro_until_the_time_is_over():
+    now, log = [0.0], []
+
+    def side(name, seconds):
+        def turn():
+            log.append(name)
+            now[0] += seconds
+
+        return turn
+
+    sides = {"a": side("a", 1.0), "b": side("b", 3.0)}
+    times = take_turns(sides, until=10.0, least=2, most=9, clock=lambda: now[0])
+    assert log == ["a", "b", "b", "a", "a", "b"]
+    assert times == {"a": [1.0] * 3, "b": [3.0] * 3}
+    times = take_turns(sides, until=0.0, least=2, most=9, clock=lambda: now[0])
+    assert len(times["a"]) == 2
+
+
+@pytest.mark.parametrize("name", ["bogus", "fused+kernels", "auto+kernels", "eager+kernel"])
+def test_an_unknown_mode_is_named(name, few):
+    with pytest.raises(ValueError, match=f"there is no mode {name!r} to try".replace("+", r"\+")):
+        Way.of(name)
+    with pytest.raises(ValueError, match="there is no mode"):
+        tried(Net(), few, name)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_table_and_writes_both_files(few, tmp_path, capsys):
+    few.save(tmp_path / "few")
+    words = ["try", "--data", str(tmp_path / "few"), "--model", "gin", "--hidden", "8", "--layers",
+             "1", "--batch-size", "16", "--modes", "eager", "--seconds", "0.01",
+             "--out", str(tmp_path / "out"), "--json"]  # fmt: skip
+    assert status_of(words) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values == json.loads((tmp_path / "out" / "try.json").read_text())
+    assert values["model"] == type(models.build("gin", few)).__name__
+    assert [side["name"] for side in values["sides"]] == ["PyG", "eager"]
+    assert (tmp_path / "out" / "try.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_takes_a_model_and_a_loss_by_name(few, tmp_path, monkeypatch, capsys):
+    few.save(tmp_path / "few")
+    (tmp_path / "own_try_model.py").write_text(
+        "from staticgraph import models\nfrom torch.nn import functional as F\n\n\n"
+        "def build(store):\n    return models.build('gin', store, hidden=4, layers=1)\n\n\n"
+        "def loss(out, batch):\n    return F.l1_loss(out, batch.y, reduction='none')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["try", "--data", "few", "--model", "own_try_model:build", "--batch-size", "16"]
+    words += ["--loss", "own_try_model:loss", "--modes", "eager", "--seconds", "0.01"]
+    assert status_of(words) == 0
+    assert "runs/try/try.png" in capsys.readouterr().err
+    assert status_of([*words, "--hidden", "8"]) == 2
+    assert "--hidden is of the models gine" in capsys.readouterr().err
