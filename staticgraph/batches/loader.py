@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from staticgraph.batches.announced import announced
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.from_device import IdsFeed
 from staticgraph.batches.memory_of_batches import used
@@ -213,7 +214,12 @@ class StaticLoader:
         if self._feed is not None:
             yield from map(self._feed.batch, batches)
             return
-        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
+        assert isinstance(self.store, GraphStore)
+        blocks = self._batcher.blocks
+        coming = iter(batches) if blocks is None else announced(batches, self.store, blocks)
+        filled = (
+            self._fill_ahead(coming, len(batches)) if self.num_workers else self._fill_each(coming)
+        )
         epoch, first = self.epoch, self._batcher.position
         for number, (ids, slot, real) in enumerate(filled, first):
             if self._transform is not None:
@@ -242,7 +248,7 @@ class StaticLoader:
         assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
-    def _fill_each(self, batches: Sequence[BatchIds]) -> Iterator[Filled]:
+    def _fill_each(self, batches: Iterator[BatchIds]) -> Iterator[Filled]:
         for ids in batches:
             slot = self._source.lend()
             try:
@@ -252,12 +258,11 @@ class StaticLoader:
                 raise
             yield ids, slot, real
 
-    def _fill_ahead(self, batches: Sequence[BatchIds]) -> Iterator[Filled]:
-        waiting = iter(batches)
+    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Iterator[Filled]:
         pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
             try:
-                for _ in batches:
+                for _ in range(count):
                     while len(pending) <= self.num_workers and (not pending or self._source.free):
                         ids = next(waiting, None)
                         if ids is None:

@@ -100,8 +100,8 @@ class Sharded(GraphColumns):
 
     def whole(self, name: str) -> Array:
         """An array over all graphs by its name in :meth:`GraphColumns.arrays`, put together."""
-        pieces = list(self._survey.pieces(name))
-        return np.concatenate(pieces).astype(self._survey.dtype(name), copy=False)
+        dtype, pieces = self._survey.dtype(name), list(self._survey.pieces(name))
+        return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
 
     # ------------------------------------------------------------------ finding graphs
 
