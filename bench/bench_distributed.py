@@ -1,11 +1,13 @@
 """Several processes: what a step sends and waits for, and how evenly ranks are filled.
 
-    python -m bench.bench_distributed [--ranks 1 2 4] [--steps N] [--json FILE]
+    python -m bench.bench_distributed [--ranks 1 2 4] [--steps N] [--device cuda] [--json FILE]
 
 The balance is from sizes and plan alone, for 8, 64 and 512 ranks, over the training molecules of
-HIV and over sixteen times as many. The times are of processes over gloo on one CPU, a thread each,
-GINE at 128 graphs a rank: processes beyond the cores share them, so a ratio there says nothing of a
-machine with enough. Waiting is what a rank spends in the sum of gradients.
+HIV and over sixteen times as many. The times are of GINE at 128 graphs a rank. On a CPU they are of
+processes over gloo, a thread each: processes beyond the cores share them, so a ratio there says
+nothing of a machine with enough, and waiting is what a rank spends in the sum of gradients. On CUDA
+each rank has a device of its own, NCCL's sum is inside the recorded step, and what it costs is the
+step's time beside that of one rank; numbers of ranks beyond the devices are left out, and said.
 """
 
 from __future__ import annotations
@@ -59,25 +61,30 @@ def balances() -> list[dict[str, Any]]:
     return found
 
 
-def timed(rank: int, world_size: int, folder: str, steps: int) -> None:
+def timed(rank: int, world_size: int, folder: str, options: argparse.Namespace) -> None:
     """Steps of one rank, with the time in sums of gradients."""
     torch.set_num_threads(1)
+    steps, on_cuda = options.steps, options.device == "cuda"
+    device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size,
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size,
         timeout=timedelta(minutes=5),
     )  # fmt: skip
     store = sg.datasets.open(HIV, progress=False)
     plan = sg.plan_buckets(store, BATCH_SIZE, indices=store.splits["train"])
     torch.manual_seed(0)
-    model = sg.models.build("gine", store, hidden=64, layers=4)
+    model = sg.models.build("gine", store, hidden=options.hidden, layers=options.layers).to(device)
     runner = sg.StaticGraphRunner(
         model,
         plan,
-        "eager",
+        "cuda-graph" if on_cuda else "eager",
         loss=lambda out, batch: F.binary_cross_entropy_with_logits(
             out.view_as(batch.y), batch.y, reduction="none"
         ),
-        optimizer=torch.optim.Adam(model.parameters(), fused=True),
+        optimizer=torch.optim.Adam(model.parameters(), fused=True, capturable=on_cuda),
         distributed=dist.distributed_c10d._get_default_group(),
     )
     waited, call = [0.0], Reduction.__call__
@@ -91,13 +98,16 @@ def timed(rank: int, world_size: int, folder: str, steps: int) -> None:
     Reduction.__call__ = waiting
     taken = 0.0
     loader = runner.loader(store, indices=store.splits["train"], shuffle=True)
+    if on_cuda:
+        runner.warmup(store, progress=False)
     for number, batch in enumerate(loader):
         if number == WARM:
-            dist.barrier()
+            _settle(on_cuda)
             waited[0], taken = 0.0, time.perf_counter()
         if number == WARM + steps:
             break
         runner.step(batch)
+    _settle(on_cuda)
     taken = time.perf_counter() - taken
     if rank == 0:
         averaging = runner._steps.averaging
@@ -107,22 +117,40 @@ def timed(rank: int, world_size: int, folder: str, steps: int) -> None:
             "ms_a_step": 1e3 * taken / steps,
             "graphs_per_s": world_size * BATCH_SIZE * steps / taken,
             "bytes_a_step": averaging.reduction.nbytes,
-            "waiting": waited[0] / taken,
+            "waiting": None if on_cuda else waited[0] / taken,
         }
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.destroy_process_group()
+
+
+def _settle(on_cuda: bool) -> None:
+    """Until every rank is here, with nothing left to do."""
+    if on_cuda:
+        torch.cuda.synchronize()
+    dist.barrier()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--deadline", type=float, default=1e9, help="seconds; begin none after it")
     parser.add_argument("--json")
     args = parser.parse_args()
+    until = time.monotonic() + args.deadline
     balance, times = balances(), []
     for world_size in args.ranks:
+        if args.device == "cuda" and world_size > torch.cuda.device_count():
+            print(f"{world_size} ranks: left out, {torch.cuda.device_count()} GPUs are here")
+            continue
+        if time.monotonic() > until:
+            print(f"{world_size} ranks: left out, the time is over")
+            continue
         with TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(timed, (world_size, folder, args.steps), world_size)
+            torch.multiprocessing.spawn(timed, (world_size, folder, args), world_size)
             times.append(json.loads(Path(folder, "result.json").read_text()))
     print(
         table(
@@ -139,7 +167,8 @@ def main() -> None:
             ("ranks", "ms a step", "graphs/s", "sent a step", "waiting"),
             [
                 (t["ranks"], f"{t['ms_a_step']:.1f}", f"{t['graphs_per_s']:,.0f}",
-                 human_bytes(t["bytes_a_step"]), f"{t['waiting']:.1%}")
+                 human_bytes(t["bytes_a_step"]),
+                 "in the step" if t["waiting"] is None else f"{t['waiting']:.1%}")
                 for t in times
             ],
         )

@@ -3,6 +3,8 @@
 #   bash bench/gpu.sh first     is it right, and how fast: kernels, one step taken apart, tests
 #   bash bench/gpu.sh second    against whom: peers, end to end, curves, pool, memory
 #   bash bench/gpu.sh third     how far: other sizes and precisions, layers, loading
+# and a fourth for a machine with several GPUs:
+#   bash bench/gpu.sh ranks     what a step of two and four ranks costs over NCCL
 # bench/gpu_parts.sh lists the parts. It runs from the source tree and installs nothing. Each part is
 # a process with a limit of its own, so one that fails or is cut off leaves the others; none begins
 # that the call's time does not hold, and what did not run is said.
@@ -22,8 +24,8 @@
 #   LIST=1            prints the parts' names, limits and commands, and runs nothing
 set -uo pipefail
 call=${1:-}
-case $call in first | second | third) ;; *)
-    echo "usage: [OUT=DIR] bash bench/gpu.sh first|second|third" >&2
+case $call in first | second | third | ranks) ;; *)
+    echo "usage: [OUT=DIR] bash bench/gpu.sh first|second|third|ranks" >&2
     exit 2
     ;;
 esac

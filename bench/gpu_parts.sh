@@ -12,12 +12,14 @@ if [ "${TINY:-0}" = 1 ]; then
     training="--hidden 8 --layers 1 --graphs 128 --rounds 1 --workers 0"
     pool="--hidden 8 --layers 1 --graphs 8 16" memory="--hidden 8 --layers 1"
     layers="--count 6" loading="--rounds 1" host="--rounds 5 --hidden 8 --layers 1"
+    small_ranks="--hidden 8 --layers 1 --steps 3" wide_ranks="$small_ranks" ranks="1 2"
 else
     gine=gine:5x300 gps=gps:10x64 wide=gps:10x384 small=32 middle=256 large=1024 precision=bf16
     timing=""
     curves="--epochs 3"
     training="--hidden 300 --layers 5 --graphs 16384 --rounds 3 --workers 0 8"
     pool="" memory="" layers="" loading="--rounds 3" host=""
+    small_ranks="--steps 200" wide_ranks="--hidden 300 --layers 5 --steps 200" ranks="1 2 4"
 fi
 ours="cuda-graph+kernels cuda-graph"
 
@@ -67,4 +69,11 @@ parts_third() { # how far does it go?
     part layers 35 bench.bench_layers $layers --json {json} --deadline {deadline}
     part loading 20 bench.bench_loader $loading --json {json}
     part host 15 bench.bench_host_time $host --json {json}
+}
+
+parts_ranks() { # what do several GPUs cost?
+    part ranks 150 bench.bench_distributed --device {device} --ranks $ranks $small_ranks \
+        --json {json} --deadline {deadline}
+    part ranks-wide 200 bench.bench_distributed --device {device} --ranks $ranks $wide_ranks \
+        --json {json} --deadline {deadline}
 }

@@ -64,9 +64,10 @@ def fill(
     Raises:
         GraphTooLarge: together the graphs exceed the bucket; the slot is left as it was.
     """
-    ids = np.ascontiguousarray(ids, dtype=np.int64)
-    store.verify(ids)
-    real = real_counts(store, ids, layout.capacity)
+    asked = np.ascontiguousarray(ids, dtype=np.int64)
+    store.verify(asked)
+    store, ids = store.held(asked, layout.pointers)
+    real = real_counts(store, ids, layout.capacity, asked)
     schema = layout.schema
     if schema.hetero or schema.two_sided:
         _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
@@ -130,11 +131,14 @@ def fill(
             source, target = source.view(np.uint8), target.view(np.uint8)
         _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
     stand_apart(layout, arrays, real.of)
+    arrays["graph_ids"][: len(asked)] = asked
     return real
 
 
-def real_counts(store: GraphColumns, ids: IntArray, capacity: Capacity) -> RealCounts:
-    """What these graphs come to.
+def real_counts(
+    store: GraphColumns, ids: IntArray, capacity: Capacity, names: IntArray | None = None
+) -> RealCounts:
+    """What these graphs come to; messages call them by ``names``, where they have others.
 
     Raises:
         GraphTooLarge: that is more than the capacity takes.
@@ -162,9 +166,10 @@ def real_counts(store: GraphColumns, ids: IntArray, capacity: Capacity) -> RealC
     worst = int(sizes[:, 0].argmax())
     raise GraphTooLarge(
         f"{len(ids)} graphs have {nodes} nodes and {edges} edges together, the largest (graph "
-        f"{ids[worst]}) {largest} nodes; the bucket takes {capacity.node_limit} nodes, "
-        f"{capacity.edge_limit} edges, {capacity.graph_limit} graphs and single graphs of "
-        f"{capacity.max_graph_nodes} nodes: put fewer graphs together, or use a larger bucket"
+        f"{(ids if names is None else names)[worst]}) {largest} nodes; the bucket takes "
+        f"{capacity.node_limit} nodes, {capacity.edge_limit} edges, {capacity.graph_limit} graphs "
+        f"and single graphs of {capacity.max_graph_nodes} nodes: put fewer graphs together, or "
+        "use a larger bucket"
     )
 
 

@@ -10,25 +10,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from staticgraph.batches.announced import announced
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.from_device import IdsFeed
 from staticgraph.batches.memory_of_batches import used
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.batches.transform import Transform, apply_transform
-from staticgraph.epochs.batcher import Batcher, BatchIds
+from staticgraph.epochs.batcher import Batcher
+from staticgraph.epochs.blocks import Blocks
+from staticgraph.epochs.epoch import BatchIds
 from staticgraph.errors import PlanMismatch
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.store.sharded import Sharded
 
+# What a batch is, the slot that it was copied into, and what it really holds.
+Filled = tuple[BatchIds, Slot, RealCounts]
 # A batch in use, one being copied, one being handed over, and one to spare.
 DEFAULT_SLOTS = 4
 
@@ -43,7 +49,9 @@ class StaticLoader:
         indices: which graphs of the store, all by default.
         exact: every batch but the last has exactly ``plan.batch_size`` graphs (training); False
             packs as many as fit (evaluation). By default exact where the plan has a batch size.
-        shuffle: another order every epoch, drawn from ``seed`` and the epoch's number.
+        shuffle: another order every epoch, drawn from ``seed`` and the epoch's number; with
+            ``"blocks"``, for a store larger than memory, graphs that stand together are read
+            together (:mod:`staticgraph.epochs.blocks`).
         seed: of the order.
         device: where the batches are wanted; where None, where the store is.
         num_workers: threads that fill slots ahead; 0 fills on demand. A store on the device needs
@@ -72,7 +80,7 @@ class StaticLoader:
         *,
         indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
         exact: bool | None = None,
-        shuffle: bool = False,
+        shuffle: bool | Literal["blocks"] | Blocks = False,
         seed: int = 0,
         device: str | torch.device | None = None,
         num_workers: int = 0,
@@ -95,7 +103,7 @@ class StaticLoader:
         given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         _check_plan(given, store)
         self._batcher = Batcher(
-            store.sizes,
+            store,
             given,
             indices=None if indices is None else np.asarray(indices),
             exact=given.batch_size is not None if exact is None else exact,
@@ -103,6 +111,7 @@ class StaticLoader:
             seed=seed,
             rank=rank,
             world_size=world_size,
+            rank_bounds=_bounds_of_ranks(store, world_size),
             **batcher,
         )
         self.plan = self._batcher.plan  # oversize="bucket" may have added one
@@ -194,18 +203,23 @@ class StaticLoader:
             self.set_epoch(self.epoch + 1)
         self._resumed = False
         self._pool.looked = set()
-        batches = self._batcher.epoch(self.epoch)[self._batcher.position :]
+        batches = self._batcher.batches(self.epoch)[self._batcher.position :]
         for batch in self._stream(batches):
             self._batcher.position += 1
             yield batch
             del batch
         self.set_epoch(self.epoch + 1)
 
-    def _stream(self, batches: list[BatchIds]) -> Iterator[StaticBatch]:
+    def _stream(self, batches: Sequence[BatchIds]) -> Iterator[StaticBatch]:
         if self._feed is not None:
             yield from map(self._feed.batch, batches)
             return
-        filled = self._fill_ahead(batches) if self.num_workers else self._fill_each(batches)
+        assert isinstance(self.store, GraphStore)
+        blocks = self._batcher.blocks
+        coming = iter(batches) if blocks is None else announced(batches, self.store, blocks)
+        filled = (
+            self._fill_ahead(coming, len(batches)) if self.num_workers else self._fill_each(coming)
+        )
         epoch, first = self.epoch, self._batcher.position
         for number, (ids, slot, real) in enumerate(filled, first):
             if self._transform is not None:
@@ -234,7 +248,7 @@ class StaticLoader:
         assert isinstance(self.store, GraphStore)
         return fill(self.store, ids.ids, self.layouts[ids.bucket], slot.arrays(ids.bucket))
 
-    def _fill_each(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
+    def _fill_each(self, batches: Iterator[BatchIds]) -> Iterator[Filled]:
         for ids in batches:
             slot = self._source.lend()
             try:
@@ -244,12 +258,11 @@ class StaticLoader:
                 raise
             yield ids, slot, real
 
-    def _fill_ahead(self, batches: list[BatchIds]) -> Iterator[tuple[BatchIds, Slot, RealCounts]]:
-        waiting = iter(batches)
+    def _fill_ahead(self, waiting: Iterator[BatchIds], count: int) -> Iterator[Filled]:
         pending: deque[tuple[BatchIds, Slot, Future[RealCounts]]] = deque()
         with ThreadPoolExecutor(self.num_workers, thread_name_prefix="staticgraph") as workers:
             try:
-                for _ in batches:
+                for _ in range(count):
                     while len(pending) <= self.num_workers and (not pending or self._source.free):
                         ids = next(waiting, None)
                         if ids is None:
@@ -329,6 +342,13 @@ def _device_of(store: GraphStore | DeviceStore, wanted: str | torch.device | Non
             "needs store.to(device), or the store on the host"
         )
     return store.device
+
+
+def _bounds_of_ranks(store: GraphStore | DeviceStore, world_size: int) -> np.ndarray | None:
+    """Where each rank's graphs begin, where a rank reads only its own shards."""
+    if isinstance(store, Sharded) and store.by_rank and world_size > 1:
+        return store.bounds_of_ranks(world_size)
+    return None
 
 
 def _check_plan(plan: BucketPlan, store: GraphStore | DeviceStore) -> None:

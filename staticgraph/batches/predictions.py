@@ -60,12 +60,10 @@ class Predictions:
 
     def _edges_as_given(self, graph: int, piece: Tensor) -> Tensor:
         """Undoes the store's sorting of edges by destination."""
-        edges = {"edge": self._store.edge_origin, **self._store.origins}
-        found = edges.get(self._level or "")
-        if found is None or not len(found):
+        found = self._store.origin_of(graph, self._level or "")
+        if found is None:
             return piece
-        first, last = self._store.offsets_of(self._level or "")[graph : graph + 2]
-        origin = torch.from_numpy(found[first:last].astype("int64"))
+        origin = torch.from_numpy(found.astype("int64"))
         return torch.empty_like(piece).index_copy_(0, origin, piece)
 
     def in_order(self) -> Any:

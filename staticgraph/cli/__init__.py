@@ -21,7 +21,7 @@ from staticgraph import __version__, errors
 
 COMMANDS = (
     *("plan", "probe", "check", "versus", "train", "report"),
-    *("bench", "partition", "train_large", "serve"),
+    *("bench", "partition", "train_large", "serve", "convert"),
 )
 DIVERGED = 1
 FAILED = 2

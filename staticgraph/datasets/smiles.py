@@ -8,9 +8,9 @@ bond ``i`` as the edges ``2i`` and ``2i + 1``. A value outside a list gets the l
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -48,14 +48,12 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
         BadGraph: no such column, a column twice, no target, a row with more or fewer cells than the
             header, a SMILES that is empty or that RDKit cannot read (with its line).
     """
-    chem = _rdkit()
+    chem = rdkit()
     rows, lines = _rows(path)
-    names = {name.strip().lower(): name for name in rows[0] if name}
-    if "smiles" not in names:
-        raise BadGraph(f"{path} has the columns {', '.join(rows[0])}; one must be called smiles")
-    labels = _labels(path, rows, lines, target, skip={names["smiles"], names.get("split")})
+    names = columns_of(path, rows[0])
+    labels = labels_of(path, rows, lines, target, skip={names["smiles"], names.get("split")})
     molecules = [
-        _molecule(chem, row[names["smiles"]], path, line)
+        molecule(chem, row[names["smiles"]], path, line)
         for line, row in zip(
             lines,
             bar(
@@ -67,13 +65,26 @@ def open_csv(path: Path, target: str | Sequence[str] | None, progress: bool) -> 
             strict=True,
         )
     ]
-    return _store(molecules, labels, _splits(path, rows, names.get("split")), path.stem)
+    return store_of(molecules, labels, _splits(path, rows, names.get("split")), path.stem)
 
 
 def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
     """The rows by column, each with as many cells as the header, and the line where each ends."""
-    rows: list[dict[str, str]] = []
-    lines: list[int] = []
+    rows, lines = [], []
+    for row, line in each_row(path):
+        rows.append(row)
+        lines.append(line)
+    return rows, lines
+
+
+def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """The rows of a table by column, each with as many cells as the header, and the line where it
+    ends, one after the other.
+
+    Raises:
+        BadGraph: it is no table, has a column twice, or no row, or one of another length.
+    """
+    empty = True
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -93,16 +104,32 @@ def _rows(path: Path) -> tuple[list[dict[str, str]], list[int]]:
                         f"{path}, line {reader.line_num}: {len(cells)} cells where the header has "
                         f"{len(header)} columns; put quotes around a cell with a comma in it"
                     )
-                rows.append(dict(zip(header, cells, strict=True)))
-                lines.append(reader.line_num)
+                empty = False
+                yield dict(zip(header, cells, strict=True)), reader.line_num
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadGraph(f"{path} is no table of text: {error}") from None
-    if not rows:
+    if empty:
         raise BadGraph(f"{path} has no rows below its header")
-    return rows, lines
 
 
-def _rdkit() -> Any:
+def columns_of(path: Path, row: dict[str, str]) -> dict[str, str]:
+    """The columns by their names in small letters.
+
+    Raises:
+        BadGraph: none is called smiles.
+    """
+    names = {name.strip().lower(): name for name in row if name}
+    if "smiles" not in names:
+        raise BadGraph(f"{path} has the columns {', '.join(row)}; one must be called smiles")
+    return names
+
+
+def rdkit() -> Any:
+    """RDKit's ``Chem``.
+
+    Raises:
+        MissingPackage: it is not installed.
+    """
     try:
         from rdkit import Chem, RDLogger  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -114,7 +141,7 @@ def _rdkit() -> Any:
     return Chem
 
 
-def _labels(
+def labels_of(
     path: Path,
     rows: list[dict[str, str]],
     lines: list[int],
@@ -123,17 +150,15 @@ def _labels(
 ) -> Array:
     """``[n, T]`` float32, NaN for an empty cell."""
     wanted = [target] if isinstance(target, str) else list(target or ())
-    missing = [name for name in wanted if name not in rows[0]]
-    if missing:
-        raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(rows[0])}")
+    check_targets(path, rows[0], wanted)
     if not wanted:
         candidates = [name for name in rows[0] if name and name not in skip]
         wanted = [name for name in candidates if _is_numeric([row[name] for row in rows])]
     if not wanted:
-        raise BadGraph(f"{path} has no numeric column to predict besides its SMILES; add one")
+        refuse_without_targets(path)
     for name in wanted:
         for line, row in zip(lines, rows, strict=True):
-            if not _is_number(row[name]):
+            if not is_number(row[name]):
                 raise BadGraph(
                     f"{path}, line {line}: {name} is {row[name]!r}, not a number; leave the cell "
                     "empty where there is no label"
@@ -142,11 +167,24 @@ def _labels(
     return as_float32(np.asarray(numbers, dtype=np.float64), str(path))
 
 
+def check_targets(path: Path, row: dict[str, str], wanted: Sequence[str]) -> None:
+    """Refuses a target that is no column."""
+    missing = [name for name in wanted if name not in row]
+    if missing:
+        raise BadGraph(f"{path} has no column {missing[0]!r}; it has {', '.join(row)}")
+
+
+def refuse_without_targets(path: Path) -> NoReturn:
+    """There is nothing to predict."""
+    raise BadGraph(f"{path} has no numeric column to predict besides its SMILES; add one")
+
+
 def _is_numeric(cells: list[str]) -> bool:
-    return any(cells) and all(map(_is_number, cells))
+    return any(cells) and all(map(is_number, cells))
 
 
-def _is_number(cell: str | None) -> bool:
+def is_number(cell: str | None) -> bool:
+    """Whether a cell is a number, or empty."""
     try:
         float((cell or "").strip() or "nan")
     except ValueError:
@@ -157,15 +195,23 @@ def _is_number(cell: str | None) -> bool:
 def _splits(path: Path, rows: list[dict[str, str]], column: str | None) -> dict[str, IntArray]:
     if column is None:
         return {}
-    words = [row[column].strip().lower() for row in rows]
-    unknown = sorted(set(words) - set(SPLIT_WORDS))
-    if unknown:
-        raise BadGraph(f"{path}: split is {unknown[0]!r}; use train, val or test in every row")
-    found = np.array([SPLIT_WORDS[word] for word in words])
+    found = np.array([split_of(path, row[column]) for row in rows])
     return {name: np.flatnonzero(found == name) for name in SPLITS}
 
 
-def _molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Array, Array]:
+def split_of(path: Path, cell: str) -> str:
+    """The split that a cell names.
+
+    Raises:
+        BadGraph: none.
+    """
+    word = cell.strip().lower()
+    if word not in SPLIT_WORDS:
+        raise BadGraph(f"{path}: split is {word!r}; use train, val or test in every row")
+    return SPLIT_WORDS[word]
+
+
+def molecule(chem: Any, smiles: str, path: Path, line: int) -> tuple[Array, Array, Array]:
     """Atoms ``[n, 9]``, bonds ``[b, 2]`` and their features ``[b, 3]``, all int64."""
     if not smiles.strip():
         raise BadGraph(f"{path}, line {line}: the SMILES is empty; fill the cell, or drop the row")
@@ -228,14 +274,14 @@ def molecule_of(smiles: str) -> tuple[Array, Array, Array]:
     """
     if not smiles.strip():
         raise BadGraph("the SMILES is empty")
-    molecule = _rdkit().MolFromSmiles(smiles)
+    molecule = rdkit().MolFromSmiles(smiles)
     if molecule is None or not molecule.GetNumAtoms():
         raise BadGraph(f"RDKit cannot read the SMILES {smiles!r}")
     atoms, bonds, kinds = _arrays(molecule)
     return atoms, np.stack(both_directions(bonds.T)), np.repeat(kinds, 2, axis=0)
 
 
-def _store(
+def store_of(
     molecules: list[tuple[Array, Array, Array]],
     labels: Array,
     splits: dict[str, IntArray],

@@ -17,12 +17,15 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from staticgraph.epochs.blocks import Blocks, block_order
+from staticgraph.epochs.epoch import BatchIds, Epoch, RankBatches, dealt, side_by_side
 from staticgraph.epochs.strategies import (
+    STRETCH,
     Made,
     OfflineParts,
     exact_epoch,
@@ -38,19 +41,14 @@ from staticgraph.packing.random import stream_of
 from staticgraph.plans.order_statistics import keep_order_statistics
 from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
+from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 
 Oversize = Literal["error", "skip", "bucket"]
-
-
-class BatchIds(NamedTuple):
-    """One batch: the bucket's number and the positions of its graphs, ``[g]`` int64.
-
-    An empty batch is all padding: a step that a rank takes only because another rank takes one.
-    """
-
-    bucket: int
-    ids: NDArray[np.int64]
+# From so many graphs on sizes and order are kept in narrow types: 8 bytes a molecule, not 24.
+NARROW_FROM = 1 << 22
+# Graphs that are looked at together where all of them would be another copy.
+AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,14 @@ class Batcher:
         plan: the buckets.
         indices: the graphs to use, positions in ``sizes``; all where None.
         exact: exactly ``plan.batch_size`` graphs in every batch but the last. Else as many as fit.
-        shuffle: a new random order each epoch; else the order of ``indices`` is kept.
+        shuffle: a new random order each epoch; ``"blocks"``, or :class:`Blocks`, one that reads
+            whole blocks of the store and mixes a window of them; False keeps the order of
+            ``indices``.
         seed: of the order.
         rank: which of ``world_size`` shares of the epoch this batcher gives.
         world_size: how many ranks share the epoch; each takes the same number of steps.
+        rank_bounds: ``[world_size + 1]`` positions: each rank takes only graphs from its own bound
+            up to the next. By default any rank takes any graph.
         min_steps: the least number of steps an epoch; all-padding batches fill it up.
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
@@ -110,10 +112,11 @@ class Batcher:
         *,
         indices: ArrayLike | None = None,
         exact: bool = True,
-        shuffle: bool = False,
+        shuffle: bool | Literal["blocks"] | Blocks = False,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        rank_bounds: ArrayLike | None = None,
         min_steps: int = 0,
         oversize: Oversize = "error",
         window: int | None = 8,
@@ -127,22 +130,36 @@ class Batcher:
             raise ValueError(f"rank={rank} must be at least 0 and below world_size={world_size}")
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
-        self.sizes = _planned_columns(sizes_of(sizes), plan)
-        self.exact, self.shuffle, self.seed, self.window = exact, shuffle, seed, window
+        self.blocks = _blocks_of(shuffle)
+        if self.blocks is not None and not exact and window is None:
+            raise ValueError(
+                "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
+                "all of them anew: give a window, or exact=True"
+            )
+        self.sizes = _planned_columns(_sizes(sizes), plan)
+        self.exact, self.shuffle, self.seed, self.window = exact, bool(shuffle), seed, window
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
+        self._rank_bounds = _checked_bounds(rank_bounds, world_size, len(self.sizes))
         given = _checked_indices(indices, len(self.sizes))
-        self.plan, self.indices = _settle_oversize(self.sizes, given, plan, oversize)
+        self._used = _histogram(self.sizes, given)
+        self.plan, self.indices = _settle_oversize(self.sizes, given, self._used, plan, oversize)
+        if len(self.indices) < len(given):
+            self._used = _histogram(self.sizes, self.indices)
         self._skipped = len(given) - len(self.indices)
         self._limits = limits_array(self.plan.capacities)
         self._main = self._main_bucket()
-        self._offline: list[OfflineParts] | None = None
-        self._cache: tuple[int, list[list[BatchIds]], EpochStats] | None = None
+        self._offline: list[list[OfflineParts]] | None = None
+        self._cache: tuple[int, Epoch, EpochStats] | None = None
         self.current_epoch = 0
         self.position = 0
 
     def epoch(self, epoch: int) -> list[BatchIds]:
         """This rank's batches of an epoch: a pure function of the construction and the number."""
-        return [step[self.rank] for step in self._epoch(epoch)[1]]
+        return list(self.batches(epoch))
+
+    def batches(self, epoch: int) -> RankBatches:
+        """:meth:`epoch` without a list: each batch is made when it is read."""
+        return self._epoch(epoch)[1].of_rank(self.rank)
 
     def rows(self, epoch: int) -> IntArray:
         """What all ranks have at each step of an epoch, known without asking them.
@@ -150,17 +167,7 @@ class Batcher:
         Returns:
             ``[steps, world_size, 1 + C]`` int64: graphs, nodes, edges, and any further component.
         """
-        steps = self._epoch(epoch)[1]
-        batches = [batch.ids for step in steps for batch in step]
-        counts = np.array([len(ids) for ids in batches], dtype=np.int64)
-        found = np.zeros((len(batches), 1 + self.sizes.shape[1]), dtype=np.int64)
-        found[:, 0] = counts
-        filled = np.flatnonzero(counts)
-        if len(filled):
-            ids = np.concatenate([batches[i] for i in filled])
-            starts = np.cumsum(counts[filled]) - counts[filled]
-            found[filled, 1:] = np.add.reduceat(self.sizes[ids], starts, axis=0)
-        return found.reshape(len(steps), self.world_size, -1)
+        return self._epoch(epoch)[1].rows(self.sizes)
 
     def epoch_stats(self, epoch: int) -> EpochStats:
         """What happened to the batches of an epoch, over all ranks."""
@@ -173,11 +180,11 @@ class Batcher:
 
     def __len__(self) -> int:
         """Steps of the present epoch."""
-        return len(self.epoch(self.current_epoch))
+        return len(self._epoch(self.current_epoch)[1])
 
     def __iter__(self) -> Iterator[BatchIds]:
         """The present epoch from the present position on; at its end the next epoch is present."""
-        batches = self.epoch(self.current_epoch)
+        batches = self.batches(self.current_epoch)
         while self.position < len(batches):
             self.position += 1
             yield batches[self.position - 1]
@@ -209,9 +216,18 @@ class Batcher:
 
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that an epoch depends on but the rank."""
-        used = hashlib.sha256(self.indices.tobytes())
-        used.update(np.ascontiguousarray(self.sizes[self.indices]).tobytes())
+        used = hashlib.sha256()
+        for ids in _pieces(self.indices):
+            used.update(ids.astype(np.int64, copy=False).tobytes())
+        for ids in _pieces(self.indices):
+            used.update(np.ascontiguousarray(self.sizes[ids], dtype=np.int64).tobytes())
+        more: dict[str, Any] = {}
+        if self.blocks is not None:
+            more["blocks"] = (self.blocks.graphs, self.blocks.window)
+        if self._rank_bounds is not None:
+            more["rank_bounds"] = self._rank_bounds.tolist()
         return {
+            **more,
             "graphs": used.hexdigest()[:16],
             "capacities": [
                 (*row, *capacity.order_statistics)
@@ -236,14 +252,16 @@ class Batcher:
         if not self.exact or not len(self.indices):
             return 0
         batch_size = self.plan.batch_size or 1
-        used = self.sizes[self.indices]
-        mean = used.sum(axis=0) * min(1.0, batch_size / len(used))
+        sizes, counts, graphs = self._used.sizes, self._used.counts, len(self.indices)
+        mean = self._used.totals * min(1.0, batch_size / graphs)
         for number, capacity in enumerate(self.plan.capacities):
-            within = fits_alone(used, capacity)
-            share = within.mean() ** batch_size
-            own = used[within].sum(axis=0) * (min(len(used), batch_size) / max(1, within.sum()))
+            within = fits_alone(sizes, capacity)
+            fitting = int(counts[within].sum())
+            share = (fitting / graphs) ** batch_size
+            totals = counts[within] @ sizes[within]
+            own = totals * (min(graphs, batch_size) / max(1, fitting))
             holds_mean = bool((np.array(capacity.size_limits) >= own).all())
-            if holds_mean and capacity.graph_limit >= min(batch_size, len(used)) and share >= 0.5:
+            if holds_mean and capacity.graph_limit >= min(batch_size, graphs) and share >= 0.5:
                 return number
         largest = int(np.argmax(np.where(self._limits[:, 2] >= batch_size, self._limits[:, 0], -1)))
         capacity = self.plan.capacities[largest]
@@ -257,46 +275,78 @@ class Batcher:
             )
         return largest
 
-    def _epoch(self, epoch: int) -> tuple[int, list[list[BatchIds]], EpochStats]:
+    def _epoch(self, epoch: int) -> tuple[int, Epoch, EpochStats]:
         if self._cache is None or self._cache[0] != epoch:
+            self._cache = None  # two of 100 million graphs need not be there at once
             self._cache = (epoch, *self._make(epoch))
         return self._cache
 
-    def _make(self, epoch: int) -> tuple[list[list[BatchIds]], EpochStats]:
+    def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
         """All batches of the epoch, step by step, one a rank."""
-        made = self._made(epoch)
-        starts, stops = made.bounds[:-1].tolist(), made.bounds[1:].tolist()
-        batches = [
-            BatchIds(bucket, made.order[start:stop])
-            for bucket, start, stop in zip(made.buckets.tolist(), starts, stops, strict=True)
-        ]
-        spilled, split, exchanged = made.spilled, made.split, 0
-        if any(capacity.order_statistics for capacity in self.plan.capacities):
-            drawn = [(batch.bucket, batch.ids) for batch in batches]
-            if self.exact and self.shuffle:
-                exchanged = exchange_graphs(drawn, self.sizes, self.plan.capacities)
-            kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
-            batches = [BatchIds(bucket, ids) for bucket, ids in kept]
-            spilled, split = spilled + moved, split + divided
-        steps, empty = self._shared(batches)
+        made, exchanged = zip(
+            *(self._kept(self._made(epoch, share)) for share in range(self._shares)), strict=True
+        )
+        if self._shares == 1:
+            steps, step_buckets = dealt(made[0].buckets, self.world_size)
+        else:
+            steps, step_buckets = side_by_side([each.buckets for each in made])
+        if (short := self.min_steps - len(steps)) > 0:
+            steps = np.concatenate([steps, np.full((short, self.world_size), -1, np.int64)])
+            step_buckets = np.append(step_buckets, np.zeros(short, np.int64))
+        starts = np.cumsum([0, *(len(each.order) for each in made)])
+        bounds = [each.bounds[:-1] + start for each, start in zip(made, starts, strict=False)]
         stats = EpochStats(
             graphs=len(self.indices),
-            batches=len(batches),
+            batches=sum(len(each.buckets) for each in made),
             skipped=self._skipped,
-            overflowed=made.overflowed + exchanged,
-            rebalanced=made.rebalanced + exchanged,
-            spilled=spilled,
-            split=split,
-            empty=empty,
+            overflowed=sum(each.overflowed for each in made) + sum(exchanged),
+            rebalanced=sum(each.rebalanced for each in made) + sum(exchanged),
+            spilled=sum(each.spilled for each in made),
+            split=sum(each.split for each in made),
+            empty=int((steps < 0).sum()),
         )
-        return steps, stats
+        order = made[0].order if len(made) == 1 else np.concatenate([m.order for m in made])
+        buckets = np.concatenate([each.buckets for each in made])
+        return Epoch(order, np.append(np.concatenate(bounds), starts[-1]), buckets, steps,
+                     step_buckets), stats  # fmt: skip
 
-    def _made(self, epoch: int) -> Made:
-        """The batches of the epoch as arrays, by the strategy of this batcher."""
-        key = stream_of(self.seed, epoch)
-        order = self.indices.copy()
-        if self.shuffle:
-            shuffle_in_place(order, key)
+    def _kept(self, made: Made) -> tuple[Made, int]:
+        """The batches in buckets whose order statistics they keep, and how many were mended."""
+        promised = any(capacity.order_statistics for capacity in self.plan.capacities)
+        if not promised or not len(made.buckets):
+            return made, 0
+        exchanged = 0
+        cuts = made.bounds[1:-1]
+        drawn = list(zip(made.buckets.tolist(), np.split(made.order, cuts), strict=True))
+        if self.exact and self.shuffle:
+            exchanged = exchange_graphs(drawn, self.sizes, self.plan.capacities)
+        kept, moved, divided = keep_order_statistics(drawn, self.sizes, self.plan.capacities)
+        lengths = [0, *(len(ids) for _, ids in kept)]
+        mended = made._replace(
+            order=np.concatenate([made.order[:0], *(ids for _, ids in kept)]),
+            bounds=np.cumsum(lengths),
+            buckets=np.array([bucket for bucket, _ in kept], np.int64),
+            spilled=made.spilled + moved,
+            split=made.split + divided,
+        )
+        return mended, exchanged
+
+    @property
+    def _shares(self) -> int:
+        """How many parts of the graphs make batches among themselves."""
+        return 1 if self._rank_bounds is None else self.world_size
+
+    def _indices_of(self, share: int) -> IntArray:
+        if self._rank_bounds is None:
+            return self.indices
+        first, last = self._rank_bounds[share : share + 2]
+        return self.indices[(self.indices >= first) & (self.indices < last)]
+
+    def _made(self, epoch: int, share: int) -> Made:
+        """The batches of the epoch as arrays, by the strategy of this batcher, of one share."""
+        seed = int(stream_of(self.seed, share)) if share else self.seed
+        key = stream_of(self.seed, epoch) if not share else stream_of(self.seed, epoch, share)
+        order, stretch = self._ordered(epoch, share, key)
         if self.exact:
             return exact_epoch(
                 order,
@@ -305,32 +355,67 @@ class Batcher:
                 self._main,
                 self.plan.batch_size or 1,
                 key if self.shuffle else None,
+                stretch,
             )
+        wide, order = self.sizes.astype(np.int64, copy=False), order.astype(np.int64, copy=False)
         if self.window is not None:
-            return streamed_epoch(order, self.sizes, self.plan.capacities, self.window)
+            return streamed_epoch(order, wide, self.plan.capacities, self.window)
         if self._offline is None:
-            self._offline = pack_offline(self.indices, self.sizes, self.plan.capacities)
+            own = [self._indices_of(k).astype(np.int64) for k in range(self._shares)]
+            self._offline = [pack_offline(ids, wide, self.plan.capacities) for ids in own]
         drawn = epoch if self.shuffle else 0
-        return offline_epoch(self._offline, self.sizes, self.plan.capacities, self.seed, drawn)
+        return offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
 
-    def _shared(self, batches: list[BatchIds]) -> tuple[list[list[BatchIds]], int]:
-        """The ranks' batches at each step, all of the same bucket, and how many are empty."""
-        nothing = np.empty(0, dtype=np.int64)
-        steps: list[list[BatchIds]] = []
-        waiting: dict[int, list[BatchIds]] = {}
-        for batch in batches:
-            group = waiting.setdefault(batch.bucket, [])
-            group.append(batch)
-            if len(group) == self.world_size:
-                steps.append(waiting.pop(batch.bucket))
-        steps.extend(waiting.values())
-        missing = sum(self.world_size - len(step) for step in steps)
-        while len(steps) < self.min_steps:
-            steps.append([BatchIds(0, nothing)])
-            missing += self.world_size
-        for step in steps:
-            step += (self.world_size - len(step)) * [BatchIds(step[0].bucket, nothing)]
-        return steps, missing
+    def _ordered(self, epoch: int, share: int, key: np.uint64) -> tuple[IntArray, int]:
+        """The graphs in the epoch's order, and how many in a row may be exchanged among batches."""
+        indices = self._indices_of(share)
+        if self.blocks is not None:
+            order = block_order(indices, self.blocks, self.seed, epoch, share)
+            return order, self.blocks.mixed
+        order = indices.copy() if indices is self.indices else indices
+        if self.shuffle:
+            shuffle_in_place(order, key)
+        return order, STRETCH
+
+
+def _blocks_of(shuffle: bool | str | Blocks) -> Blocks | None:
+    if isinstance(shuffle, str) and shuffle != "blocks":
+        raise ValueError(f"shuffle={shuffle!r}; choose True, False, 'blocks' or Blocks(...)")
+    return shuffle if isinstance(shuffle, Blocks) else Blocks() if shuffle == "blocks" else None
+
+
+def _sizes(source: Any) -> IntArray:
+    """``[n, C]`` of a store or an array; int64, of many graphs as narrow as the store has it."""
+    narrow = getattr(source, "narrow_sizes", None)
+    if narrow is not None and len(narrow) >= NARROW_FROM:
+        return narrow
+    return sizes_of(source if narrow is None else narrow)
+
+
+def _checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> IntArray | None:
+    if bounds is None or world_size == 1:
+        return None
+    given = whole_numbers(np.asarray(bounds), "rank_bounds")
+    if given.shape != (world_size + 1,) or (np.diff(given) < 0).any() or given[0] != 0:
+        raise ValueError(
+            f"rank_bounds={given.tolist()} for {world_size} ranks: give where each rank's graphs "
+            f"begin, from 0, and last their number, {graphs}"
+        )
+    if given[-1] != graphs:
+        raise ValueError(f"rank_bounds end at {given[-1]}, and there are {graphs} graphs")
+    return given
+
+
+def _pieces(indices: IntArray) -> Iterator[IntArray]:
+    """So many at once that what is made of them is no second copy of all."""
+    return (indices[k : k + AT_ONCE] for k in range(0, len(indices), AT_ONCE))
+
+
+def _histogram(sizes: IntArray, indices: IntArray) -> SizeHistogram:
+    names = (*NODES_EDGES, *(f"component {c}" for c in range(2, sizes.shape[1])))
+    parts = [SizeHistogram.from_sizes(sizes[ids], names) for ids in _pieces(indices)]
+    nothing = SizeHistogram.from_sizes(np.empty((0, sizes.shape[1]), np.int64), names)
+    return SizeHistogram.merged(parts) if parts else nothing
 
 
 def _planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
@@ -347,9 +432,10 @@ def _planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
 
 
 def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
-    """``[m]`` int64 positions, within the store."""
+    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them."""
+    dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:
-        return np.arange(total, dtype=np.int64)
+        return np.arange(total, dtype=dtype)
     given = np.asarray(indices)
     if given.dtype == bool:
         if given.shape != (total,):
@@ -361,25 +447,30 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
         raise IndexError(
             f"indices[{bad[0]}] is {given[bad[0]]}, but the store has graphs 0 to {total - 1}"
         )
-    return given
+    return given.astype(dtype, copy=False)
 
 
 def _settle_oversize(
-    sizes: IntArray, indices: IntArray, plan: BucketPlan, oversize: Oversize
+    sizes: IntArray, indices: IntArray, used: SizeHistogram, plan: BucketPlan, oversize: Oversize
 ) -> tuple[BucketPlan, IntArray]:
     """The plan and the graphs after those that fit no bucket were dealt with."""
-    used = sizes[indices]
-    fits = np.zeros(len(indices), dtype=bool)
-    for capacity in plan.capacities:
-        fits |= fits_alone(used, capacity)
-    if fits.all():
+    if _fit(used.sizes, plan).all():
         return plan, indices
+    fits = np.concatenate([_fit(sizes[ids], plan) for ids in _pieces(indices)])
     if oversize == "skip":
         return plan, indices[fits]
     if oversize == "bucket":
-        return plan.with_bucket_for(used[~fits]), indices
+        return plan.with_bucket_for(sizes[indices[~fits]].astype(np.int64)), indices
     worst = int(indices[~fits][0])
     raise GraphTooLarge(_too_large(worst, sizes[worst], plan.capacities))
+
+
+def _fit(sizes: IntArray, plan: BucketPlan) -> NDArray[np.bool_]:
+    """``[n]`` whether each graph fits a bucket by itself."""
+    fits = np.zeros(len(sizes), dtype=bool)
+    for capacity in plan.capacities:
+        fits |= fits_alone(sizes, capacity)
+    return fits
 
 
 def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> str:

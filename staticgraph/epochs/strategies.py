@@ -23,10 +23,15 @@ from staticgraph.packing.place import (
     place_batches,
     size_limits,
 )
+from staticgraph.packing.random import stream_of
 from staticgraph.packing.stream import stream_kernel
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+
+# Batches of so many graphs are re-balanced among themselves: of 100 million in one piece the sizes,
+# once more and as floats, would be 1.6 GB.
+STRETCH = 1 << 22
 
 
 class Made(NamedTuple):
@@ -58,6 +63,7 @@ def exact_epoch(
     main: int,
     batch_size: int,
     key: np.uint64 | None,
+    stretch: int = STRETCH,
 ) -> Made:
     """Batches of ``batch_size``; one that overflows is re-balanced, else spilled, else split.
 
@@ -68,13 +74,21 @@ def exact_epoch(
         main: the bucket to balance for.
         batch_size: graphs in each batch but the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
+        stretch: graphs in a row among which batches are re-balanced.
     """
     bounds = exact_bounds(len(order), batch_size)
+    batches = max(1, stretch // batch_size)
     if key is None:
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        overflowed, _, left = repair(order, sizes, bounds, size_limits(limits[main]), key)
+        overflowed = left = 0
+        for first in range(0, len(bounds) - 1, batches):
+            cuts = bounds[first : first + batches + 1]
+            here = order[cuts[0] : cuts[-1]]
+            own = key if not first else stream_of(int(key), first)
+            over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limits[main]), own)
+            overflowed, left = overflowed + over, left + still
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
     if split:

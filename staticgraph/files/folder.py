@@ -72,7 +72,7 @@ def replacing(folder: str | Path, kind: Kind, overwrite: bool = False) -> Iterat
             sync_file(path)
         sync_folder(new)
         require_replaceable(target, kind, overwrite)
-        _exchange(new, target)
+        exchange(new, target)
     except BaseException:
         scratch.remove(new)
         raise
@@ -143,8 +143,12 @@ def repair(folder: str | Path) -> None:
     )
 
 
-def _exchange(new: Path, target: Path) -> None:
-    """The new folder in the place of the old one, which is removed afterwards."""
+def exchange(new: Path, target: Path) -> None:
+    """The new folder in the place of the old one, which is removed afterwards.
+
+    Raises:
+        FileExistsError: another process wrote the target meanwhile.
+    """
     old = None
     if target.exists() and any(target.iterdir()):
         old = scratch.beside(target, "old")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,3 +59,14 @@ def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 def pointer_dtype(edges: int) -> str:
     """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
     return "int32" if edges <= np.iinfo(np.int32).max else "int64"
+
+
+def stacked(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Whole numbers ``[n]`` of at least 0 side by side, ``[n, C]``, in the narrowest signed dtype
+    that holds them; signed, so that a difference of two is one, too."""
+    most = max((int(column.max(initial=0)) for column in columns), default=0)
+    dtype = next(d for d in (np.int16, np.int32, np.int64) if most <= np.iinfo(d).max)
+    table = np.empty((len(columns[0]), len(columns)), dtype)
+    for number, column in enumerate(columns):
+        table[:, number] = column
+    return table

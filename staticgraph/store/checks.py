@@ -62,6 +62,16 @@ class Checks:
         self._columns: set[str] = set()
         self.complete = False
 
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """``[b]`` the blocks that were checked."""
+        return self._done.copy()
+
+    def resume(self, done: NDArray[np.bool_]) -> None:
+        """Takes the blocks as checked that were when the same store was open before."""
+        self._done |= done
+        self.complete = bool(self._done.all())
+
     def touch(self, ids: IntArray) -> None:
         """Checks the blocks that these graphs stand in.
 

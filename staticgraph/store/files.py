@@ -120,7 +120,7 @@ def load(kind: type[Kept], folder: str | Path, *, verify: bool | None = None) ->
     """
     root = Path(folder)
     repair(root)
-    manifest = _manifest(root)
+    manifest = read_manifest(root)
     try:
         return _load(kind, root, manifest, verify)
     except Damage as error:
@@ -228,10 +228,25 @@ def _check_names(schema: Schema, arrays: Mapping[str, Array]) -> None:
         raise Damage(f"the schema knows no array {', '.join(extra)}; build the store again")
 
 
-def _manifest(root: Path) -> dict[str, Any]:
+def read_manifest(root: Path) -> dict[str, Any]:
+    """The manifest of a store, checked, without its digest.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreCorrupt: it is not what was written, or of another format or version.
+    """
     path = root / MANIFEST
     if not path.exists():
-        raise FileNotFoundError(f"{root} is not a store: it has no {MANIFEST}")
+        parts = root.with_name(f"{root.name}.parts")
+        raise FileNotFoundError(
+            f"{root} is not a store: it has no {MANIFEST}"
+            + (
+                f"; {parts} has what was committed of one: load that, or finish it with "
+                f"StoreWriter({str(root)!r}).finish()"
+                if parts.is_dir()
+                else ""
+            )
+        )
     try:
         manifest = document.read(path)
     except document.NOT_THERE as error:

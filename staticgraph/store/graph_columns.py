@@ -26,7 +26,7 @@ from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype
+from staticgraph.sizes.whole_numbers import IntArray, pointer_dtype, stacked
 from staticgraph.store.checks import Checks
 from staticgraph.store.columns import (
     Array,
@@ -253,8 +253,14 @@ class GraphColumns:
     def sizes(self) -> IntArray:
         """``[n, C]`` int64: nodes and edges of each graph, then the rows of each axis, without
         touching a feature."""
+        return self.narrow_sizes.astype(np.int64)
+
+    @cached_property
+    def narrow_sizes(self) -> Array:
+        """:attr:`sizes` in the narrowest signed dtype that holds them: of 100 million molecules
+        0.4 GB."""
         offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
-        return np.stack([np.diff(each) for each in offsets], axis=1)
+        return stacked([np.diff(each) for each in offsets])
 
     def offsets_of(self, level: Level) -> IntArray:
         """``[n + 1]`` where each graph's rows of a level begin."""
@@ -266,11 +272,11 @@ class GraphColumns:
     @cached_property
     def histogram(self) -> SizeHistogram:
         """How many graphs have each size."""
-        return SizeHistogram.from_sizes(self.sizes, self.schema.components)
+        return SizeHistogram.from_sizes(self.narrow_sizes, self.schema.components)
 
     def size(self, graph: int) -> GraphSize:
         """Nodes and edges of one graph."""
-        return GraphSize(*map(int, self.sizes[graph, :2]))
+        return GraphSize(*map(int, self.narrow_sizes[graph, :2]))
 
     @property
     def nbytes(self) -> int:
@@ -316,6 +322,16 @@ class GraphColumns:
             return (1,) * column.shape[1]
         return tuple(int(value) + 1 for value in column.max(axis=0))
 
+    def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
+        """Where a batch of these graphs is copied from: a store whose columns are arrays, and the
+        graphs' positions in it.
+
+        Args:
+            ids: ``[g]`` positions in this store.
+            pointers: whether row pointers and the transpose will be read.
+        """
+        return self, ids
+
     def __getitem__(self, graph: int) -> Any:
         """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
 
@@ -328,9 +344,9 @@ class GraphColumns:
             raise IndexError(f"graph {graph} of {len(self)}")
         graph %= len(self)
         self.verify(np.array([graph]))
-        places = {"edge": self._origin(graph, "edge", self.edge_origin)}
+        places = {"edge": self.origin_of(graph, "edge")}
         for axis in self.schema.edge_axes:
-            places[axis.name] = self._origin(graph, axis.name, self.origins.get(axis.name))
+            places[axis.name] = self.origin_of(graph, axis.name)
         values: dict[str, Any] = {}
         for item in self.schema:
             value = self.columns[item.name][self.rows_of(item, graph)].astype(item.dtype)
@@ -345,8 +361,10 @@ class GraphColumns:
             setattr(data, name, column.at(graph))
         return data
 
-    def _origin(self, graph: int, level: Level, origin: Array | None) -> Array | None:
-        """Where each edge of one graph stood before it was sorted, or None."""
+    def origin_of(self, graph: int, level: Level) -> Array | None:
+        """Where each edge of one graph stood before it was sorted; None where it is where it was,
+        or the level is none of edges."""
+        origin = self.edge_origin if level == "edge" else self.origins.get(level)
         if origin is None or not len(origin):
             return None
         offsets = self.offsets_of(level)

@@ -6,14 +6,17 @@ it: PyG's data sets, a folder on disk, a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.sharded import Sharded
+from staticgraph.store.shards import listed
 
 if TYPE_CHECKING:
     import torch
@@ -86,9 +89,46 @@ class GraphStore(GraphColumns):
         files.save(self, folder, overwrite=overwrite)
 
     @classmethod
-    def load(cls, folder: str | Path, *, verify: bool | None = None) -> Self:
-        """Opens a folder, memory-mapped; see :func:`staticgraph.store.files.load`."""
-        return files.load(cls, folder, verify=verify)
+    def load(
+        cls,
+        folder: str | Path | Sequence[str | Path],
+        *,
+        verify: bool | None = None,
+        shards: Literal["by-rank"] | None = None,
+    ) -> GraphStore:
+        """Opens what :meth:`save` or a :class:`StoreWriter` wrote, memory-mapped; no column is read
+        before it is used.
+
+        Args:
+            folder: of a store, in one piece or in shards; the ``.parts`` of a writer that has not
+                finished; or several stores, to be read as one, one after the other.
+            verify: True compares every byte now, False each block when it is first read; None does
+                the first up to 64 MiB. ``store.verify()`` compares what is left.
+            shards: ``"by-rank"``: each rank of a job reads whole shards of its own, and others need
+                not be on its host; plans are made over all. Of a folder with a list of shards, as
+                ``StoreWriter(...).finish(merged=False)`` leaves it.
+
+        Raises:
+            FileNotFoundError: there is no store.
+            StoreCorrupt: another format or version, a missing or shortened file, a wrong checksum,
+                or arrays that do not fit together; the message names shard, file, array and graph.
+            BadGraph: shards have other fields than the first.
+            ValueError: shards by rank of what has no list of shards.
+        """
+        one = isinstance(folder, str | Path)
+        place = Path(folder) if one else [Path(each) for each in folder]
+        if isinstance(place, Path):
+            repair(place)
+        found = listed(place)
+        if found is not None and (shards is None or (one and (place / files.MANIFEST).exists())):
+            return ShardedStore(found, verify=verify, by_rank=shards is not None)
+        if shards is not None:
+            raise ValueError(
+                f"shards={shards!r} needs a folder with a list of its shards, and {folder} is "
+                "none: write one with StoreWriter(...).finish(merged=False)"
+            )
+        assert isinstance(place, Path)
+        return files.load(cls, place, verify=verify)
 
     def to(
         self,
@@ -112,3 +152,8 @@ class GraphStore(GraphColumns):
         from staticgraph.store.on_device import move
 
         return move(self, device, pointers=pointers, budget=budget)
+
+
+class ShardedStore(Sharded, GraphStore):
+    """A :class:`GraphStore` in several folders; :meth:`GraphStore.load` gives one. See
+    :mod:`staticgraph.store.sharded`."""

@@ -50,7 +50,7 @@ def merge(
         FileExistsError: see :func:`staticgraph.store.files.save`.
         StoreCorrupt: a part is damaged.
     """
-    survey = _Survey(parts)
+    survey = Survey(parts)
     own = checked_splits(splits or {}, survey.graphs, name)
     with replacing(folder, files.KIND, overwrite) as scratch:
         arrays: dict[str, Array] = {}
@@ -66,22 +66,45 @@ def merge(
 
 
 OFFSETS = "offsets."
-_COUNTED_ON = ("node_offsets", "edge_offsets", "row_ptr")
+# Where each begins, one number more than there are: counted on from part to part.
+_COUNTED_ON = ("node_offsets", "edge_offsets", "row_ptr", OFFSETS, "object_ends.")
 
 
-class _Survey:
-    """What the parts are together, read off their sizes and dtypes."""
+class Survey:
+    """What the parts are together, read off their sizes and dtypes.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    Args:
+        parts: in their order; at least one.
+        verify: compare every part with its checksums first.
+
+    Attributes:
+        graphs: of all parts.
+        schema: the fields of all.
+        names: of all arrays but splits.
+
+    Raises:
+        BadGraph: parts have other fields, or other objects on the host, than the first.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, verify: bool = True) -> None:
         self._parts = parts
         self._dtypes: dict[str, set[np.dtype]] = {}
         self._lengths: dict[str, int] = {}
         self.graphs = 0
         schema: Schema | None = None
+        kept: list[str] | None = None
         for number, part in enumerate(parts):
             store = part()
-            store.verify()  # once; the bytes that follow are the same
+            if verify:
+                store.verify()  # once; the bytes that follow are the same
             schema = store.schema if schema is None else _joined(schema, store.schema, number)
+            kept = sorted(store.objects) if kept is None else kept
+            if kept != sorted(store.objects):
+                raise BadGraph(
+                    f"part {number} of the store has the objects {sorted(store.objects)} on the "
+                    f"host, part 0 has {kept}: give every graph the same fields, or leave "
+                    "one out with exclude=[...]"
+                )
             self.graphs += len(store)
             for name, array in self._arrays(store).items():
                 self._lengths[name] = self._lengths.get(name, 0) + len(array)
@@ -106,6 +129,10 @@ class _Survey:
             found.setdefault(f"origins.{axis.name}", np.empty(0, np.uint8))
         return found
 
+    def widest(self, name: str) -> np.dtype:
+        """One that holds every part's dtype; no value is read."""
+        return np.result_type(*self._dtypes[name])
+
     def dtype(self, name: str) -> np.dtype:
         """The smallest that holds every part's values."""
         dtypes = self._dtypes[name]
@@ -127,7 +154,7 @@ class _Survey:
         for number, part in enumerate(self._parts):
             store = part()
             array = self._arrays(store)[name]
-            if name in _COUNTED_ON or name.startswith(OFFSETS):
+            if name.startswith(_COUNTED_ON):
                 if not len(array):
                     continue  # where nodes have types there are no row pointers
                 step = int(array[-1])

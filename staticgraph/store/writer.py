@@ -14,26 +14,26 @@ there, not before. What it does not do: shuffle.
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from staticgraph.errors import BadGraph
 from staticgraph.files import scratch
-from staticgraph.files.folder import repair
+from staticgraph.files.folder import exchange, repair, require_replaceable
 from staticgraph.schema import Level, Schema
 from staticgraph.store.columns import Array
-from staticgraph.store.files import MANIFEST
+from staticgraph.store.files import KIND, MANIFEST, save
+from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
+from staticgraph.store.runs import slices
+from staticgraph.store.shards import numbers_of, parts_in, remove_list, write_list
 
 # A part of molecules is some 10 MB, and 100 million graphs are 5,000 folders.
 PART_GRAPHS = 20_000
-_PART = re.compile(r"(\d{5})-(\d{7})")
 
 
 class StoreWriter:
@@ -82,7 +82,7 @@ class StoreWriter:
         self._overwrite = overwrite
         self._waiting: list[Any] = []
         _clean(self.folder)
-        own = [path for path in parts_of(self.folder) if _numbers(path)[0] == (shard or 0)]
+        own = [path for path in parts_of(self.folder) if numbers_of(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
         self._number = len(own)
         self.committed = sum(len(store) for store in stores)
@@ -104,12 +104,17 @@ class StoreWriter:
 
     def extend(self, graphs: Iterable[Any]) -> None:
         """Adds all graphs of a data set, a generator or another store, in their order."""
-        if isinstance(graphs, GraphStore) and len(graphs) <= self._part_graphs:
-            self.commit()
-            self._write(graphs)
+        if isinstance(graphs, GraphStore):
+            for part in slices(graphs, self._part_graphs):
+                self.append_part(part)
             return
         for graph in graphs:
             self.append(graph)
+
+    def append_part(self, part: GraphColumns) -> None:
+        """Adds the graphs of a store as one part; committed when it returns."""
+        self.commit()
+        self._write(part)
 
     def append_arrays(self, *arrays: Any, **options: Any) -> None:
         """Adds graphs as flat arrays, as one part; see :meth:`GraphStore.from_arrays`."""
@@ -136,11 +141,10 @@ class StoreWriter:
             raise BadGraph(f"of graphs {first} to {last}, here counted from 0: {error}") from None
         self._write(store)
 
-    def _write(self, store: GraphStore) -> None:
+    def _write(self, store: GraphColumns) -> None:
         self._check_fields(store)
-        store.with_splits().save(
-            parts_folder(self.folder) / f"{self._shard or 0:05d}-{self._number:07d}"
-        )
+        part = parts_folder(self.folder) / f"{self._shard or 0:05d}-{self._number:07d}"
+        save(store.with_splits(), part)
         self._number += 1
         self.committed += len(store)
         if self.schema is None:
@@ -151,7 +155,7 @@ class StoreWriter:
         """Of the first part; in a later one lengths could say another level by chance."""
         return {} if schema.hetero else {field.name: field.level for field in schema}
 
-    def _check_fields(self, store: GraphStore) -> None:
+    def _check_fields(self, store: GraphColumns) -> None:
         if self.schema is None:
             return
         ours, theirs = ({f.name: f for f in s} for s in (self.schema, store.schema))
@@ -167,21 +171,29 @@ class StoreWriter:
 
     # ------------------------------------------------------------------ ending
 
-    def finish(self, splits: Mapping[str, Array] | None = None) -> GraphStore:
+    def finish(
+        self, splits: Mapping[str, Array] | None = None, *, merged: bool = True
+    ) -> GraphStore:
         """Commits what waits, puts all parts of all shards together, and removes them.
 
         Args:
             splits: named lists of graph numbers, counted over all shards.
+            merged: False leaves the parts as they are, and adds a list of them: no bytes are
+                copied, and hosts may hold some of them. A graph then costs a little more to read
+                (:mod:`staticgraph.store.gather`).
 
         Raises:
             BadGraph: there is no graph, or shards have other fields.
-            FileExistsError: a store stands there, and was not to be replaced.
+            FileExistsError: a store stands there, and was not to be replaced; or one in shards,
+                which is never.
             StoreCorrupt: a part is damaged or missing; the parts stay.
         """
         self.commit()
         paths = parts_of(self.folder)
         if not paths:
             raise BadGraph(f"{self.folder} has no graphs yet: append some before finish()")
+        if not merged:
+            return self._finish_in_shards(splits or {})
         merge(
             [lambda path=path: GraphStore.load(path, verify=False) for path in paths],
             self.folder,
@@ -189,7 +201,18 @@ class StoreWriter:
             splits=splits,
             overwrite=self._overwrite,
         )
+        store = GraphStore.load(self.folder)  # before what it was made of is removed
         _remove_parts(self.folder)
+        self._number = self.committed = 0
+        return store
+
+    def _finish_in_shards(self, splits: Mapping[str, Array]) -> GraphStore:
+        """The list is written where the parts stand, and the folder moved to its place: a kill
+        leaves parts, with a list or without, or the store."""
+        parts, target = parts_folder(self.folder), Path(os.path.realpath(self.folder))
+        require_replaceable(target, KIND, self._overwrite)
+        write_list(parts, self._name, splits)
+        exchange(parts, target)
         self._number = self.committed = 0
         return GraphStore.load(self.folder)
 
@@ -228,6 +251,7 @@ def _clean(folder: Path) -> None:
     them, and has as many graphs."""
     scratch.clean(parts_folder(folder))
     paths = parts_of(folder)
+    remove_list(parts_folder(folder))  # of an end that a kill cut off
     repair(folder)
     if not paths or not (folder / MANIFEST).exists():
         return
@@ -240,30 +264,5 @@ def _clean(folder: Path) -> None:
 
 
 def parts_of(folder: Path) -> list[Path]:
-    """The committed parts, by shard and number.
-
-    Raises:
-        BadGraph: one is missing between others.
-    """
-    root = parts_folder(folder)
-    if not root.is_dir():
-        return []
-    found = sorted(path for path in root.iterdir() if _PART.fullmatch(path.name))
-    for path in found:
-        repair(path)
-    numbers = np.array([_numbers(path) for path in found], dtype=np.int64).reshape(-1, 2)
-    for shard in np.unique(numbers[:, 0]):
-        own = numbers[numbers[:, 0] == shard, 1]
-        missing = np.flatnonzero(own != np.arange(len(own)))
-        if len(missing):
-            raise BadGraph(
-                f"{root} lacks part {int(missing[0])} of shard {int(shard)}, of which there are "
-                "later ones: remove the folder and write the store again"
-            )
-    return found
-
-
-def _numbers(path: Path) -> tuple[int, int]:
-    match = _PART.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2])
+    """The committed parts, by shard and number; see :func:`staticgraph.store.shards.parts_in`."""
+    return parts_in(parts_folder(folder))

@@ -1,0 +1,236 @@
+"""Any data set -> a store on disk, in bounded memory, by several processes.
+
+The problem: molecules are read from SMILES at some 3,000 a second and core, and 100 million of them
+fit no memory as objects. The idea: rows are divided evenly among processes, each of which writes a
+shard of a :class:`StoreWriter`; what a kill leaves is gone on with by the same call. A table is
+read in stretches, a store is mapped and copied in slices; anything else has to be opened as a whole
+first, which one process does.
+
+Invariant: the store is, array by array, that of ``open(spec).save(folder)``, whatever the number of
+processes and however often it was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import staticgraph.datasets as datasets
+from staticgraph.datasets.smiles_table import Table
+from staticgraph.files import document
+from staticgraph.files.atomic import write_bytes
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.runs import slices
+from staticgraph.store.writer import PART_GRAPHS, StoreWriter, parts_folder
+from staticgraph.text.progress import bar
+
+# Beside the parts: what they are of, so that another conversion does not go on with them.
+BEGUN = "conversion.json"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is converted, and how it is divided.
+
+    Attributes:
+        spec: of the data set.
+        target: columns of a table to predict.
+        seed: of a random split.
+        workers: processes.
+        part_graphs: graphs of a part.
+        graphs: in all.
+        name: of the store.
+    """
+
+    spec: str | tuple[str, ...]
+    target: tuple[str, ...]
+    seed: int
+    workers: int
+    part_graphs: int
+    graphs: int
+    name: str
+
+    def share(self, worker: int) -> tuple[int, int]:
+        """The first graph of a worker, and that of the next."""
+        return self.graphs * worker // self.workers, self.graphs * (worker + 1) // self.workers
+
+
+def convert(
+    spec: str | Path | Sequence[str | Path],
+    folder: str | Path,
+    *,
+    workers: int = 1,
+    merged: bool = True,
+    part_graphs: int = PART_GRAPHS,
+    target: str | Sequence[str] | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> GraphStore:
+    """Writes a data set as a store, and opens it.
+
+    Args:
+        spec: as for :func:`staticgraph.datasets.open`; or folders of stores, to be one.
+        folder: of the store to be; ``FOLDER.parts`` stands beside it until it is finished.
+        workers: processes that read a table, or copy a store. What must be opened as a whole is
+            written by one.
+        merged: put the parts together; False leaves them, see :meth:`StoreWriter.finish`.
+        part_graphs: graphs of a part, which is what a process holds, and what a kill can lose.
+        target, seed: as for :func:`staticgraph.datasets.open`.
+        overwrite: replace a store that stands there.
+        progress: show a bar.
+
+    Raises:
+        ChildProcessError: a worker was ended from outside.
+        FileExistsError: something stands there; or parts of another conversion stand beside it.
+        BadGraph, UnknownDataset, MissingPackage, FileNotFoundError: as for opening the data set.
+    """
+    several = not isinstance(spec, str | Path)
+    text = tuple(map(str, spec)) if several else str(spec)
+    wanted = (target,) if isinstance(target, str) else tuple(target or ())
+    source, graphs, splits, name = _source(text, wanted, seed, progress)
+    if isinstance(source, GraphStore):
+        workers = 1  # it is in this process's memory
+    workers = max(1, min(workers, -(-graphs // part_graphs)))
+    job = Conversion(text, wanted, seed, workers, part_graphs, graphs, name)
+    root = Path(folder)
+    _begin(root, job)
+    shards = [
+        StoreWriter(root, shard=k, part_graphs=part_graphs, name=name) for k in range(workers)
+    ]
+    done = sum(writer.committed for writer in shards)
+    with bar(
+        desc=f"converting {name}", unit=" graphs", show=progress, total=graphs, initial=done
+    ) as shown:
+        if workers == 1:
+            _write(job, 0, root, source, shown.update)
+        else:
+            _write_in_processes(job, root, source, shown.update)
+    end = StoreWriter(root, name=name, overwrite=overwrite)
+    return end.finish(splits, merged=merged)
+
+
+Source = Table | GraphStore | None
+
+
+def _source(
+    spec: str | tuple[str, ...], target: tuple[str, ...], seed: int, progress: bool
+) -> tuple[Source, int, dict[str, IntArray], str]:
+    """A table, a store in memory, or None for what each worker maps; how many graphs, the splits,
+    and the name."""
+    if isinstance(spec, tuple):
+        store = GraphStore.load(spec, verify=False)
+        return None, len(store), dict(store.splits), store.name
+    path = Path(spec).expanduser()
+    if path.suffix == ".csv" and path.exists():
+        table = Table.of(path, target)
+        splits = table.splits or datasets.random_split(table.graphs, seed)
+        return table, table.graphs, splits, path.stem
+    store = datasets.open(spec, target=target or None, seed=seed, progress=progress)
+    mapped = path.is_dir()
+    return None if mapped else store, len(store), dict(store.splits), store.name
+
+
+def _begin(folder: Path, job: Conversion) -> None:
+    """Says beside the parts what they are of.
+
+    Raises:
+        FileExistsError: they are of something else.
+    """
+    parts = parts_folder(folder)
+    note = parts / BEGUN
+    now = document.digest(asdict(job))
+    if parts.is_dir() and any(parts.iterdir()):
+        before = note.read_text().strip() if note.exists() else "of another program"
+        if before != now:
+            raise FileExistsError(
+                f"{parts} has parts of another conversion (other data, --workers or "
+                "--part-graphs): finish that one with the command that began it, or remove the "
+                "folder"
+            )
+        return
+    parts.mkdir(parents=True, exist_ok=True)
+    write_bytes(note, now.encode())
+
+
+def _stretches(job: Conversion, source: Source, first: int, last: int) -> Iterable[GraphColumns]:
+    if isinstance(source, Table):
+        return source.stretches(job.part_graphs, first, last)
+    store = source
+    if store is None:
+        place = job.spec if isinstance(job.spec, tuple) else Path(job.spec).expanduser()
+        store = GraphStore.load(place, verify=False)
+    return slices(store, job.part_graphs, first, last)
+
+
+def _write(job: Conversion, worker: int, folder: Path, source: Source, tell: Any) -> None:
+    """One worker's share, from where it stood."""
+    first, last = job.share(worker)
+    writer = StoreWriter(folder, shard=worker, part_graphs=job.part_graphs, name=job.name)
+    for part in _stretches(job, source, first + writer.committed, last):
+        writer.append_part(part)
+        tell(len(part))
+
+
+def _work(job: Conversion, worker: int, folder: Path, source: Source, to: Connection) -> None:
+    """What a process does: tells numbers of graphs, and at the end None or what went wrong."""
+    try:
+        _write(job, worker, folder, source, to.send)
+        to.send(None)
+    except BaseException as error:
+        to.send(error)
+        raise SystemExit(1) from None
+    finally:
+        to.close()
+
+
+def _write_in_processes(job: Conversion, folder: Path, source: Source, tell: Any) -> None:
+    """All shares at once. What one worker meets ends all; their parts stay.
+
+    Raises:
+        ChildProcessError: one was ended from outside.
+        Exception: what a worker met.
+    """
+    context = get_context("spawn")
+    processes, ends = {}, {}
+    try:
+        for worker in range(job.workers):
+            ends[worker], theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(job, worker, folder, source, theirs))
+            process.start()
+            theirs.close()
+            processes[worker] = process
+        waiting = {end: worker for worker, end in ends.items()}
+        while waiting:
+            for end in wait(list(waiting)):
+                assert isinstance(end, Connection)
+                told = _told(end, processes[waiting[end]], waiting[end], folder)
+                if told is None:
+                    del waiting[end]
+                elif isinstance(told, BaseException):
+                    raise told
+                else:
+                    tell(told)
+    finally:
+        for process in processes.values():
+            process.terminate() if process.is_alive() else None
+            process.join()
+        for end in ends.values():
+            end.close()
+
+
+def _told(end: Connection, process: Any, worker: int, folder: Path) -> Any:
+    try:
+        return end.recv()
+    except EOFError:
+        process.join()
+        raise ChildProcessError(
+            f"worker {worker} was ended from outside (exit status {process.exitcode}); what was "
+            f"committed stays in {parts_folder(folder)}: the same command goes on with it"
+        ) from None

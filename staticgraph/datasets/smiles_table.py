@@ -1,0 +1,89 @@
+"""A table of molecules larger than memory: looked through once, then read in stretches.
+
+What :func:`staticgraph.datasets.smiles.open_csv` decides with all rows at hand (which columns are
+targets, how many rows there are, the splits) is decided here in one pass that keeps a byte a row;
+the molecules are then read a stretch at a time, by whichever process. Invariant: the stretches
+together are what ``open_csv`` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from staticgraph.datasets import smiles
+from staticgraph.datasets.npz import SPLITS
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_store import GraphStore
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is known of a table before its molecules are read.
+
+    Attributes:
+        path: the file.
+        graphs: rows.
+        targets: names of the columns to predict.
+        splits: rows of each, where there is a column ``split``.
+    """
+
+    path: Path
+    graphs: int
+    targets: tuple[str, ...]
+    splits: dict[str, IntArray]
+
+    @classmethod
+    def of(cls, path: Path, target: str | Sequence[str] | None = None) -> Table:
+        """Looks through a table.
+
+        Raises:
+            BadGraph: as :func:`staticgraph.datasets.smiles.open_csv`, but for what is wrong with a
+                SMILES or a label, which is found when it is read.
+        """
+        given = (target,) if isinstance(target, str) else tuple(target or ())
+        graphs, words = 0, bytearray()
+        numeric: dict[str, bool] = {}
+        filled: set[str] = set()
+        split: str | None = None
+        for row, _ in smiles.each_row(path):
+            if not graphs:
+                names = smiles.columns_of(path, row)
+                split = names.get("split")
+                smiles.check_targets(path, row, given)
+                numeric = {
+                    name: not given for name in row if name and name not in (names["smiles"], split)
+                }
+            for name in [name for name, still in numeric.items() if still]:
+                numeric[name] = smiles.is_number(row[name])
+                if row[name]:
+                    filled.add(name)
+            if split is not None:
+                words.append(SPLITS.index(smiles.split_of(path, row[split])))
+            graphs += 1
+        found = given or tuple(name for name, still in numeric.items() if still and name in filled)
+        if not found:
+            smiles.refuse_without_targets(path)
+        which = np.frombuffer(bytes(words), np.uint8)
+        splits = {name: np.flatnonzero(which == k) for k, name in enumerate(SPLITS)}
+        return cls(path, graphs, found, splits if split is not None else {})
+
+    def stretches(self, graphs: int, first: int, last: int) -> Iterator[GraphStore]:
+        """Rows ``first`` to ``last``, less one, as stores of at most so many graphs.
+
+        Raises:
+            MissingPackage: RDKit is not installed.
+            BadGraph: a SMILES or a label that cannot be read, with its line.
+        """
+        chem = smiles.rdkit()
+        rows = islice(smiles.each_row(self.path), first, last)
+        while here := list(islice(rows, graphs)):
+            name = smiles.columns_of(self.path, here[0][0])["smiles"]
+            molecules = [smiles.molecule(chem, row[name], self.path, line) for row, line in here]
+            table, lines = [row for row, _ in here], [line for _, line in here]
+            labels = smiles.labels_of(self.path, table, lines, self.targets, skip=set())
+            yield smiles.store_of(molecules, labels, {}, self.path.stem)

@@ -1,0 +1,168 @@
+"""All batches of one epoch, in a few arrays however many they are.
+
+An epoch of 100 million graphs is 800,000 batches, and a Python object for each, with a copy of its
+positions, is more than the order itself. So the order is kept once, batch by batch, and a batch is
+made when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Batches whose rows are added up at once.
+AT_ONCE = 1 << 13
+
+
+class BatchIds(NamedTuple):
+    """One batch: the bucket's number and the positions of its graphs, ``[g]`` int64.
+
+    An empty batch is all padding: a step that a rank takes only because another rank takes one.
+    """
+
+    bucket: int
+    ids: NDArray[np.int64]
+
+
+class Epoch:
+    """The batches of all ranks.
+
+    Args:
+        order: ``[n]`` positions in the store, batch by batch.
+        bounds: ``[K + 1]`` where each batch begins and ends in ``order``.
+        buckets: ``[K]`` the bucket of each batch.
+        steps: ``[S, ranks]`` the batch of each rank at each step; -1 where it has none.
+        step_buckets: ``[S]`` the bucket of each step.
+    """
+
+    def __init__(
+        self,
+        order: IntArray,
+        bounds: IntArray,
+        buckets: IntArray,
+        steps: IntArray,
+        step_buckets: IntArray,
+    ) -> None:
+        self._order, self._bounds, self._buckets = order, bounds, buckets
+        self.steps, self._step_buckets = steps, step_buckets
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def batch(self, step: int, rank: int) -> BatchIds:
+        """What a rank takes at a step."""
+        number, bucket = int(self.steps[step, rank]), int(self._step_buckets[step])
+        if number < 0:
+            return BatchIds(bucket, np.empty(0, np.int64))
+        ids = self._order[self._bounds[number] : self._bounds[number + 1]]
+        return BatchIds(bucket, ids.astype(np.int64))
+
+    def of_rank(self, rank: int) -> RankBatches:
+        """A rank's batches, step by step."""
+        return RankBatches(self, rank, range(len(self)))
+
+    def rows(self, sizes: IntArray) -> IntArray:
+        """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch,
+        given the ``[., C]`` sizes of graphs."""
+        of_batches = np.zeros((len(self._bounds), 1 + sizes.shape[1]), np.int64)
+        of_batches[:-1, 0] = np.diff(self._bounds)
+        for first in range(0, len(self._buckets), AT_ONCE):
+            bounds = self._bounds[first : first + AT_ONCE + 1]
+            ids = self._order[bounds[0] : bounds[-1]]
+            sums = np.add.reduceat(sizes[ids], bounds[:-1] - bounds[0], axis=0, dtype=np.int64)
+            of_batches[first : first + len(sums), 1:] = sums
+        return of_batches[self.steps]  # of no batch, -1, the zeros at the end
+
+
+class RankBatches(Sequence[BatchIds]):
+    """The batches of a rank at some steps; each is made when it is read.
+
+    Args:
+        epoch: theirs.
+        rank: whose.
+        steps: which.
+    """
+
+    def __init__(self, epoch: Epoch, rank: int, steps: range) -> None:
+        self._epoch, self._rank, self._steps = epoch, rank, steps
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> BatchIds: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> RankBatches: ...
+
+    def __getitem__(self, index: int | slice) -> BatchIds | RankBatches:
+        if isinstance(index, slice):
+            return RankBatches(self._epoch, self._rank, self._steps[index])
+        return self._epoch.batch(self._steps[index], self._rank)
+
+
+def dealt(buckets: IntArray, ranks: int) -> tuple[IntArray, IntArray]:
+    """Batches to ranks: of each bucket so many in a row take a step together.
+
+    Args:
+        buckets: ``[K]`` the bucket of each batch.
+        ranks: how many.
+
+    Returns:
+        ``[S, ranks]`` the batch of each rank at each step, -1 where a bucket has no more, and
+        ``[S]`` the buckets. A step stands where its last batch was found; those that are not full
+        stand at the end, by their first.
+    """
+    full, late, full_buckets, late_buckets = [], [], [], []
+    for bucket in np.unique(buckets):
+        own = np.flatnonzero(buckets == bucket)
+        whole = len(own) // ranks * ranks
+        full.append(own[:whole].reshape(-1, ranks))
+        full_buckets.append(np.full(whole // ranks, bucket))
+        if whole < len(own):
+            rest = np.full(ranks, -1, np.int64)
+            rest[: len(own) - whole] = own[whole:]
+            late.append(rest)
+            late_buckets.append(bucket)
+    nothing = np.empty((0, ranks), np.int64)
+    steps = np.concatenate([nothing, *full]).astype(np.int64)
+    found = np.concatenate([np.empty(0, np.int64), *full_buckets]).astype(np.int64)
+    when = np.argsort(steps[:, -1], kind="stable") if len(steps) else np.empty(0, np.int64)
+    behind = sorted(range(len(late)), key=lambda k: late[k][0])
+    return (
+        np.concatenate([steps[when], nothing, *(late[k][None] for k in behind)]).astype(np.int64),
+        np.append(found[when], [late_buckets[k] for k in behind]).astype(np.int64),
+    )
+
+
+def side_by_side(buckets: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """Steps of ranks that have batches of their own: the k-th of a bucket of each rank together.
+
+    Args:
+        buckets: of each rank ``[K_r]`` the bucket of each of its batches; batches are numbered
+            through, rank by rank.
+
+    Returns:
+        As :func:`dealt`; steps by how late in its epoch the last of their ranks has its batch.
+    """
+    firsts = np.cumsum([0, *map(len, buckets)])
+    steps, found, late = [], [], []
+    for bucket in np.unique(np.concatenate(buckets)) if firsts[-1] else ():
+        own = [np.flatnonzero(of == bucket) for of in buckets]
+        table = np.full((max(map(len, own)), len(buckets)), -1, np.int64)
+        when = np.full(table.shape, -1.0)
+        for rank, batches in enumerate(own):
+            table[: len(batches), rank] = firsts[rank] + batches
+            when[: len(batches), rank] = batches / max(1, len(buckets[rank]))
+        steps.append(table)
+        found.append(np.full(len(table), bucket, np.int64))
+        late.append(when.max(axis=1))
+    if not steps:
+        return np.empty((0, len(buckets)), np.int64), np.empty(0, np.int64)
+    order = np.argsort(np.concatenate(late), kind="stable")
+    return np.concatenate(steps)[order], np.concatenate(found)[order]

@@ -1,0 +1,295 @@
+"""Several stores, one after the other, read as one of all their graphs.
+
+The problem: a store of more graphs than memory holds is written in shards, by several processes or
+on several hosts, and putting them together takes twice the disk. The idea: numbers of graphs are
+counted on from shard to shard; sizes of all graphs are in memory (4 bytes a molecule), a graph is
+read in its shard, a batch is gathered from the shards of its graphs
+(:mod:`staticgraph.store.gather`). Nothing else is read before it is used.
+
+Invariant: graphs, sizes, histogram, schema, batches and every array are those of one store of the
+same graphs, however they are divided. An array over all graphs (``store.columns["x"]``) is put
+together when it is asked for, in main memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.schema import Level
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store import files
+from staticgraph.store.columns import Array, checked_splits
+from staticgraph.store.gather import Piece, gathered
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.merge import Survey, merge
+from staticgraph.store.shards import OpenShards, ShardList, check_whole
+
+V = TypeVar("V")
+
+
+class Sharded(GraphColumns):
+    """What a store in shards does otherwise than one in one folder.
+
+    Args:
+        found: its shards.
+        verify: as for :meth:`GraphStore.load`.
+        by_rank: shards may be missing here; each rank reads only its own.
+
+    Attributes:
+        shards: where they are.
+        by_rank: whether a loader gives each rank the graphs of its own shards.
+    """
+
+    shards: ShardList
+    by_rank: bool
+
+    def __init__(
+        self, found: ShardList, *, verify: bool | None = None, by_rank: bool = False
+    ) -> None:
+        opened = OpenShards(found.shards, found.name, found.schema, len(found.dtypes))
+        counts = [shard.graphs for shard in found.shards]
+        known: dict[str, Any] = {
+            "shards": found,
+            "by_rank": by_rank,
+            "schema": found.schema,
+            "name": found.name,
+            "splits": found.splits,
+            "checks": None,
+            "narrow_sizes": found.sizes,
+            "_open": opened,
+            "_starts": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        }
+        known["objects"] = {name: ObjectsOfShards(self, name) for name in found.objects}
+        # The arrays of a store in one folder are attributes of it; here __getattr__ makes them.
+        self.__dict__.update(known)
+        check_whole(opened, found, by_rank)
+        if verify or (verify is None and found.nbytes <= files.WHOLE_BYTES and not by_rank):
+            self.verify()
+
+    def __getattr__(self, name: str) -> Any:
+        """An array over all graphs, put together now."""
+        if name in ("node_offsets", "edge_offsets"):
+            return self._offsets(name == "edge_offsets")
+        if name in ("edge_src", "edge_dst", "row_ptr", "transpose", "edge_origin"):
+            return self.whole(name)
+        if name == "columns":
+            return Lazily({f.name: f"column.{f.name}" for f in self.schema}, self.whole)
+        if name == "offsets":
+            axes = enumerate((axis.name for axis in self.schema.axes), start=2)
+            return {axis: self._offsets(column) for column, axis in axes}
+        if name == "origins":
+            named = {axis.name: f"origins.{axis.name}" for axis in self.schema.edge_axes}
+            kept = {k: v for k, v in named.items() if v in self._survey.names}
+            return Lazily(kept, self.whole)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _offsets(self, column: int) -> IntArray:
+        counts = self.narrow_sizes[:, int(column)]
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    @cached_property
+    def _survey(self) -> Survey:
+        return Survey(self._open.parts(), verify=False)
+
+    def whole(self, name: str) -> Array:
+        """An array over all graphs by its name in :meth:`GraphColumns.arrays`, put together."""
+        dtype, pieces = self._survey.dtype(name), list(self._survey.pieces(name))
+        return np.concatenate(pieces).astype(dtype, copy=False) if pieces else np.empty(0, dtype)
+
+    # ------------------------------------------------------------------ finding graphs
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _shard_of(self, graph: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._starts, graph, side="right")) - 1
+        return number, graph - int(self._starts[number])
+
+    def _pieces(self, ids: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
+        """Of each shard its number, the graphs in it, and their places among ``ids``."""
+        owners = np.searchsorted(self._starts, ids, side="right") - 1
+        places = np.argsort(owners, kind="stable")
+        sorted_owners = owners[places]
+        cuts = np.flatnonzero(np.diff(sorted_owners)) + 1
+        for mine in np.split(places, cuts) if len(ids) else ():
+            number = int(owners[mine[0]])
+            yield number, ids[mine] - self._starts[number], mine
+
+    def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
+        """See :meth:`GraphColumns.held`."""
+        pieces = [Piece(self._open[n], local, places) for n, local, places in self._pieces(ids)]
+        found = gathered(self.schema, self.shards.dtypes, pieces, len(ids), pointers)
+        return found, np.arange(len(ids))
+
+    def __getitem__(self, graph: int) -> Any:
+        """One graph as it came; see :meth:`GraphColumns.__getitem__`."""
+        if not -len(self) <= graph < len(self):
+            raise IndexError(f"graph {graph} of {len(self)}")
+        number, local = self._shard_of(graph % len(self))
+        return self._asked(number, lambda shard: shard[local])
+
+    def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
+        """Each shard with any of the graphs ``first`` to ``last``, less one, and where it begins,
+        one after the other."""
+        for number, begin in enumerate(self._starts[:-1].tolist()):
+            if begin < last and self._starts[number + 1] > first:
+                yield begin, self._open[number]
+
+    def object_at(self, name: str, graph: int) -> Any:
+        """The object of one graph."""
+        number, local = self._shard_of(graph)
+        return self._open[number].objects[name].at(local)
+
+    def origin_of(self, graph: int, level: Level) -> Array | None:
+        """See :meth:`GraphColumns.origin_of`."""
+        number, local = self._shard_of(graph)
+        return self._open[number].origin_of(local, level)
+
+    # ------------------------------------------------------------------ checking
+
+    def verify(self, graphs: IntArray | None = None) -> None:
+        """Compares what was not compared yet with its checksums, see
+        :meth:`GraphColumns.verify`; of a store by rank, shards that are not here are left out
+        where all are asked for.
+
+        Raises:
+            StoreCorrupt: the message names the shard, the array and the graphs.
+        """
+        if graphs is not None:
+            for number, local, _ in self._pieces(np.asarray(graphs, np.int64)):
+                self._asked(number, lambda shard, local=local: shard.verify(local))
+            return
+        for number, shard in enumerate(self.shards.shards):
+            if not self.by_rank or shard.folder.is_dir():
+                self._asked(number, lambda shard: shard.verify())
+
+    def column(self, name: str) -> Array:
+        """A field's column as a whole, compared with its checksums first."""
+        for number in range(len(self.shards.shards)):
+            self._asked(number, lambda shard: shard.column(name))
+        return self.columns[name]
+
+    def _asked(self, number: int, what: Callable[[GraphColumns], V]) -> V:
+        """What a shard answers; an error says which shard it was."""
+        shard = self._open[number]
+        try:
+            return what(shard)
+        except StoreCorrupt as error:
+            raise self._open.named(number, error) from None
+
+    # ------------------------------------------------------------------ as a whole
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return self.shards.nbytes
+
+    def with_splits(self, **splits: Array) -> Self:
+        """The same store with these named lists of graph numbers."""
+        other = copy(self)
+        other.__dict__["splits"] = checked_splits(splits, len(self), self.name)
+        return other
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Writes one store in one folder, in the memory of a shard; see
+        :func:`staticgraph.store.merge.merge`."""
+        merge(self._open.parts(), folder, name=self.name, splits=self.splits, overwrite=overwrite)
+
+    def bounds_of_ranks(self, world_size: int) -> IntArray:
+        """``[world_size + 1]`` where each rank's graphs begin: whole shards, in their order, as
+        evenly as they go.
+
+        Raises:
+            BadGraph: there are fewer shards than ranks.
+        """
+        return self._starts[self._shards_of_ranks(world_size)]
+
+    def shards_of_rank(self, rank: int, world_size: int) -> tuple[Path, ...]:
+        """The folders that a rank reads: what must be on its host."""
+        first, last = self._shards_of_ranks(world_size)[rank : rank + 2]
+        return tuple(shard.folder for shard in self.shards.shards[first:last])
+
+    def _shards_of_ranks(self, world_size: int) -> IntArray:
+        shards = len(self._starts) - 1
+        if shards < world_size:
+            raise BadGraph(
+                f"{self.name} has {shards} shards for {world_size} ranks, each of which needs one: "
+                "write it in more (StoreWriter(part_graphs=...)), or load it without "
+                "shards='by-rank'"
+            )
+        wanted = np.arange(world_size + 1) * (self._starts[-1] / world_size)
+        nearest = np.searchsorted(self._starts, wanted)
+        nearest -= (nearest > 0) & (
+            wanted - self._starts[np.maximum(nearest - 1, 0)] < self._starts[nearest] - wanted
+        )
+        nearest[0], nearest[-1] = 0, shards
+        for rank in range(1, world_size):  # at least one shard each, whatever their lengths
+            least, most = nearest[rank - 1] + 1, shards - world_size + rank
+            nearest[rank] = min(max(nearest[rank], least), most)
+        return nearest
+
+    def __repr__(self) -> str:
+        described = [f"{item.name}: {item.describe()}" for item in self.schema]
+        fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
+        nodes, edges = (self.narrow_sizes[:, c].sum(dtype=np.int64) for c in (0, 1))
+        return (
+            f"GraphStore({self.name}: {len(self):,} graphs in {len(self.shards.shards):,} shards, "
+            f"{nodes:,} nodes, {edges:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
+        )
+
+
+class ObjectsOfShards:
+    """One object a graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
+
+    Args:
+        store: the store.
+        name: of the objects.
+    """
+
+    def __init__(self, store: Sharded, name: str) -> None:
+        self._store, self._name = store, name
+
+    def at(self, graph: int) -> Any:
+        """The object of one graph."""
+        return self._store.object_at(self._name, int(graph))
+
+    @property
+    def text(self) -> Array:
+        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        return self._store.whole(f"objects.{self._name}")
+
+    @property
+    def ends(self) -> Array:
+        """See :class:`staticgraph.store.objects.ObjectColumn`; put together now."""
+        return self._store.whole(f"object_ends.{self._name}")
+
+
+class Lazily(Mapping[str, Array]):
+    """Arrays by name, each made when it is read.
+
+    Args:
+        names: of the arrays, by the keys under which they are asked for.
+        make: an array by its name.
+    """
+
+    def __init__(self, names: Mapping[str, str], make: Callable[[str], Array]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, key: str) -> Array:
+        return self._make(self._names[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names

@@ -1,0 +1,233 @@
+"""Orders in blocks: whole blocks, a window mixed, every graph once; and epochs of many graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_store_writer import LEVELS, graphs_of
+
+import staticgraph as sg
+from staticgraph.batches import announced as announcing
+from staticgraph.epochs import batcher as batchers
+from staticgraph.epochs import strategies
+from staticgraph.epochs.batcher import Batcher
+from staticgraph.epochs.blocks import Blocks, block_order, spread
+from staticgraph.plans.choose import plan_buckets
+from staticgraph.sizes import histogram as histograms
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import stacked
+from staticgraph.store.read_ahead import read_ahead
+
+
+def sizes_of(n: int, seed: int = 0) -> np.ndarray:
+    nodes = np.random.default_rng(seed).integers(2, 40, n)
+    return np.stack([nodes, 2 * nodes], axis=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    blocks=st.integers(0, 12), graphs=st.integers(1, 9), window=st.integers(1, 5),
+    apart=st.integers(1, 4), rest=st.integers(0, 8), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
+    """The order is of the seed and the epoch alone, and of every graph once."""
+    drawn = Blocks(graphs, window)
+    indices = np.arange(blocks * graphs) * apart
+    order = block_order(indices, drawn, seed, 1)
+    assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1))
+    for begin in range(0, len(order), drawn.mixed):
+        here = np.sort(order[begin : begin + drawn.mixed]) // apart
+        assert (np.unique(here // graphs, return_counts=True)[1] == graphs).all()
+    ragged = np.arange(blocks * graphs + rest)
+    assert sorted(block_order(ragged, drawn, seed, 0)) == ragged.tolist()
+
+
+def test_blocks_and_windows_are_drawn_anew():
+    drawn, indices = Blocks(4, 4), np.arange(320)
+    first, second = (block_order(indices, drawn, 0, epoch) for epoch in (0, 1))
+    assert not np.array_equal(first, second)
+    together = [{frozenset(map(int, w)) for w in np.split(o // 4, 20)} for o in (first, second)]
+    assert len(together[0] & together[1]) < 3
+    assert not np.array_equal(np.sort(first[:16]), first[:16])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_epoch_in_blocks(exact, ranks):
+    """Every graph once, exact batches but the last, and no batch leaves its window by more than the
+    batches that lie over an edge."""
+    sizes, blocks = sizes_of(3000), Blocks(32, 8)
+    plan = plan_buckets(sizes, 16)
+    batchers_ = [
+        Batcher(sizes, plan, exact=exact, shuffle=blocks, seed=1, rank=r, world_size=ranks)
+        for r in range(ranks)
+    ]
+    batches = [batcher.epoch(2) for batcher in batchers_]
+    ids = np.concatenate([batch.ids for rank in batches for batch in rank])
+    assert sorted(ids) == list(range(3000))
+    assert len({tuple(batch.bucket for batch in rank) for rank in batches}) == 1
+    counts = [len(batch.ids) for rank in batches for batch in rank if len(batch.ids)]
+    if exact:
+        assert sorted(counts)[1:] == [16] * (len(counts) - 1)
+    touched = [len(np.unique(b.ids // 32)) for rank in batches for b in rank if len(b.ids)]
+    assert np.mean(touched) <= 8.5
+    again = Batcher(sizes, plan, exact=exact, shuffle=blocks, seed=1, world_size=ranks)
+    again.load_state_dict(batchers_[0].state_dict())
+    other = Batcher(sizes, plan, exact=exact, shuffle=Blocks(32, 4), seed=1, world_size=ranks)
+    with pytest.raises(ValueError, match="blocks was"):
+        other.load_state_dict(batchers_[0].state_dict())
+
+
+def test_the_bias_is_what_is_said():
+    """Labels sorted and not: the variance of a batch's mean beside that of a random order."""
+    n, size = 1 << 16, 32
+    blocks = Blocks(256, 16)
+    plan = plan_buckets(np.ones((n, 2), int), size)
+    variance = {}
+    for kind, labels in (
+        ("sorted", np.arange(n) / n),
+        ("mixed", np.random.default_rng(0).random(n)),
+    ):
+        for shuffle in (blocks, True):
+            batcher = Batcher(np.ones((n, 2), int), plan, shuffle=shuffle)
+            means = [labels[b.ids].mean() for epoch in range(3) for b in batcher.epoch(epoch)]
+            variance[kind, shuffle is True] = np.var(means)
+    assert spread(1.0, size, blocks) == pytest.approx(1 + 31 / 16)
+    found = variance["sorted", False] / variance["sorted", True]
+    assert found == pytest.approx(spread(1.0, size, blocks), rel=0.2)
+    assert variance["mixed", False] / variance["mixed", True] == pytest.approx(1.0, rel=0.1)
+
+
+def test_what_cannot_be_in_blocks_is_refused():
+    sizes = sizes_of(50)
+    plan = plan_buckets(sizes, 4)
+    with pytest.raises(ValueError, match="deals all of them anew"):
+        Batcher(sizes, plan, exact=False, shuffle="blocks", window=None)
+    with pytest.raises(ValueError, match="shuffle='block'; choose"):
+        Batcher(sizes, plan, shuffle="block")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="window of at least 1"):
+        Blocks(4, 0)
+    with pytest.raises(ValueError, match="where each rank's graphs"):
+        Batcher(sizes, plan, world_size=2, rank_bounds=[0, 60, 50])
+    with pytest.raises(ValueError, match="end at 49"):
+        Batcher(sizes, plan, world_size=2, rank_bounds=[0, 20, 49])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    n=st.integers(4, 120), cuts=st.lists(st.floats(0, 1), min_size=3, max_size=3),
+    exact=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_ranks_with_graphs_of_their_own(n, cuts, exact, seed):
+    """Each takes its own, all take the same bucket at each step, and every graph is there once."""
+    sizes = sizes_of(n, seed)
+    plan = plan_buckets(sizes, 4, num_buckets=2)
+    bounds = [0, *sorted(int(c * n) for c in cuts), n]
+    ranks = [
+        Batcher(sizes, plan, exact=exact, shuffle=True, seed=seed, rank=r, world_size=4,
+                rank_bounds=bounds)
+        for r in range(4)
+    ]  # fmt: skip
+    epochs = [batcher.epoch(3) for batcher in ranks]
+    for rank, batches in enumerate(epochs):
+        ids = sorted(np.concatenate([b.ids for b in batches]).tolist())
+        assert ids == list(range(bounds[rank], bounds[rank + 1]))
+    assert len({tuple(b.bucket for b in batches) for batches in epochs}) == 1
+    rows = ranks[0].rows(3)
+    assert rows.shape == (len(epochs[0]), 4, 3)
+    assert rows[:, :, 0].tolist() == [
+        [len(b.ids) for b in step] for step in zip(*epochs, strict=True)
+    ]
+    assert rows[:, :, 1:].sum(axis=(0, 1)).tolist() == sizes.sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "blocks"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
+    """Of many graphs sizes are int16 and positions int32; what is decided is the same."""
+    graphs = graphs_of(90)
+    store = sg.GraphStore.from_pyg(graphs, levels=LEVELS)
+    plan = sg.plan_buckets(store, 6)
+    split = np.random.default_rng(0).permutation(90)[:70]
+    found = []
+    for least in (1 << 22, 1):
+        monkeypatch.setattr(batchers, "NARROW_FROM", least)
+        monkeypatch.setattr(batchers, "AT_ONCE", 7 if least == 1 else 1 << 21)
+        batcher = Batcher(store, plan, indices=split, exact=exact, shuffle=shuffle, seed=2)
+        assert batcher.sizes.dtype == (np.int16 if least == 1 else np.int64)
+        assert batcher.indices.dtype == (np.int32 if least == 1 else np.int64)
+        found.append(
+            (
+                [(b.bucket, b.ids.dtype, b.ids.tolist()) for b in batcher.epoch(1)],
+                batcher.rows(1).tolist(),
+                batcher.state_dict(),
+                batcher.epoch_stats(1),
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_stretches_lose_nothing(monkeypatch):
+    """Batches of many graphs are re-balanced a stretch at a time, and all fit."""
+    monkeypatch.setattr(strategies, "STRETCH", 256)
+    monkeypatch.setattr(batchers, "STRETCH", 256)
+    sizes = sizes_of(4000)
+    plan = plan_buckets(sizes, 16, num_buckets=1)
+    batcher = Batcher(sizes, plan, shuffle=True)
+    assert sorted(np.concatenate([b.ids for b in batcher.epoch(0)])) == list(range(4000))
+    assert batcher.stats.overflowed > 20
+    assert batcher.stats.rebalanced > 0.9 * batcher.stats.overflowed
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 60), at_once=st.integers(1, 20), most=st.integers(0, 5))
+def test_a_histogram_in_pieces(n, at_once, most):
+    sizes = np.random.default_rng(n).integers(0, most + 1, (n, 2))
+    whole = SizeHistogram.from_sizes(sizes)
+    parts = [sizes[k : k + at_once] for k in range(0, n, at_once)] or [sizes]
+    merged = SizeHistogram.merged([SizeHistogram.from_sizes(part) for part in parts])
+    assert merged.digest == whole.digest
+    before, histograms.AT_ONCE = histograms.AT_ONCE, at_once
+    try:
+        assert SizeHistogram.from_sizes(stacked(list(sizes.T))).digest == whole.digest
+    finally:
+        histograms.AT_ONCE = before
+
+
+def test_the_narrowest_signed_type():
+    for most, dtype in ((0, np.int16), (2**15 - 1, np.int16), (2**15, np.int32), (2**31, np.int64)):
+        table = stacked([np.array([0, most]), np.array([1, 2])])
+        assert table.dtype == dtype
+        assert table.tolist() == [[0, 1], [most, 2]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
+    """Every graph's block, a window ahead, and whole; batches are as they were."""
+    store = sg.GraphStore.from_pyg(graphs_of(200), levels=LEVELS)
+    store.save(tmp_path / "s")
+    mapped = sg.GraphStore.load(tmp_path / "s", verify=False)
+    asked: list[tuple[int, int]] = []
+
+    def asking(held, first, last):
+        asked.append((first, last))
+        return read_ahead(held, first, last)
+
+    monkeypatch.setattr(announcing, "read_ahead", asking)
+    plan = sg.plan_buckets(store, 5)
+    loaders = [
+        sg.StaticLoader(each, plan, shuffle=Blocks(8, 3), seed=4, num_workers=workers)
+        for each in (store, mapped)
+    ]
+    plain = [batch.graph_ids.clone() for batch in loaders[0]]
+    asked.clear()
+    for number, batch in enumerate(loaders[1]):
+        assert batch.graph_ids.equal(plain[number])
+        known = {g for first, last in asked for g in range(first, last)}
+        assert set(batch.graph_ids[batch.graph_mask].tolist()) <= known
+        assert len(known) < 200 or number > 20
+        del batch
+    assert read_ahead(mapped, 0, 200) > mapped.edge_src.nbytes
+    assert read_ahead(store, 0, 200) == 0

@@ -1,0 +1,301 @@
+"""Stores in several folders: however divided, the same store; what is damaged is named."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.graphs import assert_same_graph, graph_lists, random_graph
+from support.killed import killed_before
+from test_store_writer import LEVELS, assert_same_files, graphs_of
+from torch_geometric.data import Data, HeteroData
+
+import staticgraph as sg
+from staticgraph.batches.predictions import Predictions
+from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.store.shards import OpenShards
+from staticgraph.store.writer import StoreWriter, parts_folder
+
+
+def in_shards(folder: Path, graphs: list[Data], lengths: list[int]) -> None:
+    """One store a length beside each other, as parts of a writer."""
+    writer = StoreWriter(folder, part_graphs=len(graphs) + 1, levels=LEVELS, name="all")
+    begin = 0
+    for length in lengths:
+        writer.extend(graphs[begin : begin + length])
+        writer.commit()
+        begin += length
+
+
+def assert_same_batches(ours, theirs) -> None:
+    """Every array of every batch, and which graphs it is of."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.bucket, mine.real) == (other.bucket, other.real)
+        for name in mine._tensors:
+            assert torch.equal(mine._tensors[name], other._tensors[name]), name
+
+
+@settings(max_examples=15, deadline=None)
+@given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
+def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
+    """Graphs, arrays, sizes, schedule and batches; sorted or not, however each shard keeps them."""
+    cuts = data.draw(st.lists(st.integers(0, len(graphs)), max_size=4))
+    lengths = [k for k in np.diff(sorted({0, len(graphs), *cuts})).tolist() if k]
+    folder = tmp_path_factory.mktemp("s") / "all"
+    in_shards(folder, graphs, lengths)
+    whole = sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all")
+    found = sg.GraphStore.load(folder.with_name("all.parts"))
+    listed = StoreWriter(folder).finish(merged=False)
+    several = sg.GraphStore.load([shard.folder for shard in listed.shards.shards])
+    plan = sg.plan_buckets(whole, 2)
+    for store in (listed, several):
+        assert isinstance(store, sg.GraphStore)
+        assert_same_files(store, whole)
+        assert np.array_equal(store.sizes, whole.sizes)
+        assert store.histogram.digest == whole.histogram.digest
+        assert sg.plan_buckets(store, 2) == plan
+        for number, graph in enumerate(graphs):
+            assert_same_graph(store[number], graph)
+        loaders = [
+            sg.StaticLoader(each, plan, shuffle=True, seed=3, pointers=True)
+            for each in (whole, store)
+        ]
+        assert_same_batches(*loaders)
+    assert len(found) == len(whole)  # opened before its folder moved
+
+
+def test_nodes_of_several_types_and_objects(tmp_path):
+    rng = np.random.default_rng(1)
+    graphs = []
+    for number, sort in enumerate((True, False, False, True, True)):
+        data = HeteroData(smiles=f"C{number}")
+        data["a"].x = torch.from_numpy(rng.normal(size=(4, 2)))
+        data["b"].x = torch.from_numpy(rng.normal(size=(3, 1)))
+        to = torch.tensor([0, 1, 2, 2] if sort else [2, 0, 1, 0])
+        data["a", "to", "b"].edge_index = torch.stack([torch.arange(4), to])
+        graphs.append(data)
+    whole = sg.GraphStore.from_pyg(graphs, name="s")
+    with StoreWriter(tmp_path / "s", part_graphs=2, shard=0) as writer:
+        writer.extend(graphs)
+    found = StoreWriter(tmp_path / "s").finish(merged=False)
+    assert_same_files(found, whole)
+    assert [found[k].smiles for k in range(5)] == [f"C{k}" for k in range(5)]
+    assert found.objects_of(np.array([4, 0]))["smiles"] == ["C4", "C0"]
+    plan = sg.plan_buckets(whole, 2)
+    assert_same_batches(
+        *(sg.StaticLoader(store, plan, shuffle=True, seed=1) for store in (whole, found))
+    )
+
+
+def test_strings_survive_being_put_together(tmp_path):
+    """Where each begins is counted on from part to part."""
+    graphs = graphs_of(7)
+    for number, graph in enumerate(graphs):
+        graph.smiles = "C" * (number + 1)
+    with StoreWriter(tmp_path / "s", part_graphs=3, levels=LEVELS) as writer:
+        writer.extend(graphs)
+    found = sg.GraphStore.load(tmp_path / "s")
+    assert_same_files(found, sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s"))
+    assert [found[k].smiles for k in range(7)] == [graph.smiles for graph in graphs]
+
+
+def test_parts_with_other_strings_are_refused(tmp_path):
+    graphs = graphs_of(4)
+    graphs[0].smiles = graphs[1].smiles = "C"
+    with StoreWriter(tmp_path / "s", part_graphs=2, shard=0, levels=LEVELS) as writer:
+        writer.extend(graphs)
+    with pytest.raises(BadGraph, match=r"part 1 .*objects \[\] .* part 0 has \['smiles'\]"):
+        StoreWriter(tmp_path / "s").finish()
+
+
+@pytest.fixture
+def listed(tmp_path) -> Path:
+    """Thirty graphs in three shards with a list."""
+    in_shards(tmp_path / "all", graphs_of(30), [10, 12, 8])
+    StoreWriter(tmp_path / "all").finish(merged=False, splits={"train": np.arange(25)})
+    return tmp_path / "all"
+
+
+def test_a_flipped_byte_anywhere_is_found_and_named(listed):
+    """Whichever file it is in, by the first that reads it."""
+    for path in sorted(listed.rglob("*")):
+        if not path.is_file():
+            continue
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 4
+        before = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(StoreCorrupt) as caught:
+            sg.GraphStore.load(listed, verify=True)
+        inside = path.parent != listed
+        assert (path.parent.name if inside else listed.name) in str(caught.value)
+        if inside:
+            number = sorted(p.name for p in listed.iterdir() if p.is_dir()).index(path.parent.name)
+            assert f"shard {number} of the 3 of all" in str(caught.value), path
+            assert "copy it again" in str(caught.value)
+        path.write_bytes(before)
+    sg.GraphStore.load(listed, verify=True)
+
+
+def test_a_flipped_byte_of_a_large_store_is_found_when_its_graphs_are_read(listed):
+    path = sorted(listed.glob("*-*/column.x.npy"))[1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    store = sg.GraphStore.load(listed, verify=False)
+    store[3]
+    plan = sg.plan_buckets(store, 4)
+    with pytest.raises(StoreCorrupt, match=r"shard 1 of the 3 .*column.x .*graphs 0 to 11"):
+        list(sg.StaticLoader(store, plan))
+    with pytest.raises(StoreCorrupt, match="shard 1 of the 3"):
+        store.column("x")
+
+
+def test_a_shard_cut_short_is_refused_when_the_store_is_opened(listed):
+    """Without reading a column."""
+    path = sorted(listed.glob("*-*/edge_src.npy"))[2]
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StoreCorrupt, match=r"shard 2 of the 3 .*edge_src.npy has .*copy it again"):
+        sg.GraphStore.load(listed, verify=False)
+    shutil.rmtree(path.parent)
+    with pytest.raises(StoreCorrupt, match=r"shard 2 .*is not here \(where each host"):
+        sg.GraphStore.load(listed, verify=False)
+
+
+def test_another_store_in_a_shards_place_is_refused(listed, tmp_path):
+    first, second = sorted(path for path in listed.iterdir() if path.is_dir())[:2]
+    shutil.rmtree(first)
+    shutil.copytree(second, first)
+    with pytest.raises(
+        StoreCorrupt, match=r"shard 0 .*(not the store that was listed|has .* bytes)"
+    ):
+        sg.GraphStore.load(listed, verify=True)
+
+
+def test_opening_reads_no_column(listed, monkeypatch):
+    """Of a list not even the shards' manifests."""
+    monkeypatch.setattr(OpenShards, "__getitem__", lambda self, number: 1 / 0)
+    store = sg.GraphStore.load(listed, verify=False)
+    assert len(store) == 30
+    assert store.splits["train"].tolist() == list(range(25))
+    sg.plan_buckets(store, 4)
+
+
+def test_more_shards_than_files_may_be_open(listed, monkeypatch):
+    """The oldest are closed, and what was compared is not compared again."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
+    store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
+    assert store._open.most == 4
+    whole = sg.GraphStore.from_pyg(graphs_of(30), levels=LEVELS, name="many")
+    plan = sg.plan_buckets(whole, 4)
+    for _ in range(2):
+        assert_same_batches(
+            *(sg.StaticLoader(each, plan, shuffle=True, num_workers=w)
+              for each, w in ((whole, 0), (store, 2)))
+        )  # fmt: skip
+    assert len(store._open._open) <= 4
+    done = [each is None or each.all() for each in store._open._checked.values()]
+    assert done
+    assert all(done)
+
+
+def test_outputs_of_edges_come_back_in_their_first_order(listed):
+    whole = sg.GraphStore.from_pyg(graphs_of(30), levels=LEVELS, name="all")
+    found = []
+    for store in (whole, sg.GraphStore.load(listed)):
+        predictions = Predictions(store)
+        for batch in sg.StaticLoader(store, sg.plan_buckets(whole, 5)):
+            predictions.add(batch, batch.edge_weight[:, None])
+        found.append(predictions.in_order())
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_kill_while_the_list_is_written_leaves_parts_or_the_store(tmp_path):
+    graphs = graphs_of(5)
+    k, killed, seen = 0, True, set()
+    while killed:
+        folder = tmp_path / f"{k}" / "all"
+        in_shards(folder, graphs, [2, 3])
+        killed = killed_before(k, lambda: StoreWriter(folder).finish(merged=False))  # noqa: B023
+        k += 3
+        seen.add(folder.exists())
+        if not folder.exists():
+            assert len(sg.GraphStore.load(parts_folder(folder))) == 5
+            StoreWriter(folder).finish(merged=False)
+        assert_same_files(
+            sg.GraphStore.load(folder), sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="all")
+        )
+    assert seen == {False, True}
+
+
+def test_what_was_committed_is_named_where_there_is_no_store(tmp_path):
+    in_shards(tmp_path / "all", graphs_of(3), [3])
+    with pytest.raises(FileNotFoundError, match=r"all.parts has what was committed"):
+        sg.GraphStore.load(tmp_path / "all")
+    with pytest.raises(ValueError, match="needs a folder with a list of its shards"):
+        sg.GraphStore.load(tmp_path / "all.parts", shards="by-rank")
+    with pytest.raises(BadGraph, match="no shard was given"):
+        sg.GraphStore.load([])
+
+
+def test_a_store_in_shards_is_copied_into_one_folder(listed, tmp_path):
+    store = sg.GraphStore.load(listed)
+    store.save(tmp_path / "one")
+    one = sg.GraphStore.load(tmp_path / "one")
+    assert type(one) is sg.GraphStore
+    assert_same_files(one, store)
+    with pytest.raises(FileExistsError, match=r"staticgraph\.shards"):
+        one.save(listed, overwrite=True)
+
+
+def test_by_rank_each_reads_its_own_shards_and_all_take_the_same_steps(listed):
+    """Rank 1's host has only rank 1's shards; the plan is made over all."""
+    everywhere = sg.GraphStore.load(listed, shards="by-rank")
+    plan = sg.plan_buckets(everywhere, 4)
+    for epoch in (0, 1):
+        drawn, steps = [], []
+        for rank in (0, 1):
+            loader = sg.StaticLoader(
+                everywhere, plan, shuffle=True, rank=rank, world_size=2, seed=5
+            )
+            batches = loader.batcher.epoch(epoch)
+            mine = np.concatenate([batch.ids for batch in batches])
+            first, last = everywhere.bounds_of_ranks(2)[rank : rank + 2]
+            assert sorted(mine) == list(range(first, last))
+            drawn.append(mine)
+            steps.append([batch.bucket for batch in batches])
+        assert steps[0] == steps[1]
+        assert sorted(np.concatenate(drawn)) == list(range(30))
+    for shard in set(everywhere.shards.shards) - {everywhere.shards.shards[-1]}:
+        if shard.folder not in everywhere.shards_of_rank(1, 2):
+            shutil.rmtree(shard.folder)
+    here = sg.GraphStore.load(listed, shards="by-rank")
+    assert sg.plan_buckets(here, 4) == plan
+    here.verify()
+    assert len(list(sg.StaticLoader(here, plan, shuffle=True, rank=1, world_size=2)))
+    with pytest.raises(StoreCorrupt, match=r"shard 0 .*is not here"):
+        list(sg.StaticLoader(here, plan, shuffle=True, rank=0, world_size=2))
+    with pytest.raises(BadGraph, match="3 shards for 4 ranks"):
+        here.bounds_of_ranks(4)
+
+
+def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
+    rng = np.random.default_rng(0)
+    graphs = [random_graph(rng, 1, 0) for _ in range(20)]
+    in_shards(tmp_path / "all", graphs, [1, 1, 1, 14, 1, 1, 1])
+    store = StoreWriter(tmp_path / "all").finish(merged=False)
+    for ranks in range(1, 8):
+        bounds = store.bounds_of_ranks(ranks)
+        assert bounds[0] == 0
+        assert bounds[-1] == 20
+        assert (np.diff(bounds) > 0).all()
+        folders = [store.shards_of_rank(rank, ranks) for rank in range(ranks)]
+        assert sum(map(len, folders)) == 7
