@@ -317,6 +317,51 @@ def test_a_failure_of_the_model_fails_its_batch_and_no_other():
     assert (server.stats().failed, server.stats().answered, server.stats().failing) == (9, 1, 0)
 
 
+class Shaped(nn.Module):
+    """Gives what a test says of its pooled rows."""
+
+    def __init__(self, shape) -> None:
+        super().__init__()
+        self.net, self.shape = Net(), shape
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        return self.shape(self.net(x, edge_index, edge_attr, batch, batch_size))
+
+
+def shaped_server(shape) -> sg.Server:
+    schema = sg.GraphStore.from_pyg([graph(3)]).schema
+    subject = sg.Subject(Shaped(shape), check_padding=False)
+    plan = sg.BucketPlan(tuple(sorted(BUCKETS)), schema=schema)
+    return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda rows: (rows, 2 * rows),
+        lambda rows: [rows, None],
+        lambda rows: {"a": rows, "b": (3 * rows, "text")},
+    ],
+    ids=["tuple", "list", "nested"],
+)
+def test_outputs_come_in_what_the_model_returns(shape):
+    graphs = [graph(4, k) for k in range(30)]  # several batches
+    with shaped_server(shape) as server:
+        one, many = server.submit(graphs[:1]), server.submit(graphs)
+        found = one.result(PATIENCE_S), many.result(PATIENCE_S)
+    same(found[0], server.runner.predict(graphs[:1]))
+    same(found[1], server.runner.predict(graphs))
+
+
+def test_one_number_for_the_graphs_of_all_callers_is_refused():
+    with shaped_server(lambda rows: {"rows": rows, "mean": rows.mean()}) as server:
+        with pytest.raises(sg.BatchFailed, match=r"output\['mean'\] is one number for all graphs"):
+            server.submit([graph(3)]).result(PATIENCE_S)
+        assert server.submit([]).result(PATIENCE_S) == [], "the server goes on"
+        with pytest.raises(sg.BatchFailed):
+            server.submit([graph(3)]).result(PATIENCE_S)
+
+
 def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():
     with server_of(max_wait_ms=1e9) as server:
         future = server.submit([broken(), *(graph(4, k) for k in range(40))])

@@ -11,6 +11,8 @@ form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const smiles = document.querySelector("#smiles").value;
   const drawing = document.querySelector("img");
+  drawing.hidden = false;
+  drawing.onerror = () => { drawing.hidden = true; };
   drawing.src = "draw?smiles=" + encodeURIComponent(smiles);
   drawing.alt = smiles;
   out.textContent = "...";
