@@ -24,24 +24,16 @@ from support.trained_run import trained_run  # noqa: E402
 
 from staticgraph.serving.from_run import app_of_run  # noqa: E402
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="needs chromium and chromedriver on the path"
 )
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-sync", "--disable-background-networking", "--disable-component-update",
     "--window-size=900,800",
-]
+)  # fmt: skip
 PATIENCE_S = 60.0
 
 
@@ -154,6 +146,25 @@ def test_what_is_no_molecule_is_said(browser, address):
     assert "RDKit cannot read" in said
     assert browser.run("return document.querySelectorAll('output *').length") == 0, "it is text"
     assert browser.run("return document.querySelector('img').hidden"), "no broken picture"
+
+
+def test_the_last_one_asked_is_shown_and_a_server_that_is_gone_is_said(browser, address):
+    browser.ask("POST", "/url", {"url": address})
+    browser.run("""
+        window.answers = [];
+        window.fetch = () => new Promise((done, gone) => answers.push([done, gone]));
+        const made = (v) => ({ok: true, json: async () => ({outputs: [[v]]})});
+        window.answer = (k, v) => answers[k][0](made(v));
+    """)
+    browser.click("button")
+    browser.click("button")
+    browser.run("answer(1, 2)")
+    assert until(lambda: browser.run(OUTPUT).replace("...", "")) == "output 2.000"
+    browser.run("answer(0, 1)")
+    assert browser.run(OUTPUT) == "output 2.000", "an answer that came late is not that of this one"
+    browser.click("button")
+    browser.run("answers[2][1](new TypeError('no network'))")
+    until(lambda: browser.run(OUTPUT) == "the server does not answer")
 
 
 def test_nothing_comes_from_elsewhere(browser, address):

@@ -340,7 +340,7 @@ def shaped_server(shape) -> sg.Server:
     [
         lambda rows: (rows, 2 * rows),
         lambda rows: [rows, None],
-        lambda rows: {"a": rows, "b": (3 * rows, "text")},
+        lambda rows: {"a": rows, "b": (3 * rows, 1.5)},
     ],
     ids=["tuple", "list", "nested"],
 )

@@ -7,6 +7,7 @@ checked before it runs, stands in :mod:`staticgraph.runner.export_manifest`; the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from staticgraph.runner.export_manifest import (
     machine_of,
     package_name,
 )
+from staticgraph.runner.prediction import require_rows
 from staticgraph.schema import Schema
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.obstacles import obstacles
@@ -97,7 +99,8 @@ def _compile(
     tensors = tuple(batch.tensors().values())
     function = computation.of_tensors("forward", batch)
     with torch.no_grad(), computation.active():
-        expected = form(function(*tensors))
+        out = function(*tensors)
+        require_rows(out, computation.levels(out, batch))
     try:
         with torch.no_grad(), computation.active(), tracing_options():
             program = torch.export.export(_Forward(model, function), tensors, strict=False)
@@ -112,8 +115,10 @@ def _compile(
             f"{type(model).__name__} has shapes or numbers that depend on data: {found[0]}; "
             "sg.preflight(model, plan) names what stands in the way"
         )
-    aoti_compile_and_package(program, package_path=str(path))
-    return expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own tree specifications
+        aoti_compile_and_package(program, package_path=str(path))
+    return form(out)
 
 
 def form(out: Any) -> Any:

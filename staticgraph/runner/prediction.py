@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,7 +13,8 @@ from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.plans.plan import BucketPlan
-from staticgraph.schema import Schema
+from staticgraph.schema import Level, Schema
+from staticgraph.steps.provenance import Path, leaves, name_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
 
@@ -67,3 +69,20 @@ def predict(predictor: Predictor, graphs: Any, schema: Schema | None) -> Any:
         for batch in loader:
             predictions.add(batch, predictor.predict_batch(batch))
         return predictions.in_order()
+
+
+def require_rows(out: Any, levels: Mapping[Path, Level | None]) -> None:
+    """Refuses an output with a tensor that has no rows of the batch.
+
+    Raises:
+        ValueError: it has one; the message names it.
+    """
+    tensors = dict(leaves(out))
+    for path, level in levels.items():
+        if level is None and tensors[path].dim():
+            raise ValueError(
+                f"predict() gives each graph its rows, and the model's output"
+                f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "
+                "out with forward=lambda model, batch: ..., or say what its rows are with "
+                "rows={...}"
+            )

@@ -38,7 +38,7 @@ from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.export import export
-from staticgraph.runner.prediction import predict
+from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.statistics import BucketStatistics
@@ -53,7 +53,6 @@ from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, resolve
-from staticgraph.steps.provenance import leaves, name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
@@ -572,15 +571,7 @@ class StaticGraphRunner:
     def _rows(self, batch: StaticBatch) -> Any:
         """The output, each tensor of which must be rows of the batch."""
         out = self._run("forward", batch)
-        tensors = dict(leaves(out))
-        for path, level in self._computation.levels(out, batch).items():
-            if level is None and tensors[path].dim():
-                raise ValueError(
-                    f"predict() gives each graph its rows, and the model's output"
-                    f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "
-                    "out with forward=lambda model, batch: ..., or say what its rows are with "
-                    "rows={...}"
-                )
+        require_rows(out, self._computation.levels(out, batch))
         return out
 
     def _own(self, batch: StaticBatch, work: str) -> StaticBatch:
