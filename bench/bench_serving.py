@@ -5,7 +5,8 @@
 Servers of :mod:`bench.serving_contenders`, each with the same GINE; the clients are one light
 process (:mod:`bench.load`), each with a connection that it keeps and one molecule of HIV a request,
 as JSON or as compact bytes. The servers take turns, the answers to one molecule are compared first,
-and each row says how much processor time its server took a request. "plain PyG" is FastAPI,
+and each row says how much processor time its server took a request, itself and in processes that it
+started. "plain PyG" is FastAPI,
 ``Batch.from_data_list`` and the model; "batched" collects requests by hand. Only the clients and
 one server run at a time, but on two cores they share them.
 """
@@ -39,7 +40,7 @@ class Turn(NamedTuple):
 
     taken: Any
     seconds: float
-    processor_s: float
+    processor_s: tuple[float, float]
 
 
 def requests(kind: str) -> list[bytes]:
@@ -93,17 +94,21 @@ def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str],
     raise RuntimeError(f"{name} did not start:\n{said[-3000:]}")
 
 
-def processor_s(process: int) -> float:
-    """Processor time of a process and of those that it started, in seconds."""
-    ticks = 0
+def processor_s(process: int) -> tuple[float, float]:
+    """Processor time of a process, and of those that it started, in seconds."""
+    own = others = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(stat.parent.name) == process or int(fields[1]) == process:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        ticks = int(fields[11]) + int(fields[12])
+        if int(stat.parent.name) == process:
+            own += ticks
+        elif int(fields[1]) == process:
+            others += ticks
+    second = os.sysconf("SC_CLK_TCK")
+    return own / second, others / second
 
 
 def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
@@ -112,7 +117,8 @@ def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s:
     command = [sys.executable, "-m", "bench.load", str(port), str(clients), str(s), str(path)]
     out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     taken = np.frombuffer(out, np.float32)
-    return Turn(taken, s, processor_s(process.pid) - before)
+    after = processor_s(process.pid)
+    return Turn(taken, s, (after[0] - before[0], after[1] - before[1]))
 
 
 def main() -> None:
@@ -174,9 +180,10 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     for (name, kind), done in turns.items():
         paces = [len(each.taken) / each.seconds for each in done]
         p50, p99 = np.percentile(np.concatenate([each.taken for each in done]), (50, 99)) * 1e3
-        spent = sum(each.processor_s for each in done) / sum(len(each.taken) for each in done)
+        count = sum(len(each.taken) for each in done)
+        own, others = (1e6 * sum(each.processor_s[k] for each in done) / count for k in (0, 1))
         found = {"requests_per_s": float(np.median(paces)), "p50_ms": float(p50)}
-        found |= {"p99_ms": float(p99), "processor_us": 1e6 * spent}
+        found |= {"p99_ms": float(p99), "model_us": own, "readers_us": others}
         base = turns.get(("plain PyG", kind))
         if base:
             ratios = [
@@ -186,9 +193,11 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
         results[f"{name}, {kind}"] = found
         ratio = f"{found.get('of_plain', float('nan')):.2f}"
         pace = f"{found['requests_per_s']:,.0f}"
-        lines.append((name, kind, pace, ratio, f"{p50:.1f}", f"{p99:.1f}", f"{1e6 * spent:.0f}"))
+        lines.append(
+            (name, kind, pace, ratio, f"{p50:.1f}", f"{p99:.1f}", f"{own:.0f}", f"{others:.0f}")
+        )
     print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
-    head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "processor us")
+    head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "own us", "readers us")
     print(table(head, lines))
     if args.json:
         with open(args.json, "w") as file:

@@ -5,28 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_server import BUCKETS, Held, broken, graph, runner_of, same
+from test_server import BUCKETS, Held, broken, flat_of, graph, runner_of, same
 
 import staticgraph as sg
-from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.gateway import Gateway
 from staticgraph.serving.remote import Remote
 
 PATIENCE_S = 60.0
-
-
-def flat(graphs) -> FlatGraphs:
-    return FlatGraphs(
-        np.array([g.x.shape[0] for g in graphs]),
-        np.array([g.edge_index.shape[1] for g in graphs]),
-        np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
-        {name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
-    )
 
 
 class Line:
@@ -66,7 +55,7 @@ def test_every_request_is_answered_once_and_as_if_alone(requests, out):
     asked = [[graph(n, k) for k, n in enumerate(sizes)] for sizes in requests]
 
     async def all_of(remote):
-        asks = (remote.ask(flat(graphs)) for graphs in asked)
+        asks = (remote.ask(flat_of(graphs)) for graphs in asked)
         return await asyncio.gather(*asks, return_exceptions=True)
 
     answers = line.run(all_of)
@@ -96,7 +85,7 @@ def test_requests_of_one_turn_go_over_together():
     line = Line(max_wait_ms=1e9)  # nine fill a bucket
 
     async def nine(remote):
-        return await asyncio.gather(*(remote.ask(flat([graph(3, k)])) for k in range(9)))
+        return await asyncio.gather(*(remote.ask(flat_of([graph(3, k)])) for k in range(9)))
 
     found = line.run(nine)
     assert line.server.stats().batches == 1
@@ -109,12 +98,14 @@ def test_errors_come_over_as_what_they_are():
 
     async def ask(remote):
         found = await asyncio.gather(
-            remote.ask(flat([broken()])), remote.ask(flat([graph(3)] * 5)), return_exceptions=True
+            remote.ask(flat_of([broken()])),
+            remote.ask(flat_of([graph(3)] * 5)),
+            return_exceptions=True,
         )
         held = Held(line.server)
-        first = asyncio.create_task(remote.ask(flat([graph(3)])))
+        first = asyncio.create_task(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
-        rest = [asyncio.create_task(remote.ask(flat([graph(3)] * 3))) for _ in range(2)]
+        rest = [asyncio.create_task(remote.ask(flat_of([graph(3)] * 3))) for _ in range(2)]
         done, _ = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
         held.go.set()
         await asyncio.gather(first, *rest, return_exceptions=True)
@@ -136,13 +127,13 @@ def test_who_asks_is_told_when_the_model_is_gone():
     held = Held(line.server)
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat([graph(3)])))
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         line.near.shutdown(socket.SHUT_RDWR)
         with pytest.raises(sg.ServerClosed, match="is gone"):
             await waiting
         with pytest.raises(sg.ServerClosed, match="is gone"):
-            await remote.ask(flat([graph(3)]))
+            await remote.ask(flat_of([graph(3)]))
         held.go.set()
 
     line.run(ask)
@@ -154,7 +145,7 @@ def test_the_server_goes_on_when_who_asks_is_gone():
     held = Held(line.server)
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat([graph(3)])))
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         waiting.cancel()
 

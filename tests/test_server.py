@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.joined import Run, joined
 from staticgraph.serving.request import Request
 from staticgraph.serving.waiting import Waiting
@@ -37,6 +38,16 @@ def graph(nodes: int, seed: int = 0) -> Data:
         x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
         edge_index=torch.randint(max(1, nodes), (2, edges), generator=random),
         edge_attr=torch.randn(edges, 4, generator=random, dtype=torch.float64),
+    )
+
+
+def flat_of(graphs: list[Data]) -> FlatGraphs:
+    """As bytes over HTTP become them."""
+    return FlatGraphs(
+        np.array([g.x.shape[0] for g in graphs]),
+        np.array([g.edge_index.shape[1] for g in graphs]),
+        np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
+        {name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
     )
 
 
@@ -219,6 +230,59 @@ def test_every_request_gets_what_predict_gives(requests, out):
     stats = server.stats()
     assert (stats.answered, stats.graphs) == (len(asked), sum(map(len, asked)))
     assert (stats.queue, stats.failed) == (0, 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0, 1, 3, 7, 29, 31]), min_size=1, max_size=9),
+            st.sampled_from(["good", "good", "good", "broken", "cancelled"]),
+            st.booleans(),
+        ),
+        max_size=10,
+    ),
+    drain=st.booleans(),
+)
+def test_every_request_ends_once_however_it_ends(requests, drain):
+    """Graphs that fit nothing, batches that fail, callers that go, a server that is closed: each
+    future ends, for a reason of its own, and the server's counts are those of the ends."""
+    server = server_of(max_wait_ms=1e9)
+    futures, ends = [], []
+    for k, (sizes, kind, flat) in enumerate(requests):
+        graphs = [graph(n, 10 * k + i) for i, n in enumerate(sizes)]
+        if kind == "broken":
+            graphs.append(broken())
+        future = server.submit(flat_of(graphs) if flat else graphs)
+        future.add_done_callback(lambda _, k=k: ends.append(k))
+        futures.append((graphs, kind, future))
+        if kind == "cancelled":
+            future.cancel()
+    server.close(drain)
+    assert sorted(ends) == list(range(len(requests))), "each once"
+    anything_broken = any(kind == "broken" for _, kind, _ in requests)
+    counts = {"answered": 0, "failed": 0, "cancelled": 0}
+    for graphs, kind, future in futures:
+        large = any(g.num_nodes > 30 for g in graphs)
+        if future.cancelled():
+            assert kind == "cancelled"
+            counts["cancelled"] += 1
+        elif (error := future.exception()) is None:
+            assert kind != "broken"
+            assert not large
+            same(future.result(), torch.cat([server.runner.predict([g]) for g in graphs]))
+            counts["answered"] += 1
+        else:
+            counts["failed"] += 1
+            if large:
+                assert isinstance(error, sg.GraphTooLarge)
+            else:
+                closed = isinstance(error, sg.ServerClosed)
+                assert closed or (isinstance(error, sg.BatchFailed) and anything_broken)
+                assert not (closed and drain)
+    stats = server.stats()
+    assert {name: getattr(stats, name) for name in counts} == counts
+    assert stats.queue == 0
 
 
 def test_many_threads_get_their_own_answers():

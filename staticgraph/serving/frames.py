@@ -2,8 +2,8 @@
 
 A frame is its length (uint32), its kind (uint32) and that many bytes. Requests go as the compact
 bytes of all their graphs together, which the other side reads without a Python object a graph;
-answers, settings and numbers go as JSON. Nothing is pickled in either direction: who breaks into
-the process with the port has gained no other.
+answers, settings and numbers go as JSON; nothing is pickled. What a body holds was checked by the
+process that read it, and is not checked again: the two are one program.
 
 A pair of sockets, not memory shared: 64 molecules are 0.2 MB a batch, copied in far less than a
 hundredth of the time that the batch takes; and a socket tells, by its end, that the other side is

@@ -31,7 +31,7 @@ def main() -> None:
         settings["smiles"],
         settings["most_graphs"],
         settings["most_bytes"],
-    )
+    ).warm()
     asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = make_app(asker, reader, settings["title"], settings["task"])
     config = uvicorn.Config(app, log_level="warning", access_log=False)
