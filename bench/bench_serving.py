@@ -17,11 +17,13 @@ import argparse
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +85,9 @@ def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str],
     for option, value in given.items():
         command += [f"--{option}", str(value)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
@@ -92,6 +96,13 @@ def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str],
             threading.Thread(target=process.stderr.read, daemon=True).start()
             return process, int(found[1])
     raise RuntimeError(f"{name} did not start:\n{said[-3000:]}")
+
+
+def end_with(parent: int) -> None:
+    """Ends this process and its own when the one that compares is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
 
 
 def processor_s(process: int) -> tuple[float, float]:
@@ -141,6 +152,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
         CONTENDERS[args.serve](args)
         return
     with tempfile.TemporaryDirectory() as folder:

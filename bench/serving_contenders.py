@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -119,7 +121,18 @@ def plain(args: Any) -> None:
     # What a closure's annotations name must be known to FastAPI.
     predict.__annotations__ = {"request": Request, "return": None}
     app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
-    uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
+    if args.serve != TWO:
+        uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
+        return
+    line = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    for _ in range(2):  # as uvicorn --workers 2 has it; nothing has run in a thread yet
+        if not os.fork():
+            config = uvicorn.Config(app, log_level="warning", access_log=False)
+            uvicorn.Server(config).run(sockets=[line])
+            os._exit(0)
+    print(f"running on http://127.0.0.1:{line.getsockname()[1]}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.pause()
 
 
 def one_at_a_time(args: Any) -> None:
@@ -148,9 +161,11 @@ def one_at_a_time(args: Any) -> None:
     uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
 
 
+TWO = "plain PyG, 2 processes"
 CONTENDERS: dict[str, Callable[[Any], None]] = {
     "staticgraph": ours,
     "one at a time": one_at_a_time,
     "plain PyG": plain,
+    TWO: plain,
     "plain PyG, batched": plain,
 }

@@ -359,6 +359,9 @@ def test_graphs_of_other_fields_fail_alone():
         store = sg.GraphStore.from_pyg([graph(3), graph(6)])
         same(server.submit(store).result(PATIENCE_S), server.runner.predict(store))
         assert server.submit([]).result(PATIENCE_S) == []
+        none = flat_of([graph(3)])
+        none = FlatGraphs(none.num_nodes[:0], none.num_edges[:0], none.edge_index[:, :0], {})
+        assert server.submit(none).result(PATIENCE_S) == []
 
 
 def broken() -> Data:

@@ -29,9 +29,10 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.clock import Clock
-from staticgraph.serving.flat_graphs import FlatGraphs, Stretch, split, store_of, whole
+from staticgraph.serving.flat_graphs import FlatGraphs, split, store_of, whole
 from staticgraph.serving.joined import Run, joined_any
-from staticgraph.serving.outputs import Output, cut, output_of
+from staticgraph.serving.outputs import Output, output_of
+from staticgraph.serving.pieces import runs_of, stretches_of, taken_of
 from staticgraph.serving.request import Piece, Request
 from staticgraph.serving.statistics import Counts, ServerStats
 from staticgraph.serving.waiting import Taken, Waiting
@@ -110,12 +111,13 @@ class Server:
         Raises:
             ServerBusy: the queue is full.
             ServerClosed: the server takes no requests any more.
-            ValueError: more graphs than the queue holds.
+            ValueError: more graphs than the queue holds. Of ``FlatGraphs`` all three come from the
+                future.
         """
-        if isinstance(graphs, FlatGraphs):
-            return self.submit_split(graphs, [len(graphs)])[0]
         if not isinstance(graphs, GraphStore) and len(graphs) == 0:
             return _done([])
+        if isinstance(graphs, FlatGraphs):
+            return self.submit_split(graphs, [len(graphs)])[0]
         self._check_size(len(graphs))
         with self._changed:
             self._check_room(len(graphs))  # before the graphs are read, which takes longer
@@ -322,7 +324,7 @@ class Server:
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
-        whole_ones = [r for r, *of in _runs(pieces) if r.take(*_taken(out, *of))]
+        whole_ones = [r for r, *of in runs_of(pieces) if r.take(*taken_of(out, *of))]
         done = [request for request in whole_ones if request.end()]
         with self._changed:
             self._counts.failing = 0
@@ -334,7 +336,7 @@ class Server:
 
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
-        store = joined_any(_stretches(pieces), self.schema)
+        store = joined_any(stretches_of(pieces), self.schema)
         capacity = self.runner.plan.capacities[bucket]
         batch = StaticBatch.of(store, range(len(store)), capacity, bucket, self.runner.pointers)
         assert batch.real is not None
@@ -350,40 +352,6 @@ class Server:
                 with self._changed:
                     self._counts.failed += 1
                 request.future.set_exception(error())
-
-
-def _runs(pieces: list[Piece]) -> list[tuple[Request, int, int, int]]:
-    """Neighbours of one request: the request, the first graph's place in it and in the batch, and
-    how many they are."""
-    runs: list[tuple[Request, int, int, int]] = []
-    for place, (request, graph) in enumerate(pieces):
-        if runs:
-            last, first, begin, count = runs[-1]
-            if last is request and first + count == graph:
-                runs[-1] = (request, first, begin, count + 1)
-                continue
-        runs.append((request, graph, place, 1))
-    return runs
-
-
-def _taken(out: Output, graph: int, place: int, count: int) -> tuple[int, int, Output]:
-    """What a request takes of a batch's output."""
-    return graph, count, cut(out, place, place + count)
-
-
-def _stretches(pieces: list[Piece]) -> list[Run | Stretch]:
-    """Neighbours in the same arrays are cut out together, of whichever requests they are."""
-    found: list[tuple[GraphColumns | FlatGraphs, int, int]] = []
-    for request, graph in pieces:
-        here = request.first + graph
-        if found and found[-1][0] is request.store and found[-1][2] == here:
-            found[-1] = (request.store, found[-1][1], here + 1)
-        else:
-            found.append((request.store, here, here + 1))
-    return [
-        Stretch(store, first, last) if isinstance(store, FlatGraphs) else Run(store, first, last)
-        for store, first, last in found
-    ]
 
 
 def _failed(error: Exception, graphs: int, requests: int) -> BatchFailed:

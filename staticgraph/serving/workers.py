@@ -66,9 +66,12 @@ class Workers:
         here, there = socket.socketpair()
         with there:
             handed = (there.fileno(), self._port.fileno())
-            command = [sys.executable, "-m", "staticgraph.serving.worker", *map(str, handed)]
+            # Modules come from where they come from here, and not from the folder it is started in.
+            command = [sys.executable, "-P", "-m", "staticgraph.serving.worker", *map(str, handed)]
+            path = os.pathsep.join(each or os.getcwd() for each in sys.path)
             # One thread is enough for arrays of some kilobytes.
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            environment = {**os.environ, **threads, "PYTHONPATH": path}
             process = subprocess.Popen(command, pass_fds=handed, env=environment)
         self._processes.append(process)
         here.sendall(frames.json_frame(frames.SETTINGS, settings))
