@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,17 @@ print(sg.load_exported({str(folder)!r}, {digest!r}).predict([store[0]]).tolist()
     store = sg.datasets.open(EXAMPLES / "esol.npz")
     expected = runner.predict([store[0]])
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), expected, **CLOSE)
+
+
+@pytest.mark.slow
+def test_the_page_about_it_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    page = EXAMPLES.parent.parent / "docs" / "exported.md"
+    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(block, page.name, "exec"), {})
+    assert capsys.readouterr().out.count("tensor(") == 2
+    assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
 
 
 @pytest.mark.slow
@@ -228,7 +240,8 @@ def test_no_package_at_all(folder):
         ({"format": "a store"}, "not an exported model of version 1"),
         ({"version": 2}, "export it again"),
         ({"packages": []}, "one package a bucket"),
-        ({"packages": [5]}, "is no text"),
+        ({"packages": [5]}, "5 where a text should be"),
+        ({"output": {"set": ["tensor"]}}, "collected in 'set'"),
         ({"packages": ["a", "b"]}, "one package a bucket"),
         ({"plan": {}}, "not a plan"),
         ({"inputs": 5}, "export.json"),

@@ -27,7 +27,7 @@ from staticgraph.files.folder import Kind
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 
-FILE, FORMAT, VERSION = "export.json", "staticgraph export", 1
+FILE, FORMAT, VERSION = "export.json", "staticgraph.export", 1
 # What a package of AOTInductor holds; anything else, an exported program with pickles above all,
 # is none of ours.
 ENDINGS = {".so", ".json", ".cpp", ".o", ".cubin", ".h", ".txt", ".s", ".S", ".bin"}
@@ -105,11 +105,13 @@ def _build(values: dict[str, Any]) -> Any:
             f"{values.get('version')!r}: export it again"
         )
     plan = BucketPlan.from_dict(values["plan"])
-    packages, inputs = tuple(values["packages"]), tuple(map(tuple, values["inputs"]))
+    packages = tuple(map(_text, _list(values["packages"])))
+    inputs = tuple(tuple(map(_text, _list(names))) for names in _list(values["inputs"]))
     if not len(packages) == len(inputs) == len(plan.capacities) or plan.schema is None:
         raise ValueError("it has not one package a bucket, or no fields")
-    if not all(isinstance(name, str) for names in (packages, *inputs) for name in names):
-        raise ValueError("a name or a hash is no text")
+    _check_form(values["output"])
+    machine = {_text(key): value for key, value in values["machine"].items()}
+    machine["instructions"] = list(map(_text, _list(machine.get("instructions", []))))
 
     def made(digest: str) -> ExportManifest:
         return ExportManifest(
@@ -118,14 +120,44 @@ def _build(values: dict[str, Any]) -> Any:
             inputs,
             values["output"],
             bool(values["pointers"]),
-            str(values["device"]),
-            str(values["model"]),
-            dict(values["versions"]),
-            dict(values["machine"]),
+            _text(values["device"]),
+            _text(values["model"]),
+            {_text(key): _text(value) for key, value in values["versions"].items()},
+            machine,
             digest,
         )
 
+    made("")  # whatever is wrong is found here
     return made
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} where a text should be")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} where a list should be")
+    return value
+
+
+def _check_form(form: Any) -> None:
+    """Refuses what :func:`staticgraph.runner.export.form` does not give."""
+    if form == "tensor":
+        return
+    ((kind, items),) = form.items()
+    if kind == "dict":
+        for key, item in _list(items):
+            if not isinstance(key, str | int):
+                raise TypeError(f"{key!r} for a key")
+            _check_form(item)
+    elif kind in ("tuple", "list"):
+        for item in _list(items):
+            _check_form(item)
+    elif kind != "value":
+        raise ValueError(f"an output collected in {kind!r}")
 
 
 def package_name(bucket: int) -> str:
@@ -164,44 +196,50 @@ def _instructions() -> list[str]:
     return sorted({w for w in words.partition(":")[2].split() if w.startswith(SETS)})
 
 
-def require_machine(manifest: ExportManifest) -> None:
+def require_machine(folder: Path, manifest: ExportManifest) -> None:
     """Refuses what was compiled for something else than this process is.
 
     Raises:
         ExportRefused: the message says what differs.
     """
+    if (found := _difference(manifest)) is not None:
+        raise ExportRefused(f"{folder}: {found}")
+
+
+def _difference(manifest: ExportManifest) -> str | None:
     here = versions(STEPS)
     made, mine = manifest.versions.get("torch", "?"), here["torch"]
     if made.partition("+")[0] != mine.partition("+")[0]:
-        raise ExportRefused(
+        return (
             f"this model was exported with torch {made}, and here is torch {mine}: compiled code "
             "fits the version that made it; export it again with this one"
         )
     if manifest.device not in ("cpu", "cuda"):
-        raise ExportRefused(f"this model was exported for {manifest.device!r}: use cpu or cuda")
+        return f"this model was exported for {manifest.device!r}: use cpu or cuda"
     if manifest.device == "cuda" and not torch.cuda.is_available():
-        raise ExportRefused(
+        return (
             "this model was exported for CUDA, and torch finds no GPU here: export it from a "
             "runner on the CPU"
         )
     machine = machine_of(manifest.device)
     if manifest.machine.get("arch") != machine["arch"]:
-        raise ExportRefused(
+        return (
             f"this model was compiled for {manifest.machine.get('arch')}, and this machine is "
             f"{machine['arch']}: export it on such a machine"
         )
     lacking = {*manifest.machine.get("instructions", ())} - {*machine.get("instructions", ())}
     if lacking:
-        raise ExportRefused(
+        return (
             f"this model was compiled for a processor with {', '.join(sorted(lacking))}, which "
             "this one lacks: export it on a machine like this one"
         )
     wanted, found = manifest.machine.get("capability"), machine.get("capability")
     if wanted != found:
-        raise ExportRefused(
+        return (
             f"this model was compiled for a GPU of capability {wanted}, and this one has {found}: "
             "export it on such a GPU"
         )
+    return None
 
 
 def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> bytes:

@@ -49,7 +49,7 @@ def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[by
             f"{folder / FILE} has the digest {manifest.digest}, and {digest} was asked for: this "
             "is another export, or it was changed; nothing of it ran"
         )
-    require_machine(manifest)
+    require_machine(folder, manifest)
     buckets = range(len(manifest.packages))
     return manifest, [checked_package(folder, bucket, manifest) for bucket in buckets]
 
