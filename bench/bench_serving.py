@@ -1,165 +1,139 @@
-"""Serving: throughput and latency over loopback, beside one request at a time and beside plain PyG.
+"""Serving: throughput and latency over loopback, beside one request at a time and plain PyG.
 
     python -m bench.bench_serving [--clients 64] [--seconds 5] [--rounds 3] [--json FILE]
 
-Three servers, each a process of its own with the same GINE, the same reading of bodies and one
-thread for torch; the clients are one process beside them, each with a connection that it keeps and
-one molecule of HIV a request, as JSON. The servers take turns. "One at a time" is the same runner
-asked request by request; "plain PyG" is FastAPI, ``Batch.from_data_list`` and the model. The
-answers to one molecule are compared first. Two shared cores carry both ends, so HTTP's own cost,
-the same for all three, bounds the ratio.
+Servers of :mod:`bench.serving_contenders`, each with the same GINE; the clients are one light
+process (:mod:`bench.load`), each with a connection that it keeps and one molecule of HIV a request,
+as JSON or as compact bytes. The servers take turns, the answers to one molecule are compared first,
+and each row says how much processor time its server took a request, itself and in processes that it
+started. "plain PyG" is FastAPI,
+``Batch.from_data_list`` and the model; "batched" collects requests by hand. Only the clients and
+one server run at a time, but on two cores they share them.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-HIV = "examples/data/hiv.npz"
-NAMES = ("staticgraph", "one at a time", "plain PyG")
+from bench.load import requests_of, save
+from bench.serving_contenders import COMPACT, CONTENDERS, FIELDS, HIV
+
 BODIES = 256
+FORMATS = ("json", "compact")
 
 
-def serve(name: str, hidden: int, layers: int, max_wait_ms: float) -> None:
-    """One contender, until it is killed."""
-    import torch
-    import uvicorn
-    from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse
-    from torch_geometric.data import Batch
+class Turn(NamedTuple):
+    """What one server did in one turn."""
 
-    import staticgraph as sg
-    from staticgraph.cli.serve import SWITCH_S
-    from staticgraph.models import build
-    from staticgraph.serving.app import make_app
-    from staticgraph.serving.bodies import Reader
-    from staticgraph.serving.ladder import for_serving
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    sys.setswitchinterval(SWITCH_S)
-    store = sg.datasets.open(HIV)
-    model = build("gine", store, hidden=hidden, layers=layers).eval()
-    categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
-    reader = Reader(store.schema, categories, False, 1024, 1 << 20)
-    if name != "plain PyG":
-        sg.convert(model, kernels=True)
-        plan = for_serving(sg.plan_buckets(store, batch_size=64))
-        runner = sg.StaticGraphRunner(model, plan, mode="eager")
-        runner.warmup(phases=("eval",))
-        runner.predict([store[0]])
-    if name == "staticgraph":
-        app = make_app(sg.Server(runner, max_wait_ms=max_wait_ms), reader, name)
-    else:
-        app, lock = FastAPI(), threading.Lock()
-
-        def answer(body: bytes) -> list[Any]:
-            graphs = reader.json(body)
-            if name == "one at a time":
-                with lock:
-                    return runner.predict(graphs).tolist()
-            batch = Batch.from_data_list(graphs)
-            with torch.inference_mode():
-                out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(graphs))
-            return out.tolist()
-
-        @app.post("/predict")
-        async def predict(request: Request) -> JSONResponse:
-            body = await request.body()
-            return JSONResponse({"outputs": await asyncio.to_thread(answer, body)})
-
-        # What a closure's annotations name must be known to FastAPI.
-        predict.__annotations__ = {"request": Request, "return": None}
-        app = FastAPI()
-        app.add_api_route("/predict", predict, methods=["POST"], response_model=None)
-    uvicorn.run(app, host="127.0.0.1", port=0, log_level="info", access_log=False)
+    taken: Any
+    seconds: float
+    processor_s: tuple[float, float]
 
 
-def bodies() -> list[bytes]:
+def requests(kind: str) -> list[bytes]:
     """Requests of one molecule each, ready to be sent."""
     import staticgraph as sg
+    from staticgraph.serving.compact import encode
+    from staticgraph.store.columns import compact as small
 
     store = sg.datasets.open(HIV)
     made = []
     for number in np.random.default_rng(0).permutation(len(store))[:BODIES].tolist():
-        data = store[number]
-        graph = {name: data[name].tolist() for name in ("x", "edge_index", "edge_attr")}
-        body = json.dumps({"graphs": [graph]}).encode()
-        head = "POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        graph = {name: store[number][name].numpy() for name in FIELDS}
+        if kind == "json":
+            lists = {name: value.tolist() for name, value in graph.items()}
+            said, body = "application/json", json.dumps({"graphs": [lists]}).encode()
+        else:
+            counts = {"num_nodes": [len(graph["x"])], "num_edges": [len(graph["edge_attr"])]}
+            arrays = {name: small(np.array(value)) for name, value in {**graph, **counts}.items()}
+            said, body = COMPACT, encode(arrays, store.schema)
+        head = f"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: {said}\r\n"
         made.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return made
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> bytes:
-    """One request over a connection that is kept."""
-    writer.write(body)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-    assert head.startswith(b"HTTP/1.1 200"), head
-    assert length is not None
-    return await reader.readexactly(int(length[1]))
-
-
-async def load(port: int, given: list[bytes], clients: int, seconds: float) -> list[float]:
-    """The latencies of all requests that so many clients made, each waiting for its answer."""
-    taken: list[float] = []
-    stop = time.perf_counter() + seconds
-
-    async def client(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        k = number
-        while (began := time.perf_counter()) < stop:
-            await ask(reader, writer, given[k % len(given)])
-            taken.append(time.perf_counter() - began)
-            k += clients
-        writer.close()
-
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    return taken
-
-
-async def answer_of(port: int, body: bytes) -> Any:
+def answer_of(port: int, request: bytes) -> Any:
     """What a server says of one molecule."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    found = json.loads(await ask(reader, writer, body))["outputs"]
-    writer.close()
-    return found
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        line.sendall(request.replace(b"Host: here", b"Host: here\r\nConnection: close", 1))
+        found = b""
+        while more := line.recv(1 << 16):
+            found += more
+    return json.loads(found.partition(b"\r\n\r\n")[2])["outputs"]
 
 
 def started(name: str, args: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
     """A contender's process and its port."""
+    given = {"hidden": args.hidden, "layers": args.layers, "max-wait-ms": args.max_wait_ms}
+    given |= {"mode": args.mode, "workers": args.workers}
     command = [sys.executable, "-m", "bench.bench_serving", "--serve", name]
+    for option, value in given.items():
+        command += [f"--{option}", str(value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [
-            *command,
-            *("--hidden", str(args.hidden), "--layers", str(args.layers)),
-            *("--max-wait-ms", str(args.max_wait_ms)),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     assert process.stderr is not None
+    said = ""
     for line in process.stderr:
+        said += line
         if found := re.search(r"running on http://127\.0\.0\.1:(\d+)", line):
             threading.Thread(target=process.stderr.read, daemon=True).start()
             return process, int(found[1])
-    raise RuntimeError(f"{name} did not start")
+    raise RuntimeError(f"{name} did not start:\n{said[-3000:]}")
+
+
+def end_with(parent: int) -> None:
+    """Ends this process and its own when the one that compares is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def processor_s(process: int) -> tuple[float, float]:
+    """Processor time of a process, and of those that it started, in seconds."""
+    own = others = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks = int(fields[11]) + int(fields[12])
+        if int(stat.parent.name) == process:
+            own += ticks
+        elif int(fields[1]) == process:
+            others += ticks
+    second = os.sysconf("SC_CLK_TCK")
+    return own / second, others / second
+
+
+def turn(process: subprocess.Popen[str], port: int, path: Path, clients: int, s: float) -> Turn:
+    """One server under load, for so many seconds."""
+    before = processor_s(process.pid)
+    command = [sys.executable, "-m", "bench.load", str(port), str(clients), str(s), str(path)]
+    out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    taken = np.frombuffer(out, np.float32)
+    after = processor_s(process.pid)
+    return Turn(taken, s, (after[0] - before[0], after[1] - before[1]))
 
 
 def main() -> None:
-    """Prints a row a contender."""
+    """Prints a row a contender and format."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -167,41 +141,76 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--max-wait-ms", type=float, default=5.0)
+    parser.add_argument("--mode", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS))
     parser.add_argument("--json")
-    parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve, args.hidden, args.layers, args.max_wait_ms)
+        import torch
+
+        torch.set_num_threads(1)
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+        CONTENDERS[args.serve](args)
         return
+    with tempfile.TemporaryDirectory() as folder:
+        compare(args, Path(folder))
+
+
+def compare(args: argparse.Namespace, folder: Path) -> None:
+    """All contenders in turns."""
     from staticgraph.text.table import table
 
-    given = bodies()
+    files = {kind: folder / kind for kind in args.formats}
+    for kind, path in files.items():
+        save(path, requests(kind))
+    rows = [(name, kind) for name in args.only for kind in args.formats]
+    turns: dict[tuple[str, str], list[Turn]] = {row: [] for row in rows}
     servers: dict[str, tuple[subprocess.Popen[str], int]] = {}
-    taken: dict[str, list[list[float]]] = {name: [] for name in NAMES}
     try:
-        for name in NAMES:
+        for name in args.only:
             servers[name] = started(name, args)
-        answers = [asyncio.run(answer_of(servers[name][1], given[0])) for name in NAMES]
-        np.testing.assert_allclose(answers[1:], answers[:1] * 2, rtol=1e-4, atol=1e-5)
-        for name in NAMES:  # warm
-            asyncio.run(load(servers[name][1], given, args.clients, 1.0))
+        answers = [answer_of(servers[name][1], requests_of(files[kind])[0]) for name, kind in rows]
+        np.testing.assert_allclose(answers, [answers[0]] * len(answers), rtol=1e-4, atol=1e-5)
+        for name, kind in rows:  # warm
+            turn(*servers[name], files[kind], args.clients, 1.0)
         for _ in range(args.rounds):
-            for name in NAMES:
-                port = servers[name][1]
-                taken[name].append(asyncio.run(load(port, given, args.clients, args.seconds)))
-        said = urllib.request.urlopen(f"http://127.0.0.1:{servers['staticgraph'][1]}/metrics")
-        print("\n".join(line for line in said.read().decode().splitlines() if line[0] != "#"))
+            for name, kind in rows:
+                turns[name, kind].append(
+                    turn(*servers[name], files[kind], args.clients, args.seconds)
+                )
+        if "staticgraph" in servers:
+            url = f"http://127.0.0.1:{servers['staticgraph'][1]}/metrics"
+            said = urllib.request.urlopen(url).read().decode()
+            print("\n".join(line for line in said.splitlines() if line[0] != "#"))
     finally:
         for process, _ in servers.values():
-            process.kill()
-    rows, results = [], {}
-    for name in NAMES:
-        pace = float(np.median([len(each) / args.seconds for each in taken[name]]))
-        p50, p99 = np.percentile(np.concatenate(taken[name]), (50, 99)) * 1e3
-        results[name] = {"requests_per_s": pace, "p50_ms": float(p50), "p99_ms": float(p99)}
-        rows.append((name, f"{pace:,.0f}", f"{p50:.1f}", f"{p99:.1f}"))
+            process.terminate()
+    lines, results = [], {}
+    for (name, kind), done in turns.items():
+        paces = [len(each.taken) / each.seconds for each in done]
+        p50, p99 = np.percentile(np.concatenate([each.taken for each in done]), (50, 99)) * 1e3
+        count = sum(len(each.taken) for each in done)
+        own, others = (1e6 * sum(each.processor_s[k] for each in done) / count for k in (0, 1))
+        found = {"requests_per_s": float(np.median(paces)), "p50_ms": float(p50)}
+        found |= {"p99_ms": float(p99), "model_us": own, "readers_us": others}
+        base = turns.get(("plain PyG", kind))
+        if base:
+            ratios = [
+                len(one.taken) / len(other.taken) for one, other in zip(done, base, strict=True)
+            ]
+            found["of_plain"] = float(np.median(ratios))
+        results[f"{name}, {kind}"] = found
+        ratio = f"{found.get('of_plain', float('nan')):.2f}"
+        pace = f"{found['requests_per_s']:,.0f}"
+        lines.append(
+            (name, kind, pace, ratio, f"{p50:.1f}", f"{p99:.1f}", f"{own:.0f}", f"{others:.0f}")
+        )
     print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
-    print(table(("server", "requests/s", "p50 ms", "p99 ms"), rows))
+    head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "own us", "readers us")
+    print(table(head, lines))
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"settings": vars(args), "results": results}, file, indent=1)

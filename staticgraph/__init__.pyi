@@ -18,6 +18,7 @@ from staticgraph.errors import DatasetUnavailable as DatasetUnavailable
 from staticgraph.errors import Diverged as Diverged
 from staticgraph.errors import DryRunBroken as DryRunBroken
 from staticgraph.errors import DryRunUnavailable as DryRunUnavailable
+from staticgraph.errors import ExportRefused as ExportRefused
 from staticgraph.errors import FitRefused as FitRefused
 from staticgraph.errors import FolderInUse as FolderInUse
 from staticgraph.errors import GraphTooLarge as GraphTooLarge
@@ -44,6 +45,8 @@ from staticgraph.plans.choose import plan_buckets as plan_buckets
 from staticgraph.plans.plan import BucketPlan as BucketPlan
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
+from staticgraph.runner.exported import load_exported as load_exported
+from staticgraph.runner.exported import verify_exported as verify_exported
 from staticgraph.runner.report import Report as Report
 from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner

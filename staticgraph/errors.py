@@ -24,6 +24,11 @@ class StoreCorrupt(ValueError):
     """The folder of a store is incomplete, of another version, or not what was written."""
 
 
+class ExportRefused(ValueError):
+    """An exported model is not what was exported, or was compiled for something else; nothing of it
+    ran."""
+
+
 class CheckpointCorrupt(ValueError):
     """A checkpoint cannot be read, or was written by another version."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from staticgraph import datasets
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.document import read_document
+from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.fit import TERMS, fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.runner import choice, warm_start
+from staticgraph.runner import choice, export_manifest, warm_start
+from staticgraph.runner.export_manifest import ExportManifest
 from staticgraph.runner.report import BucketReport, Report
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -72,7 +75,19 @@ def graph(folder: Path) -> tuple[Path, Callable[[], Any]]:
     return folder / "g" / "manifest.json", lambda: PartitionedGraph(folder / "g")
 
 
-MAKERS = (plan, memory, report, choices, store, graph)
+def exported(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    given = sg.plan_buckets(datasets.open(DATA / "esol.npz"), 32)
+    with zipfile.ZipFile(folder / "bucket-0.pt2", "w") as archive:
+        archive.writestr("bucket-0/byteorder", "little")
+    digest = export_manifest.digest_of((folder / "bucket-0.pt2").read_bytes())
+    output = {"dict": [["a", "tensor"], ["b", {"tuple": ["tensor", {"value": 1}]}]]}
+    made_by = (versions(STEPS), export_manifest.machine_of("cpu"))
+    manifest = ExportManifest(given, (digest,), (("x",),), output, False, "cpu", "M", *made_by)
+    manifest.save(folder)
+    return folder / "export.json", lambda: sg.verify_exported(folder)
+
+
+MAKERS = (exported, plan, memory, report, choices, store, graph)
 
 
 def paths_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -174,6 +189,7 @@ def test_errors_of_a_readers_own_are_kept(tmp_path):
     [
         ("plans.plan", "staticgraph.plan"),
         ("store.files", "staticgraph.store"),
+        ("runner.export_manifest", "staticgraph.export"),
         ("training.checkpoint", "staticgraph.checkpoint"),
         ("outofcore.disk.manifest", "staticgraph.outofcore"),
     ],

@@ -18,13 +18,13 @@ import torch
 from support.command import status_of
 from support.examples import EXAMPLES
 from support.patience import patience
+from support.trained_run import trained_run
 
 import staticgraph as sg
 from staticgraph.datasets.smiles import molecule_of
 from staticgraph.errors import BatchFailed
+from staticgraph.serving import compact
 from staticgraph.serving.ladder import for_serving
-from staticgraph.training.config import TrainConfig
-from staticgraph.training.train import train
 from staticgraph.training.trained import Trained
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -38,16 +38,12 @@ SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 JSON = {"Content-Type": "application/json"}
 NPZ = {"Content-Type": "application/octet-stream"}
+COMPACT = {"Content-Type": "application/x-staticgraph"}
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "esol"
-    config = TrainConfig(
-        data=str(EXAMPLES / "esol.npz"), hidden=8, layers=1, epochs=1, compile_mode="eager"
-    )
-    train(config, folder, progress=False)
-    return folder
+    return trained_run(tmp_path_factory.mktemp("runs") / "esol")
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +96,12 @@ def expected(trained: Trained) -> np.ndarray:
     return out.numpy()
 
 
-def test_smiles_graphs_and_npz_get_the_same_answer(client, trained):
+def test_smiles_graphs_and_bytes_get_the_same_answer(client, trained):
     bodies = [
         (json.dumps({"smiles": SMILES}), JSON),
         (json.dumps({"graphs": [graph_of(s) for s in SMILES]}), JSON),
         (saved(npz_of([graph_of(s) for s in SMILES])), NPZ),
+        (compact.encode(npz_of([graph_of(s) for s in SMILES]), trained.schema), COMPACT),
     ]
     for body, headers in bodies:
         answer = client.post("/predict", content=body, headers=headers)
@@ -202,6 +199,7 @@ HOSTILE = {
     "a long SMILES": (json.dumps({"smiles": ["C" * 5000]}).encode(), JSON, 422, "at most 4000"),
     "a large molecule": (json.dumps({"smiles": [LONG_CHAIN]}).encode(), JSON, 413, "700 nodes"),
     "another type": (b"x", {"Content-Type": "text/xml"}, 415, "text/xml"),
+    "no compact bytes": (b"SGF1", COMPACT, 400, "is no application/x-staticgraph"),
     "no npz": (b"PK not", NPZ, 400, "no npz"),
     "a cut npz": (saved(npz_of([ETHANOL]))[:-30], NPZ, 400, "no npz"),
     "a pickle": (pickled(), NPZ, 400, "array 'more' cannot be read"),
@@ -324,11 +322,14 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
         serve.require_extra()
 
 
-def test_the_command_serves_and_stops_when_told(run_folder):
+@pytest.mark.parametrize(
+    ("workers", "last"), [(0, "Application shutdown complete"), (2, "what was asked is answered")]
+)
+def test_the_command_serves_and_stops_when_told(run_folder, workers, last):
     command = [sys.executable, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, "--port", "0", "--compile-mode", "eager"],
+        [*command, "--port", "0", "--compile-mode", "eager", "--workers", str(workers)],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -344,9 +345,14 @@ def test_the_command_serves_and_stops_when_told(run_folder):
             )
             with urllib.request.urlopen(request, timeout=patience(60)) as answer:
                 assert len(json.load(answer)["outputs"]) == len(SMILES)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patience(60)) as answer:
+                text = answer.read().decode()
+                assert 'staticgraph_requests_total{end="answered"} 1' in text
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read()
+            process.wait(patience(60))
         finally:
             process.kill()
-    assert "Application shutdown complete" in rest
+    assert last in rest
     assert "Traceback" not in rest
+    assert process.returncode in (0, -signal.SIGTERM), "uvicorn ends by the signal itself"

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
+from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.joined import Run, joined
 from staticgraph.serving.request import Request
 from staticgraph.serving.waiting import Waiting
@@ -38,6 +39,16 @@ def graph(nodes: int, seed: int = 0) -> Data:
         x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
         edge_index=torch.randint(max(1, nodes), (2, edges), generator=random),
         edge_attr=torch.randn(edges, 4, generator=random, dtype=torch.float64),
+    )
+
+
+def flat_of(graphs: list[Data]) -> FlatGraphs:
+    """As bytes over HTTP become them."""
+    return FlatGraphs(
+        np.array([g.x.shape[0] for g in graphs]),
+        np.array([g.edge_index.shape[1] for g in graphs]),
+        np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
+        {name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
     )
 
 
@@ -222,6 +233,59 @@ def test_every_request_gets_what_predict_gives(requests, out):
     assert (stats.queue, stats.failed) == (0, 0)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0, 1, 3, 7, 29, 31]), min_size=1, max_size=9),
+            st.sampled_from(["good", "good", "good", "broken", "cancelled"]),
+            st.booleans(),
+        ),
+        max_size=10,
+    ),
+    drain=st.booleans(),
+)
+def test_every_request_ends_once_however_it_ends(requests, drain):
+    """Graphs that fit nothing, batches that fail, callers that go, a server that is closed: each
+    future ends, for a reason of its own, and the server's counts are those of the ends."""
+    server = server_of(max_wait_ms=1e9)
+    futures, ends = [], []
+    for k, (sizes, kind, flat) in enumerate(requests):
+        graphs = [graph(n, 10 * k + i) for i, n in enumerate(sizes)]
+        if kind == "broken":
+            graphs.append(broken())
+        future = server.submit(flat_of(graphs) if flat else graphs)
+        future.add_done_callback(lambda _, k=k: ends.append(k))
+        futures.append((graphs, kind, future))
+        if kind == "cancelled":
+            future.cancel()
+    server.close(drain)
+    assert sorted(ends) == list(range(len(requests))), "each once"
+    anything_broken = any(kind == "broken" for _, kind, _ in requests)
+    counts = {"answered": 0, "failed": 0, "cancelled": 0}
+    for graphs, kind, future in futures:
+        large = any(g.num_nodes > 30 for g in graphs)
+        if future.cancelled():
+            assert kind == "cancelled"
+            counts["cancelled"] += 1
+        elif (error := future.exception()) is None:
+            assert kind != "broken"
+            assert not large
+            same(future.result(), torch.cat([server.runner.predict([g]) for g in graphs]))
+            counts["answered"] += 1
+        else:
+            counts["failed"] += 1
+            if large:
+                assert isinstance(error, sg.GraphTooLarge)
+            else:
+                closed = isinstance(error, sg.ServerClosed)
+                assert closed or (isinstance(error, sg.BatchFailed) and anything_broken)
+                assert not (closed and drain)
+    stats = server.stats()
+    assert {name: getattr(stats, name) for name in counts} == counts
+    assert stats.queue == 0
+
+
 def test_many_threads_get_their_own_answers():
     server = server_of(max_wait_ms=0.1)
     together = threading.Barrier(8)
@@ -296,6 +360,9 @@ def test_graphs_of_other_fields_fail_alone():
         store = sg.GraphStore.from_pyg([graph(3), graph(6)])
         same(server.submit(store).result(PATIENCE_S), server.runner.predict(store))
         assert server.submit([]).result(PATIENCE_S) == []
+        none = flat_of([graph(3)])
+        none = FlatGraphs(none.num_nodes[:0], none.num_edges[:0], none.edge_index[:, :0], {})
+        assert server.submit(none).result(PATIENCE_S) == []
 
 
 def broken() -> Data:
@@ -316,6 +383,51 @@ def test_a_failure_of_the_model_fails_its_batch_and_no_other():
         after = server.submit([graph(3, 9)])
     same(after.result(), server.runner.predict([graph(3, 9)]))
     assert (server.stats().failed, server.stats().answered, server.stats().failing) == (9, 1, 0)
+
+
+class Shaped(nn.Module):
+    """Gives what a test says of its pooled rows."""
+
+    def __init__(self, shape) -> None:
+        super().__init__()
+        self.net, self.shape = Net(), shape
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        return self.shape(self.net(x, edge_index, edge_attr, batch, batch_size))
+
+
+def shaped_server(shape) -> sg.Server:
+    schema = sg.GraphStore.from_pyg([graph(3)]).schema
+    subject = sg.Subject(Shaped(shape), check_padding=False)
+    plan = sg.BucketPlan(tuple(sorted(BUCKETS)), schema=schema)
+    return sg.Server(sg.StaticGraphRunner(subject, plan, mode="eager"), max_wait_ms=0)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda rows: (rows, 2 * rows),
+        lambda rows: [rows, None],
+        lambda rows: {"a": rows, "b": (3 * rows, 1.5)},
+    ],
+    ids=["tuple", "list", "nested"],
+)
+def test_outputs_come_in_what_the_model_returns(shape):
+    graphs = [graph(4, k) for k in range(30)]  # several batches
+    with shaped_server(shape) as server:
+        one, many = server.submit(graphs[:1]), server.submit(graphs)
+        found = one.result(PATIENCE_S), many.result(PATIENCE_S)
+    same(found[0], server.runner.predict(graphs[:1]))
+    same(found[1], server.runner.predict(graphs))
+
+
+def test_one_number_for_the_graphs_of_all_callers_is_refused():
+    with shaped_server(lambda rows: {"rows": rows, "mean": rows.mean()}) as server:
+        with pytest.raises(sg.BatchFailed, match=r"output\['mean'\] is one number for all graphs"):
+            server.submit([graph(3)]).result(PATIENCE_S)
+        assert server.submit([]).result(PATIENCE_S) == [], "the server goes on"
+        with pytest.raises(sg.BatchFailed):
+            server.submit([graph(3)]).result(PATIENCE_S)
 
 
 def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
+
+if TYPE_CHECKING:
+    from staticgraph.serving.from_run import Service
 
 EXAMPLE = """\
 examples:
@@ -57,6 +61,10 @@ def register(commands: Any) -> None:
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
         help="of a request, such as 8MiB (default)",
     )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=values.whole(0, 64), default=1,
+        help="processes that read requests beside the model's (default: 1); 0: in the same one",
+    )  # fmt: skip
     parser.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
     parser.add_argument("--compile-mode", choices=MODES, default="auto", help="(default: auto)")
     parser.set_defaults(run=run)
@@ -65,11 +73,9 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
-    import uvicorn
+    from staticgraph.serving.from_run import service_of_run
 
-    from staticgraph.serving.from_run import app_of_run
-
-    app = app_of_run(
+    service = service_of_run(
         args.folder,
         device=args.device,
         mode=args.compile_mode,
@@ -79,11 +85,42 @@ def run(args: argparse.Namespace) -> int:
         most_bytes=args.max_body,
     )
     sys.setswitchinterval(SWITCH_S)
+    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
+    with service.server:
+        return _beside(service, args) if args.workers else _here(service, args)
+
+
+def _here(service: Service, args: argparse.Namespace) -> int:
+    """Bodies are read in this process."""
+    import uvicorn
+
+    from staticgraph.serving.app import make_app
+    from staticgraph.serving.asker import Here
+
+    app = make_app(Here(service.server), service.reader, service.title, service.task)
     config = uvicorn.Config(app, args.host, args.port, log_level="info", access_log=False)
     server = uvicorn.Server(config)
-    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
     server.run()
     return 0 if server.started else 2
+
+
+def _beside(service: Service, args: argparse.Namespace) -> int:
+    """Bodies are read in processes of their own."""
+    from staticgraph.serving.workers import Workers
+
+    workers = Workers(*service, args.workers, args.host, args.port)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, workers.tell)
+    try:
+        workers.wait_ready()
+        print(f"running on http://{workers.host}:{workers.port}", file=sys.stderr, flush=True)
+        stopped = workers.wait()
+        if not stopped:
+            print("a process that reads requests ended by itself; stopping", file=sys.stderr)
+    finally:
+        workers.stop()
+    print("what was asked is answered; stopped", file=sys.stderr)
+    return 0 if stopped else 2
 
 
 def require_extra() -> None:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.loader import StaticLoader
-from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
@@ -32,13 +31,14 @@ from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
-from staticgraph.nn.context.present import Restored
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
+from staticgraph.runner.export import export
+from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.statistics import BucketStatistics
@@ -53,7 +53,6 @@ from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, resolve
-from staticgraph.steps.provenance import leaves, name_of
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, untouched
@@ -174,6 +173,11 @@ class StaticGraphRunner:
     def model(self) -> torch.nn.Module:
         """What is run."""
         return self.subject.model
+
+    @property
+    def pointers(self) -> bool:
+        """Whether its batches need row pointers."""
+        return self.subject.pointers
 
     @property
     def loss(self) -> Loss | None:
@@ -339,24 +343,7 @@ class StaticGraphRunner:
             BadGraph: a graph lacks a field, or has one of another dtype or width.
         """
         check_not_traced("predict()")
-        with Restored(nothing=True):  # a store is made by PyG's own functions, wherever this stands
-            return self._predict(graphs)
-
-    def _predict(self, graphs: Any) -> Any:
-        if isinstance(graphs, GraphStore | DeviceStore):
-            store = graphs
-        elif len(graphs) == 0:
-            return []
-        else:
-            store = GraphStore.from_pyg(graphs, schema=self._schema)
-        any_data = replace(self.plan, digest=None)
-        loader = StaticLoader(
-            store, any_data, exact=False, device=self.device, pointers=self.subject.pointers
-        )
-        predictions = Predictions(store.host if isinstance(store, DeviceStore) else store)
-        for batch in loader:
-            predictions.add(batch, self.predict_batch(batch))
-        return predictions.in_order()
+        return predict(self, graphs, self._schema)
 
     def predict_batch(self, batch: StaticBatch) -> Any:
         """The output of one batch in evaluation mode, without gradients and without a loss.
@@ -371,6 +358,55 @@ class StaticGraphRunner:
         check_not_traced("predict_batch()")
         with self._turns.forward, evaluating(self.model):
             return self._rows(batch)
+
+    def export(
+        self,
+        folder: str | Path,
+        example: StaticBatch | GraphStore | None = None,
+        *,
+        overwrite: bool = False,
+        progress: bool = True,
+    ) -> str:
+        """Writes the model's forward in evaluation mode as compiled code, a package of AOTInductor
+        a bucket, with the plan and the fields: what :func:`staticgraph.load_exported` loads without
+        the model's source, with the torch, and on a processor or GPU, like these.
+
+        Args:
+            folder: a new one, or one that an export wrote, with ``overwrite``.
+            example: a batch or a store, where the plan does not know the fields of the data.
+            overwrite: replace an export.
+            progress: show a bar.
+
+        Returns:
+            The digest of the folder. A package is code: give the digest to those who load it, for
+            ``load_exported(folder, digest=...)``.
+
+        Raises:
+            FileExistsError: something stands there that is not to be replaced.
+            NotStatic: the model cannot be exported; the message has torch's reason.
+            ValueError: the fields of the data are not known.
+        """
+        check_not_traced("export()")
+        schema = self._schema
+        if example is not None:
+            layout = getattr(example, "layout", None)
+            schema = layout.schema if layout is not None else example.schema
+        if schema is None:
+            raise ValueError(
+                "the plan is a plain list of capacities, which does not say what fields a graph "
+                "has: pass export(folder, example=store), or use plan_buckets(store, ...)"
+            )
+        plan = replace(self.plan, schema=schema)
+        with self._turns.whole:
+            return export(
+                folder,
+                self._computation,
+                self.subject,
+                plan,
+                schema,
+                overwrite=overwrite,
+                progress=progress,
+            )
 
     # ------------------------------------------------------------------ warming up
 
@@ -544,15 +580,7 @@ class StaticGraphRunner:
     def _rows(self, batch: StaticBatch) -> Any:
         """The output, each tensor of which must be rows of the batch."""
         out = self._run("forward", batch)
-        tensors = dict(leaves(out))
-        for path, level in self._computation.levels(out, batch).items():
-            if level is None and tensors[path].dim():
-                raise ValueError(
-                    f"predict() gives each graph its rows, and the model's output"
-                    f"{f' {name_of(path)!r}' if path else ''} has no rows of the batch: leave it "
-                    "out with forward=lambda model, batch: ..., or say what its rows are with "
-                    "rows={...}"
-                )
+        require_rows(out, self._computation.levels(out, batch))
         return out
 
     def _own(self, batch: StaticBatch, work: str) -> StaticBatch:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.serving.app import make_app
+from staticgraph.serving.asker import Here
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.serving.server import Server
@@ -19,7 +21,16 @@ from staticgraph.training.trained import Trained
 ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
 
 
-def app_of_run(
+class Service(NamedTuple):
+    """A model that answers, and how bodies are read for it."""
+
+    server: Server
+    reader: Reader
+    title: str
+    task: str | None
+
+
+def service_of_run(
     folder: Path,
     *,
     device: str = "auto",
@@ -28,7 +39,7 @@ def app_of_run(
     max_queue: int = 4096,
     most_graphs: int = 1024,
     most_bytes: int = 8 << 20,
-) -> FastAPI:
+) -> Service:
     """Loads the model, warms it up, and starts its server.
 
     Args:
@@ -41,13 +52,19 @@ def app_of_run(
     trained = Trained.load(folder, device_of(device))
     runner = StaticGraphRunner(trained.model, for_serving(trained.plan), mode)
     runner.warmup(phases=("eval",))
-    server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
     smiles = reads_smiles(trained.config.data, trained.schema)
     reader = Reader(trained.schema, trained.categories, smiles, most_graphs, most_bytes)
+    server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
+    return Service(server, reader, f"{trained.config.model} of {folder.name}", trained.task)
+
+
+def app_of_run(folder: Path, **options: Any) -> FastAPI:
+    """The application of a run in this process alone; takes what :func:`service_of_run` takes."""
+    service = service_of_run(folder, **options)
     try:
-        return make_app(server, reader, f"{trained.config.model} of {folder.name}", trained.task)
+        return make_app(Here(service.server), *service[1:])
     except BaseException:
-        server.close()
+        service.server.close()
         raise
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from staticgraph.schema import Level
+from staticgraph.schema import Level, Schema
+from staticgraph.serving.flat_graphs import Stretch, store_of
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
@@ -83,6 +84,21 @@ def joined(runs: Sequence[Run]) -> GraphStore:
             for axis in schema.edge_axes
             if len(found := origins(axis.name, lambda s, a=axis.name: s.origins.get(a)))
         },
+    )
+
+
+def joined_any(stretches: Sequence[Run | Stretch], schema: Schema) -> GraphStore:
+    """One store of the graphs of all, whether they are columns already or flat."""
+    flat = [stretch for stretch in stretches if isinstance(stretch, Stretch)]
+    if len(flat) == len(stretches):
+        return store_of(flat, schema)
+    return joined(
+        [
+            Run(store_of([each], schema), 0, each.last - each.first)
+            if isinstance(each, Stretch)
+            else each
+            for each in stretches
+        ]
     )
 
 

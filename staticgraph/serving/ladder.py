@@ -11,9 +11,10 @@ from dataclasses import replace
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 
-# Of a bucket's rows. A fourth apart: a batch takes at most four times the rows that it needs, and
-# each bucket is one more compilation.
-SHARES = (1 / 4, 1 / 16)
+# Of a bucket's rows; each bucket is one more compilation. What waits while a batch runs is often
+# half of what a full one takes, so a batch takes at most twice the rows that it needs; below a
+# fourth, where steps are short anyway, four times.
+SHARES = (1 / 2, 1 / 4, 1 / 16)
 
 
 def for_serving(plan: BucketPlan) -> BucketPlan:

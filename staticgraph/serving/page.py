@@ -7,23 +7,30 @@ from base64 import b64encode
 
 SCRIPT = """
 const form = document.querySelector("form"), out = document.querySelector("output");
-form.addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const smiles = document.querySelector("#smiles").value;
-  const drawing = document.querySelector("img");
-  drawing.src = "draw?smiles=" + encodeURIComponent(smiles);
-  drawing.alt = smiles;
-  out.textContent = "...";
+let asked = 0;
+const ask = async (smiles) => {
   const answer = await fetch("predict", {
     method: "POST",
     headers: {"Content-Type": "application/json"},
     body: JSON.stringify({smiles: [smiles]}),
   });
   const found = await answer.json();
-  if (!answer.ok) { out.textContent = found.detail; return; }
+  if (!answer.ok) return found.detail;
   const values = (found.probabilities || found.outputs)[0];
-  out.textContent = (found.probabilities ? "probability " : "output ")
+  return (found.probabilities ? "probability " : "output ")
     + [values].flat().map((v) => v === null ? "-" : v.toPrecision(4)).join(", ");
+};
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const smiles = document.querySelector("#smiles").value, number = ++asked;
+  const drawing = document.querySelector("img");
+  drawing.hidden = false;
+  drawing.onerror = () => { drawing.hidden = true; };
+  drawing.src = "draw?smiles=" + encodeURIComponent(smiles);
+  drawing.alt = smiles;
+  out.textContent = "...";
+  const said = await ask(smiles).catch(() => "the server does not answer");
+  if (number === asked) out.textContent = said;  // and not that of one asked before
 });
 """
 STYLE = """

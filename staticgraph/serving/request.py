@@ -6,9 +6,9 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.outputs import Output, answer
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 
 
@@ -17,8 +17,9 @@ class Request:
     together, once.
 
     Args:
-        store: the graphs; arrays that no caller holds.
+        store: where the graphs are; arrays that no caller holds.
         arrived: by the server's clock, in seconds.
+        first, last: the graphs are those from ``first`` to ``last``, less one; all where None.
 
     Attributes:
         future: what the caller waits for.
@@ -26,18 +27,33 @@ class Request:
     """
 
     __slots__ = (
-        "_begun", "_lock", "_missing", "_rows", "_stacked", "arrived", "future", "over", "store"
+        "_begun", "_found", "_lock", "_missing", "arrived", "first", "future", "last", "over",
+        "store",
     )  # fmt: skip
 
-    def __init__(self, store: GraphColumns, arrived: float) -> None:
+    def __init__(
+        self,
+        store: GraphColumns | FlatGraphs,
+        arrived: float,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
         self.store, self.arrived = store, arrived
+        self.first, self.last = first, len(store) if last is None else last
         self.future: Future[Any] = Future()
         self.over = False
         self._lock = threading.Lock()
         self._begun = False
-        self._rows: list[Any] = [None] * len(store)
-        self._missing = len(store)
-        self._stacked: Any = False
+        self._found: list[tuple[int, Output]] = []
+        self._missing = len(self)
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def sizes(self) -> IntArray:
+        """``[n, C]`` of its graphs."""
+        return self.store.sizes[self.first : self.last]
 
     def begin(self) -> bool:
         """Whether its graphs are to run: they are, unless it is over or the caller cancelled it,
@@ -56,23 +72,22 @@ class Request:
             first, self.over = not self.over, True
         return first
 
-    def take(self, graph: int, rows: Any, stacked: Any) -> bool:
-        """Takes one graph's output; True with the last one.
+    def take(self, graph: int, count: int, output: Output) -> bool:
+        """Takes the output of some graphs; True with the last of them.
 
         Args:
-            graph: its place in the request.
-            rows: a tensor, or a dict of them.
-            stacked: whether the answer is one tensor of all graphs' rows, as it is where the model
-                gives each graph one; a dict of that where ``rows`` is one.
+            graph: the place of the first in the request; others follow it.
+            count: how many.
+            output: of these.
         """
-        self._rows[graph] = rows
-        self._missing -= 1
-        self._stacked = stacked
+        self._found.append((graph, output))
+        self._missing -= count
         return self._missing == 0
 
     def answer(self) -> None:
         """Gives the caller what was taken; once, after :meth:`end`."""
-        self.future.set_result(_answer(self._rows, self._stacked))
+        self._found.sort(key=lambda item: item[0])
+        self.future.set_result(answer([output for _, output in self._found]))
 
 
 class Piece(NamedTuple):
@@ -80,18 +95,3 @@ class Piece(NamedTuple):
 
     request: Request
     graph: int
-
-
-def rows_of(out: Any, graph: int) -> tuple[Any, Any]:
-    """One graph's share of what :meth:`Predictions.in_order` gave, and whether such rows are
-    stacked; where the model gives a dict, both are one."""
-    if isinstance(out, dict):
-        parts = {key: rows_of(value, graph) for key, value in out.items()}
-        return {k: rows for k, (rows, _) in parts.items()}, {k: s for k, (_, s) in parts.items()}
-    return out[graph], isinstance(out, Tensor)
-
-
-def _answer(rows: list[Any], stacked: Any) -> Any:
-    if isinstance(stacked, dict):
-        return {key: _answer([each[key] for each in rows], stacked[key]) for key in stacked}
-    return torch.stack(rows) if stacked else rows

@@ -23,17 +23,20 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
-from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.clock import Clock
-from staticgraph.serving.joined import Run, joined
-from staticgraph.serving.request import Piece, Request, rows_of
+from staticgraph.serving.flat_graphs import FlatGraphs, split, store_of, whole
+from staticgraph.serving.joined import Run, joined_any
+from staticgraph.serving.outputs import Output, output_of
+from staticgraph.serving.pieces import runs_of, stretches_of, taken_of
+from staticgraph.serving.request import Piece, Request
 from staticgraph.serving.statistics import Counts, ServerStats
 from staticgraph.serving.waiting import Taken, Waiting
+from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 
@@ -45,7 +48,8 @@ class Server:
     """Answers requests from any thread, until it is closed; ``with Server(...)`` closes it.
 
     Args:
-        runner: whose :meth:`~StaticGraphRunner.warmup` is over, where its mode compiles.
+        runner: whose :meth:`~StaticGraphRunner.warmup` is over, where its mode compiles; or what
+            :func:`staticgraph.load_exported` gives.
         max_wait_ms: how long a graph waits for others, in milliseconds; what waits while a batch
             runs goes with the next one in any case. 0 waits for nobody.
         max_queue: graphs that may wait; with more, :meth:`submit` raises :class:`ServerBusy`.
@@ -58,7 +62,7 @@ class Server:
 
     def __init__(
         self,
-        runner: StaticGraphRunner,
+        runner: Predictor,
         *,
         max_wait_ms: float = 5.0,
         max_queue: int = 4096,
@@ -94,8 +98,8 @@ class Server:
         """Asks for the outputs of some graphs, which are copied before this returns.
 
         Args:
-            graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore` with the plan's
-                fields.
+            graphs: a list of ``Data``, a PyG data set, a :class:`GraphStore` with the plan's
+                fields, or :class:`~staticgraph.serving.flat_graphs.FlatGraphs` that were checked.
 
         Returns:
             A future of what ``runner.predict(graphs)`` gives. It raises what is wrong with these
@@ -107,15 +111,14 @@ class Server:
         Raises:
             ServerBusy: the queue is full.
             ServerClosed: the server takes no requests any more.
-            ValueError: more graphs than the queue holds.
+            ValueError: more graphs than the queue holds. Of ``FlatGraphs`` all three come from the
+                future.
         """
         if not isinstance(graphs, GraphStore) and len(graphs) == 0:
             return _done([])
-        if len(graphs) > self.max_queue:
-            raise ValueError(
-                f"{len(graphs)} graphs in one request, and the queue holds {self.max_queue}: ask "
-                "for fewer at a time, or raise max_queue"
-            )
+        if isinstance(graphs, FlatGraphs):
+            return self.submit_split(graphs, [len(graphs)])[0]
+        self._check_size(len(graphs))
         with self._changed:
             self._check_room(len(graphs))  # before the graphs are read, which takes longer
         try:
@@ -142,6 +145,44 @@ class Server:
             for future in futures:
                 future.cancel()
             raise
+        return futures
+
+    def submit_split(self, graphs: FlatGraphs, counts: Sequence[int]) -> list[Future[Any]]:
+        """Many requests at once, whose graphs are neighbours in the same arrays.
+
+        Args:
+            graphs: of all requests; checked, and held by nobody who changes them.
+            counts: how many of them each request has, at least one.
+
+        Returns:
+            A future a request, as of :meth:`submit`; here it also raises what :meth:`submit` raises
+            itself, since others of the same arrays go on.
+        """
+        unfit = self._waiting.unfit(graphs.sizes)
+        now, futures = self._clock.now(), []
+        accepted, room_for = list[Request](), 0
+        with self._changed:
+            for _, first, last in split(graphs, counts):
+                request = Request(graphs, now, first, last)
+                futures.append(request.future)
+                inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
+                try:
+                    self._check_size(last - first)
+                    self._check_room(last - first, room_for)
+                    if len(inside):
+                        self._counts.failed += 1
+                        raise self._too_large(int(inside[0]) - first, graphs.sizes[inside[0]])
+                except (ServerBusy, ServerClosed, ValueError) as error:
+                    request.over = True
+                    request.future.set_exception(error)
+                else:
+                    accepted.append(request)
+                    room_for += len(request)
+            if accepted:
+                self._waiting.add(*accepted)
+                self._changed.notify_all()
+        for request in accepted:
+            request.future.add_done_callback(self._note_cancelled)
         return futures
 
     async def ask(self, graphs: Any) -> Any:
@@ -176,11 +217,19 @@ class Server:
 
     # ------------------------------------------------------------------ taking in
 
-    def _check_room(self, graphs: int) -> None:
-        """Refuses a request for which there is no room; holding the lock."""
+    def _check_size(self, graphs: int) -> None:
+        if graphs > self.max_queue:
+            raise ValueError(
+                f"{graphs} graphs in one request, and the queue holds {self.max_queue}: ask "
+                "for fewer at a time, or raise max_queue"
+            )
+
+    def _check_room(self, graphs: int, accepted: int = 0) -> None:
+        """Refuses a request for which there is no room, beside those that were just accepted;
+        holding the lock."""
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
-        waiting = len(self._waiting)
+        waiting = len(self._waiting) + accepted
         if waiting + graphs <= self.max_queue:
             return
         self._counts.refused += 1
@@ -207,15 +256,18 @@ class Server:
                 store = GraphStore.from_pyg(graphs, schema=self.schema, progress=False)
         unfit = self._waiting.unfit(store.sizes)
         if len(unfit):
-            capacities = self.runner.plan.capacities
-            size = dict(zip(self.schema.components, store.sizes[unfit[0]].tolist(), strict=True))
-            raise GraphTooLarge(
-                f"graph {unfit[0]} has {' and '.join(f'{n} {what}' for what, n in size.items())} "
-                f"and fits no bucket; they are {', '.join(map(str, capacities))}, for single "
-                f"graphs of at most {max(c.max_graph_nodes for c in capacities)} nodes: make a "
-                "plan whose data has graphs as large, or leave it out"
-            )
+            raise self._too_large(int(unfit[0]), store.sizes[unfit[0]])
         return store
+
+    def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
+        capacities = self.runner.plan.capacities
+        size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
+        return GraphTooLarge(
+            f"graph {graph} has {' and '.join(f'{n} {what}' for what, n in size.items())} "
+            f"and fits no bucket; they are {', '.join(map(str, capacities))}, for single "
+            f"graphs of at most {max(c.max_graph_nodes for c in capacities)} nodes: make a "
+            "plan whose data has graphs as large, or leave it out"
+        )
 
     def _note_cancelled(self, future: Future[Any]) -> None:
         if future.cancelled():
@@ -226,13 +278,11 @@ class Server:
 
     def _warm(self) -> None:
         """Has the loops compiled that pack and fill, before the first request waits for them."""
-        example = Run(GraphStore.zeros(self.schema), 0, 1)
-        StaticBatch.of(
-            joined([example]),
-            (),
-            self.runner.plan.capacities[0],
-            pointers=self.runner.subject.pointers,
-        )
+        store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
+        capacity = self.runner.plan.capacities[0]
+        StaticBatch.of(store, (), capacity, pointers=self.runner.pointers)
+        if not (self.schema.axes or self.schema.two_sided):
+            store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
         self._waiting.warm()
 
     def _serve(self) -> None:
@@ -274,27 +324,26 @@ class Server:
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
+        whole_ones = [r for r, *of in runs_of(pieces) if r.take(*taken_of(out, *of))]
+        done = [request for request in whole_ones if request.end()]
         with self._changed:
             self._counts.failing = 0
             self._counts.ran(len(pieces), ended - began)
-        for place, (request, graph) in enumerate(pieces):
-            if request.take(graph, *rows_of(out, place)) and request.end():
-                with self._changed:
-                    self._counts.answer(len(request.store), ended - request.arrived)
-                request.answer()
+            for request in done:
+                self._counts.answer(len(request), ended - request.arrived)
+        for request in done:
+            request.answer()
 
-    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Any:
+    def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
-        store = joined(_runs(pieces))
-        capacity, subject = self.runner.plan.capacities[bucket], self.runner.subject
-        batch = StaticBatch.of(store, range(len(store)), capacity, bucket, subject.pointers)
+        store = joined_any(stretches_of(pieces), self.schema)
+        capacity = self.runner.plan.capacities[bucket]
+        batch = StaticBatch.of(store, range(len(store)), capacity, bucket, self.runner.pointers)
         assert batch.real is not None
         with self._changed:
             self._counts.batch(bucket, batch.real[:3], waits)
         batch = batch.to(self.runner.device)
-        predictions = Predictions(store)
-        predictions.add(batch, self.runner.predict_batch(batch))
-        return predictions.in_order()
+        return output_of(store, batch, self.runner.predict_batch(batch))
 
     def _fail(self, requests: list[Request], error: Any) -> None:
         """Ends requests, each with an error of its own, since raising changes one."""
@@ -303,17 +352,6 @@ class Server:
                 with self._changed:
                     self._counts.failed += 1
                 request.future.set_exception(error())
-
-
-def _runs(pieces: list[Piece]) -> list[Run]:
-    """Neighbours in a request are cut out together."""
-    runs: list[Run] = []
-    for request, graph in pieces:
-        if runs and runs[-1].store is request.store and runs[-1].last == graph:
-            runs[-1] = runs[-1]._replace(last=graph + 1)
-        else:
-            runs.append(Run(request.store, graph, graph + 1))
-    return runs
 
 
 def _failed(error: Exception, graphs: int, requests: int) -> BatchFailed:

@@ -68,11 +68,12 @@ class Waiting:
     def _lines(self, sizes: IntArray) -> IntArray:
         return homes(sizes, [self._capacities[bucket] for bucket in self._largest])
 
-    def add(self, request: Request) -> None:
-        """Adds the graphs of a request, each of which fits a bucket."""
-        self._pieces += [Piece(request, graph) for graph in range(len(request.store))]
-        self._arrived += [request.arrived] * len(request.store)
-        self._sizes = np.concatenate([self._sizes, request.store.sizes])
+    def add(self, *requests: Request) -> None:
+        """Adds the graphs of requests, each of which fits a bucket."""
+        for request in requests:
+            self._pieces += [Piece(request, graph) for graph in range(len(request))]
+            self._arrived += [request.arrived] * len(request)
+        self._sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
 
     def due(self) -> float | None:
         """When the oldest graph has waited long enough; None where none waits."""

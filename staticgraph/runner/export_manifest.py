@@ -1,0 +1,286 @@
+"""What an exported folder says of itself, and what is checked of it before any of it runs.
+
+A package of AOTInductor is a shared library, so it is code: whoever wrote the folder runs as
+whoever loads it, as with a wheel. What can be done is to run nothing until it is known to be what
+was exported: ``export.json`` is JSON, has the SHA-256 of every package, and its own is the *digest*
+that :meth:`StaticGraphRunner.export` returns and ``load_exported(folder, digest=...)`` demands. The
+names of files are made here, not read; the entries of a package are looked at, since torch unpacks
+it by their names. And what was compiled for another version, processor or device is refused in
+words, where it would end in a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from staticgraph.errors import ExportRefused
+from staticgraph.files import document
+from staticgraph.files.folder import Kind
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.plans.plan import BucketPlan
+
+FILE, FORMAT, VERSION = "export.json", "staticgraph.export", 1
+# What a package of AOTInductor holds; anything else, an exported program with pickles above all,
+# is none of ours.
+ENDINGS = {".so", ".json", ".cpp", ".o", ".cubin", ".h", ".txt", ".s", ".S", ".bin"}
+PLAIN = {"archive_format", "archive_version", "byteorder", "serialization_id", "version"}
+# Instructions that a compiler uses where it finds them.
+SETS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportManifest:
+    """An exported folder's ``export.json``.
+
+    Attributes:
+        plan: the buckets, with the fields of a graph.
+        packages: of each bucket its SHA-256, in hexadecimal digits.
+        inputs: of each bucket the names of the tensors that it takes, in order.
+        output: how tensors are collected in the output; see :func:`staticgraph.runner.export.form`.
+        pointers: whether batches have row pointers.
+        device: ``cpu`` or ``cuda``.
+        model: the name of its class, for people.
+        versions: of Python, torch and PyG that made it.
+        machine: the processor or the GPU that it was made for.
+        digest: of the file.
+    """
+
+    plan: BucketPlan
+    packages: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    output: Any
+    pointers: bool
+    device: str
+    model: str
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    digest: str = ""
+
+    def save(self, folder: Path) -> str:
+        """Writes the file; gives its digest."""
+        values = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "device": self.device,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "pointers": self.pointers,
+            "output": self.output,
+            "inputs": [list(names) for names in self.inputs],
+            "packages": list(self.packages),
+            "plan": self.plan.to_dict(),
+        }
+        document.save(folder / FILE, values)
+        return digest_of((folder / FILE).read_bytes())
+
+    @classmethod
+    def read(cls, folder: Path) -> ExportManifest:
+        """Reads the file alone.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ExportRefused: it is not one of this version.
+        """
+        if not (folder / FILE).is_file():
+            raise FileNotFoundError(
+                f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
+            )
+        found = document.read_document(folder / FILE, "an exported model", _build, ExportRefused)
+        return found(digest_of((folder / FILE).read_bytes()))
+
+
+def _build(values: dict[str, Any]) -> Any:
+    if (values.get("format"), values.get("version")) != (FORMAT, VERSION):
+        raise ValueError(
+            f"not an exported model of version {VERSION}, but {values.get('format')!r} "
+            f"{values.get('version')!r}: export it again"
+        )
+    plan = BucketPlan.from_dict(values["plan"])
+    packages = tuple(map(_text, _list(values["packages"])))
+    inputs = tuple(tuple(map(_text, _list(names))) for names in _list(values["inputs"]))
+    if not len(packages) == len(inputs) == len(plan.capacities) or plan.schema is None:
+        raise ValueError("it has not one package a bucket, or no fields")
+    _check_form(values["output"])
+    machine = {_text(key): value for key, value in values["machine"].items()}
+    machine["instructions"] = list(map(_text, _list(machine.get("instructions", []))))
+
+    def made(digest: str) -> ExportManifest:
+        return ExportManifest(
+            plan,
+            packages,
+            inputs,
+            values["output"],
+            bool(values["pointers"]),
+            _text(values["device"]),
+            _text(values["model"]),
+            {_text(key): _text(value) for key, value in values["versions"].items()},
+            machine,
+            digest,
+        )
+
+    made("")  # whatever is wrong is found here
+    return made
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} where a text should be")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} where a list should be")
+    return value
+
+
+def _check_form(form: Any) -> None:
+    """Refuses what :func:`staticgraph.runner.export.form` does not give."""
+    if form == "tensor":
+        return
+    ((kind, items),) = form.items()
+    if kind == "dict":
+        for key, item in _list(items):
+            if not isinstance(key, str | int):
+                raise TypeError(f"{key!r} for a key")
+            _check_form(item)
+    elif kind in ("tuple", "list"):
+        for item in _list(items):
+            _check_form(item)
+    elif kind != "value":
+        raise ValueError(f"an output collected in {kind!r}")
+
+
+def package_name(bucket: int) -> str:
+    """The file of a bucket's package."""
+    return f"bucket-{bucket}.pt2"
+
+
+def files_of(values: Mapping[str, Any]) -> list[str]:
+    """The files beside the manifest, given its values."""
+    return [package_name(bucket) for bucket in range(len(values["packages"]))]
+
+
+KIND = Kind("model exported by this library", FORMAT, FILE, files_of)
+
+
+def digest_of(content: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def machine_of(device: str) -> dict[str, Any]:
+    """What compiled code depends on, of this machine."""
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return {"arch": platform.machine(), "capability": f"{major}.{minor}"}
+    return {"arch": platform.machine(), "instructions": _instructions()}
+
+
+def _instructions() -> list[str]:
+    """The processor's sets of instructions, as Linux names them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return [torch.backends.cpu.get_cpu_capability()]
+    words = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return sorted({w for w in words.partition(":")[2].split() if w.startswith(SETS)})
+
+
+def require_machine(folder: Path, manifest: ExportManifest) -> None:
+    """Refuses what was compiled for something else than this process is.
+
+    Raises:
+        ExportRefused: the message says what differs.
+    """
+    if (found := _difference(manifest)) is not None:
+        raise ExportRefused(f"{folder}: {found}")
+
+
+def _difference(manifest: ExportManifest) -> str | None:
+    here = versions(STEPS)
+    made, mine = manifest.versions.get("torch", "?"), here["torch"]
+    if made.partition("+")[0] != mine.partition("+")[0]:
+        return (
+            f"this model was exported with torch {made}, and here is torch {mine}: compiled code "
+            "fits the version that made it; export it again with this one"
+        )
+    if manifest.device not in ("cpu", "cuda"):
+        return f"this model was exported for {manifest.device!r}: use cpu or cuda"
+    if manifest.device == "cuda" and not torch.cuda.is_available():
+        return (
+            "this model was exported for CUDA, and torch finds no GPU here: export it from a "
+            "runner on the CPU"
+        )
+    machine = machine_of(manifest.device)
+    if manifest.machine.get("arch") != machine["arch"]:
+        return (
+            f"this model was compiled for {manifest.machine.get('arch')}, and this machine is "
+            f"{machine['arch']}: export it on such a machine"
+        )
+    lacking = {*manifest.machine.get("instructions", ())} - {*machine.get("instructions", ())}
+    if lacking:
+        return (
+            f"this model was compiled for a processor with {', '.join(sorted(lacking))}, which "
+            "this one lacks: export it on a machine like this one"
+        )
+    wanted, found = manifest.machine.get("capability"), machine.get("capability")
+    if wanted != found:
+        return (
+            f"this model was compiled for a GPU of capability {wanted}, and this one has {found}: "
+            "export it on such a GPU"
+        )
+    return None
+
+
+def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> bytes:
+    """The bytes of a package, which are what the manifest says.
+
+    Raises:
+        ExportRefused: they are not, or it has entries that no package has.
+    """
+    path = folder / package_name(bucket)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ExportRefused(f"{path} cannot be read ({error}): export it again") from error
+    if (found := digest_of(content)) != manifest.packages[bucket]:
+        raise ExportRefused(
+            f"{path} has the SHA-256 {found}, and {FILE} says {manifest.packages[bucket]}: it was "
+            "changed or cut short; export it again"
+        )
+    check_entries(path)
+    return content
+
+
+def check_entries(path: Path) -> None:
+    """Refuses a package with an entry that would be written elsewhere, or that is no part of one.
+
+    Raises:
+        ExportRefused: the message names it.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise ExportRefused(f"{path} is no package ({error}): export it again") from error
+    for name in names:
+        entry = PurePosixPath(name)
+        inside = not entry.is_absolute() and ".." not in entry.parts and "\\" not in name
+        known = len(entry.parts) == 2 and entry.name in PLAIN
+        known |= entry.parts[1:2] == (".data",) and entry.name in PLAIN
+        known |= entry.parts[1:4] == ("data", "aotinductor", "model") and entry.suffix in ENDINGS
+        if not (inside and known):
+            raise ExportRefused(
+                f"{path} holds {name!r}, which no package of AOTInductor has: it was not made by "
+                "runner.export; do not load it"
+            )

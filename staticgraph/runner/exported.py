@@ -1,0 +1,147 @@
+"""A model that :meth:`StaticGraphRunner.export` wrote, loaded without its source."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import ExportRefused, PlanMismatch
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.export_manifest import (
+    FILE,
+    ExportManifest,
+    checked_package,
+    package_name,
+    require_machine,
+)
+from staticgraph.runner.prediction import predict
+from staticgraph.schema import Schema
+
+
+def verify_exported(folder: str | Path, digest: str | None = None) -> ExportManifest:
+    """Looks at an exported folder and runs nothing of it.
+
+    Args:
+        folder: that :meth:`StaticGraphRunner.export` wrote.
+        digest: what that returned; where it is given, the folder is that one, byte for byte.
+
+    Returns:
+        What the folder says of itself; ``str(...digest)`` is what to compare.
+
+    Raises:
+        FileNotFoundError: no such folder, or it has no manifest.
+        ExportRefused: another digest, a package that is not the manifest's, an entry that no
+            package has, or compiled for another torch, processor or device.
+    """
+    return _verified(Path(folder), digest)[0]
+
+
+def _verified(folder: Path, digest: str | None) -> tuple[ExportManifest, list[bytes]]:
+    manifest = ExportManifest.read(folder)
+    if digest is not None and digest != manifest.digest:
+        raise ExportRefused(
+            f"{folder / FILE} has the digest {manifest.digest}, and {digest} was asked for: this "
+            "is another export, or it was changed; nothing of it ran"
+        )
+    require_machine(folder, manifest)
+    buckets = range(len(manifest.packages))
+    return manifest, [checked_package(folder, bucket, manifest) for bucket in buckets]
+
+
+def load_exported(folder: str | Path, digest: str | None = None) -> ExportedModel:
+    """Loads what :meth:`StaticGraphRunner.export` wrote, without the model's source.
+
+    **A package is code** (a shared library), to be trusted like a wheel: load folders of your own,
+    or give the ``digest`` that their export returned, over a way that you trust. Nothing is
+    unpickled, and nothing runs before all of the folder was compared with its manifest.
+
+    Args:
+        folder: of the export.
+        digest: what the export returned; another folder is refused.
+
+    Raises:
+        FileNotFoundError, ExportRefused: as :func:`verify_exported`.
+    """
+    manifest, packages = _verified(Path(folder), digest)
+    return ExportedModel(manifest, packages)
+
+
+class ExportedModel:
+    """Compiled buckets of a model: ``predict`` and ``predict_batch`` as a runner has them, and what
+    :class:`staticgraph.Server` needs.
+
+    Args:
+        manifest: of the folder.
+        packages: the bytes of each bucket's package, checked.
+    """
+
+    def __init__(self, manifest: ExportManifest, packages: list[bytes]) -> None:
+        self.manifest = manifest
+        self.device = torch.device(manifest.device)
+        # What was checked is what is loaded: not the files once more, but these bytes.
+        with tempfile.TemporaryDirectory(prefix="staticgraph-") as own:
+            self._loaders = []
+            for bucket, content in enumerate(packages):
+                path = Path(own) / package_name(bucket)
+                path.write_bytes(content)
+                # Not aoti_load_package: that also reads programs that a package may hold.
+                self._loaders.append(
+                    torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+                )
+
+    @property
+    def plan(self) -> BucketPlan:
+        """The buckets."""
+        return self.manifest.plan
+
+    @property
+    def pointers(self) -> bool:
+        """Whether batches have row pointers."""
+        return self.manifest.pointers
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a graph."""
+        assert self.plan.schema is not None
+        return self.plan.schema
+
+    def predict(self, graphs: Any) -> Any:
+        """Outputs for new graphs, in the order given; see
+        :meth:`staticgraph.StaticGraphRunner.predict`."""
+        return predict(self, graphs, self.schema)
+
+    def predict_batch(self, batch: StaticBatch) -> Any:
+        """The output of one batch over all physical rows.
+
+        Raises:
+            PlanMismatch: the batch is of another plan, or lacks row pointers.
+        """
+        names, tensors = self.manifest.inputs[batch.bucket : batch.bucket + 1], batch.tensors()
+        known = names and batch.capacity == self.plan.capacities[batch.bucket]
+        if not known or names[0] != tuple(tensors):
+            raise PlanMismatch(
+                f"a batch of bucket {batch.bucket} with {', '.join(tensors)} is none of this "
+                "model's: use batches of its plan, StaticLoader(store, model.plan, "
+                "pointers=model.pointers)"
+            )
+        flat = self._loaders[batch.bucket].run(list(tensors.values()))
+        return _unflat(self.manifest.output, iter(flat))
+
+
+def _unflat(form: Any, tensors: Iterator[Tensor]) -> Any:
+    """Tensors in what the model collects them in."""
+    if form == "tensor":
+        return next(tensors)
+    (kind, items), *_ = form.items()
+    if kind == "value":
+        return items
+    if kind == "dict":
+        return {key: _unflat(item, tensors) for key, item in items}
+    found = [_unflat(item, tensors) for item in items]
+    return tuple(found) if kind == "tuple" else found

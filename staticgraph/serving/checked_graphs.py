@@ -1,0 +1,110 @@
+"""Arrays that whoever likes may have sent -> graphs that a model can take, or one line of what is
+wrong: numbers of rows, edges within their graph, categories that the model has a row for, values
+that are finite and that their dtype holds. All graphs of a body are looked at in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from staticgraph.schema import EDGE_INDEX, Field
+from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import Array
+
+Categories = Mapping[str, tuple[int, ...]]
+
+
+def checked(
+    arrays: Mapping[str, Array], fields: Sequence[Field], categories: Categories
+) -> FlatGraphs:
+    """Graphs that share no memory with what was given.
+
+    Args:
+        arrays: ``num_nodes`` and ``num_edges`` ``[n]`` int64 and not negative, ``edge_index`` and
+            the fields, which may be flat.
+        fields: of the graphs, without a target.
+        categories: integer field -> how many categories each of its columns has.
+
+    Raises:
+        BadBody: the message names the graph, the field and the value.
+    """
+    nodes, edges = arrays["num_nodes"], arrays["num_edges"]
+    total = {"node": int(nodes.sum()), "edge": int(edges.sum()), "graph": len(nodes)}
+    index = arrays[EDGE_INDEX]
+    if index.size != 2 * total["edge"] or (index.ndim != 1 and index.shape != (2, total["edge"])):
+        raise BadBody(f"edge_index has shape {list(index.shape)}, not [2, sum of num_edges]")
+    index = cast(index, EDGE_INDEX, "int64").reshape(2, -1)
+    _check_ends(index, nodes, edges)
+    columns = {}
+    for item in fields:
+        rows = total[item.level] * (item.rows if item.level == "graph" else 1)
+        found = arrays[item.name]
+        if found.size != rows * item.width or (
+            found.ndim != 1 and found.shape != (rows, *item.shape)
+        ):
+            raise BadBody(
+                f"{item.name!r} has not {rows} rows, one a {item.level} ({item.describe()}), but "
+                f"shape {list(found.shape)}"
+            )
+        made = cast(found, item.name, item.dtype).reshape(rows, *item.shape)
+        if (sizes := categories.get(item.name)) is not None:
+            _check_categories(item, made.reshape(rows, len(sizes)), sizes, nodes, edges)
+        columns[item.name] = made
+    return FlatGraphs(nodes, edges, index, columns)
+
+
+def cast(found: Array, name: str, dtype: str) -> Array:
+    """A copy in a dtype that holds every number: no fraction in whole numbers, all finite.
+
+    Raises:
+        BadBody: it does not.
+    """
+    wanted = np.dtype(dtype)
+    if wanted.kind != "f" and np.can_cast(found.dtype, wanted):  # holds every number there is
+        return np.array(found, wanted, order="C")
+    if found.dtype.kind not in "biuf":
+        raise BadBody(f"{name!r} is no array of numbers with rows alike")
+    with np.errstate(all="ignore"):
+        made = np.array(found, wanted, order="C")
+        exact = found.dtype == wanted or wanted.kind == "f" or np.array_equal(made, found)
+        # Unsigned numbers of 64 bits and signed ones are compared as float64.
+        exact &= not (found.dtype == np.uint64 and wanted.kind == "i") or not (made < 0).any()
+    if not exact or (wanted.kind == "f" and not np.isfinite(made).all()):
+        raise BadBody(f"{name!r} has a value that is no {dtype}, or not finite")
+    return made
+
+
+def _check_ends(index: IntArray, nodes: IntArray, edges: IntArray) -> None:
+    if not index.size:
+        return
+    limit = nodes.view(np.uint64) if len(nodes) == 1 else np.repeat(nodes, edges).view(np.uint64)
+    wrong = index.view(np.uint64) >= limit  # negative numbers are huge ones
+    if wrong.any():
+        graph = _graph_of(int(wrong.any(axis=0).argmax()), edges)
+        raise BadBody(
+            f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
+        )
+
+
+def _check_categories(
+    item: Field, found: Array, sizes: tuple[int, ...], nodes: IntArray, edges: IntArray
+) -> None:
+    wrong = found.astype(np.int64, copy=False).view(np.uint64) >= np.array(sizes, np.uint64)
+    if not wrong.any():
+        return
+    row, column = np.argwhere(wrong)[0].tolist()
+    counts = {"node": nodes, "edge": edges, "graph": np.full(len(nodes), item.rows)}[item.level]
+    graph = _graph_of(row, counts)
+    raise BadBody(
+        f"graph {graph}: {item.name!r} has {found[row, column]} in column {column} of row "
+        f"{row - int(counts[:graph].sum())}; the model was trained with 0 to {sizes[column] - 1} "
+        "there"
+    )
+
+
+def _graph_of(row: int, counts: IntArray) -> int:
+    """The graph that a row belongs to."""
+    return int(np.searchsorted(np.cumsum(counts), row, side="right"))

@@ -1,0 +1,121 @@
+"""One line from a process that reads bodies to the server: its requests in, its answers out.
+
+Two threads, which wait for the socket and hardly run: one hands all requests of a frame to the
+server at once, the other sends what was answered meanwhile in one frame. The invariant: every
+number that came in goes out once, with an answer or an error, unless the other side is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from staticgraph.errors import BatchFailed
+from staticgraph.serving import frames
+from staticgraph.serving.asker import plain
+from staticgraph.serving.metrics import prometheus
+from staticgraph.serving.server import Server
+
+log = logging.getLogger("staticgraph.serving")
+
+
+class Gateway:
+    """Serves one line until its other side closes it.
+
+    Args:
+        server: answers.
+        line: a stream.
+
+    Attributes:
+        ready: set once the other side takes requests.
+    """
+
+    def __init__(self, server: Server, line: socket.socket) -> None:
+        self._server, self._line = server, line
+        self.ready = threading.Event()
+        self._changed = threading.Condition()
+        self._answered: list[tuple[int, Future[Any]]] = []
+        self._ended = False
+        self._threads = [
+            threading.Thread(target=run, name=f"staticgraph {run.__name__}", daemon=True)
+            for run in (self._take_in, self._give_back)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Waits until the line has ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def _take_in(self) -> None:
+        try:
+            while (header := self._read(frames.HEADER.size)) is not None:
+                length, kind = frames.HEADER.unpack(header)
+                if (payload := self._read(length)) is None:
+                    break
+                self._take(kind, payload)
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _take(self, kind: int, payload: bytearray) -> None:
+        if kind == frames.READY:
+            self.ready.set()
+        elif kind == frames.HEALTH:
+            stats, future = self._server.stats(), Future[Any]()
+            future.set_result([stats.failing, prometheus(stats)])
+            self._note(json.loads(payload), future)
+        else:
+            asked = frames.asked_of(payload, self._server.schema)
+            futures = self._server.submit_split(asked.graphs, asked.counts)
+            for number, future in enumerate(futures, asked.first):
+                future.add_done_callback(lambda done, number=number: self._note(number, done))
+
+    def _note(self, number: int, future: Future[Any]) -> None:
+        with self._changed:
+            self._answered.append((number, future))
+            self._changed.notify_all()
+
+    def _give_back(self) -> None:
+        while True:
+            with self._changed:
+                while not self._answered and not self._ended:
+                    self._changed.wait()
+                if self._ended:
+                    break
+                answered, self._answered = self._answered, []
+            values = [_values(number, future) for number, future in answered]
+            try:
+                self._line.sendall(frames.json_frame(frames.ANSWERS, values))
+            except OSError:
+                break
+        self._line.close()
+
+    def _read(self, length: int) -> bytearray | None:
+        """So many bytes; None where the other side is gone."""
+        found, at = bytearray(length), 0
+        view = memoryview(found)
+        while at < length:
+            try:
+                read = self._line.recv_into(view[at:])
+            except OSError:
+                return None
+            if not read:
+                return None
+            at += read
+        return found
+
+
+def _values(number: int, future: Future[Any]) -> list[Any]:
+    try:
+        return [number, plain(future.result()), None]
+    except (Exception, CancelledError) as error:
+        if isinstance(error, BatchFailed):
+            log.error("a batch failed", exc_info=error)
+        return [number, None, frames.error_values(error)]

@@ -1,0 +1,53 @@
+"""The arrays of an npz that whoever likes may have sent: nothing is unpickled, and no size that it
+claims is believed before it was compared with the bytes that are there."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+
+import numpy as np
+
+from staticgraph.serving.bad_body import BadBody
+from staticgraph.store.columns import Array
+
+
+def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
+    """The arrays, each read by its own header, which must agree with its bytes.
+
+    Args:
+        body: of a request.
+        most_bytes: that it may unfold to.
+
+    Raises:
+        BadBody: it is no npz, or unfolds to more.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
+            if inflated > most_bytes:
+                raise BadBody(f"the npz unfolds to {inflated} bytes, more than {most_bytes}", 413)
+            entries = {e.filename.removesuffix(".npy"): archive.read(e) for e in archive.infolist()}
+    except BadBody:
+        raise
+    except Exception as error:  # zipfile raises whatever the bytes happen to lead to
+        raise BadBody(f"the body is no npz ({type(error).__name__}: {error})", 400) from None
+    return {name: _npy(name, content) for name, content in entries.items()}
+
+
+def _npy(name: str, content: bytes) -> Array:
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}
+        read[2, 0] = np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = read[version](file)
+        if dtype.kind not in "biuf" or min(shape, default=0) < 0 or dtype.hasobject:
+            raise ValueError(f"{dtype} of shape {shape}")
+        if math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+            raise ValueError(f"shape {shape} is not that of its bytes")
+        flat = np.frombuffer(content, dtype, offset=file.tell())
+        return flat.reshape(shape, order="F" if by_column else "C")
+    except Exception as error:  # the header is read as a Python literal
+        raise BadBody(f"array {name!r} cannot be read ({type(error).__name__})", 400) from None

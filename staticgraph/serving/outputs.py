@@ -1,0 +1,94 @@
+"""The output of a batch, cut by the requests that its graphs are of.
+
+A model returns a tensor of rows, or tuples, lists and dicts of such; each caller gets the same with
+the rows of his own graphs, as ``runner.predict`` of these alone would give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.predictions import Predictions
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.store.graph_columns import GraphColumns
+
+
+class Rows(NamedTuple):
+    """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph."""
+
+    rows: Tensor | list[Tensor]
+
+
+class Plain(NamedTuple):
+    """A value that no graph has rows of: None, a number, a string."""
+
+    value: Any
+
+
+class Parts(NamedTuple):
+    """Outputs by their keys or places, and what the model collects them in."""
+
+    parts: dict[Any, Any]
+    kind: type
+
+
+Output = Rows | Plain | Parts
+
+
+def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "") -> Output:
+    """The output of a batch of all graphs of a store, in their order, on the CPU.
+
+    Raises:
+        ValueError: a scalar tensor, which is one number for the graphs of all callers.
+        TypeError: a value that is none of what a model may return.
+    """
+    if type(out) in (dict, tuple, list):
+        items = out.items() if isinstance(out, dict) else enumerate(out)
+        parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
+        return Parts(parts, type(out))
+    if isinstance(out, Tensor) and not out.dim():
+        raise ValueError(
+            f"the model's output{name} is one number for all graphs of a batch, which are of "
+            "several callers: leave it out with forward=lambda model, batch: ..."
+        )
+    if isinstance(out, Tensor) and batch.level_of(out) == "graph":
+        return Rows(out[: len(store)].detach().to("cpu", copy=True))
+    predictions = Predictions(store)
+    predictions.add(batch, out)
+    found = predictions.in_order()
+    return Rows(found) if isinstance(out, Tensor) else Plain(found)
+
+
+def cut(output: Output, first: int, last: int) -> Output:
+    """Of graphs ``first`` to ``last``, less one."""
+    match output:
+        case Rows(rows):
+            return Rows(rows[first:last])
+        case Plain():
+            return output
+        case Parts(parts, kind):
+            return Parts({key: cut(part, first, last) for key, part in parts.items()}, kind)
+
+
+def answer(pieces: Sequence[Output]) -> Any:
+    """What a caller gets: the pieces, in their order, as the model returns them."""
+    match pieces[0]:
+        case Plain(value):
+            return value
+        case Parts(parts, kind):
+            found = {
+                key: answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
+                for key in parts
+            }
+            return found if kind is dict else kind(found.values())
+        case Rows(rows):
+            if len(pieces) == 1:
+                return rows
+            all_rows = [piece.rows for piece in pieces if isinstance(piece, Rows)]
+            if isinstance(rows, Tensor):
+                return torch.cat(all_rows)  # type: ignore[arg-type]
+            return [row for each in all_rows for row in each]

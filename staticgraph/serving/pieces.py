@@ -1,0 +1,43 @@
+"""The graphs of a batch, seen as stretches: of one request, and of the same arrays."""
+
+from __future__ import annotations
+
+from staticgraph.serving.flat_graphs import FlatGraphs, Stretch
+from staticgraph.serving.joined import Run
+from staticgraph.serving.outputs import Output, cut
+from staticgraph.serving.request import Piece, Request
+from staticgraph.store.graph_columns import GraphColumns
+
+
+def runs_of(pieces: list[Piece]) -> list[tuple[Request, int, int, int]]:
+    """Neighbours of one request: the request, the first graph's place in it and in the batch, and
+    how many they are."""
+    runs: list[tuple[Request, int, int, int]] = []
+    for place, (request, graph) in enumerate(pieces):
+        if runs:
+            last, first, begin, count = runs[-1]
+            if last is request and first + count == graph:
+                runs[-1] = (request, first, begin, count + 1)
+                continue
+        runs.append((request, graph, place, 1))
+    return runs
+
+
+def taken_of(out: Output, graph: int, place: int, count: int) -> tuple[int, int, Output]:
+    """What a request takes of a batch's output."""
+    return graph, count, cut(out, place, place + count)
+
+
+def stretches_of(pieces: list[Piece]) -> list[Run | Stretch]:
+    """Neighbours in the same arrays are cut out together, of whichever requests they are."""
+    found: list[tuple[GraphColumns | FlatGraphs, int, int]] = []
+    for request, graph in pieces:
+        here = request.first + graph
+        if found and found[-1][0] is request.store and found[-1][2] == here:
+            found[-1] = (request.store, found[-1][1], here + 1)
+        else:
+            found.append((request.store, here, here + 1))
+    return [
+        Stretch(store, first, last) if isinstance(store, FlatGraphs) else Run(store, first, last)
+        for store, first, last in found
+    ]

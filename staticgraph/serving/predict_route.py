@@ -1,0 +1,112 @@
+"""``POST /predict``: the one route that is asked thousands of times a second, so it stands before
+the framework that has the others: a body in, one line of JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from staticgraph.files.json_text import finite
+from staticgraph.serving import compact
+from staticgraph.serving.asker import Asker
+from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.refusal import Reply, refused
+
+PATH = "/predict"
+JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
+# Bodies beyond this are read in a thread beside, so that they hold up no other request.
+INLINE_BYTES = 1 << 16
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class PredictRoute:
+    """An ASGI application of one route.
+
+    Args:
+        asker: answers.
+        reader: of the bodies.
+        task: outputs of ``binary`` and ``classes`` get probabilities beside them.
+    """
+
+    def __init__(self, asker: Asker, reader: Reader, task: str | None) -> None:
+        self._asker, self._reader, self._task = asker, reader, task
+        self._readers = {JSON: reader.json, compact.CONTENT_TYPE: reader.compact}
+        self._readers |= dict.fromkeys(NPZ, reader.npz)
+
+    @staticmethod
+    def takes(scope: Message) -> bool:
+        """Whether a request is for this route."""
+        return scope["type"] == "http" and scope["path"] == PATH and scope["method"] == "POST"
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        try:
+            graphs = await self._graphs(scope["headers"], receive)
+            reply = _reply(await self._asker.ask(graphs), self._task)
+        except Exception as error:
+            reply = refused(error)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(reply.body)).encode()),
+            *reply.headers,
+        ]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
+        said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
+        kind = said.decode("latin-1").partition(";")[0].strip().lower()
+        if (read := self._readers.get(kind)) is None:
+            raise BadBody(f"the body is {kind}; send {', '.join(self._readers)}", 415)
+        body = await _body(receive, self._reader.most_bytes)
+        return read(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(read, body)
+
+
+async def _body(receive: Receive, most: int) -> bytes:
+    """The body, read no further than the limit, whatever its length is said to be."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadBody("the connection ended before the body did", 400)
+        body = body + message["body"] if body else message.get("body", b"")
+        if len(body) > most:
+            raise BadBody(f"the body has more than {most} bytes", 413)
+        if not message.get("more_body"):
+            return body
+
+
+def _reply(outputs: Any, task: str | None) -> Reply:
+    """Plain values; null for what is not finite."""
+    found: dict[str, Any] = {"outputs": outputs}
+    if task in ("binary", "classes") and _is_table(outputs):
+        found["probabilities"] = _probabilities(np.asarray(outputs, np.float64), task)
+    try:
+        return Reply(200, json.dumps(found, allow_nan=False).encode())
+    except ValueError:
+        return Reply(200, json.dumps(finite(found), allow_nan=False).encode())
+
+
+def _is_table(outputs: Any) -> bool:
+    """Whether it is a row a graph, of numbers."""
+    return isinstance(outputs, list) and all(
+        isinstance(row, list) and not any(isinstance(value, list) for value in row)
+        for row in outputs
+    )
+
+
+def _probabilities(outputs: Any, task: str) -> Any:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if task == "binary":
+            return (1 / (1 + np.exp(-outputs))).tolist()
+        raised = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        return (raised / raised.sum(axis=-1, keepdims=True)).tolist()

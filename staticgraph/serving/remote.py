@@ -1,0 +1,97 @@
+"""The server in another process, as the one that reads bodies asks it.
+
+Requests that came in the same turn of the event loop go over together, in one set of arrays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from staticgraph.errors import ServerClosed
+from staticgraph.schema import Schema
+from staticgraph.serving import frames
+from staticgraph.serving.flat_graphs import FlatGraphs, together, whole
+
+
+class Remote:
+    """Asks over a socket.
+
+    Args:
+        line: a stream to a :class:`~staticgraph.serving.gateway.Gateway`.
+        schema: of the graphs.
+        on_loss: is called when the other process is gone.
+    """
+
+    def __init__(self, line: socket.socket, schema: Schema, on_loss: Callable[[], None]) -> None:
+        self._line, self._schema, self._on_loss = line, schema, on_loss
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[FlatGraphs, asyncio.Future[Any]]] = []
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._lost = False
+
+    async def open(self) -> None:
+        """Begins to listen."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._line)
+        self._loop = asyncio.get_running_loop()
+        self._listening = asyncio.create_task(self._listen())
+        self._writer.write(frames.frame(frames.READY))
+
+    async def ask(self, graphs: FlatGraphs) -> Any:
+        """Plain values, or the error that the server had."""
+        self._check_there()
+        if not self._waiting:
+            self._loop.call_soon(self._send)
+        future = self._loop.create_future()
+        self._waiting.append((graphs, future))
+        return await future
+
+    async def health(self) -> tuple[int, str]:
+        """What the server did."""
+        self._check_there()
+        number, future = next(self._numbers), self._loop.create_future()
+        self._open[number] = future
+        self._writer.write(frames.json_frame(frames.HEALTH, number))
+        failing, text = await future
+        return failing, text
+
+    async def close(self) -> None:
+        """Ends the line, when all is answered."""
+        self._listening.cancel()
+        self._writer.close()
+
+    def _check_there(self) -> None:
+        if self._lost:
+            raise ServerClosed("the process with the model is gone")
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        numbers = [next(self._numbers) for _ in waiting]
+        self._open.update(zip(numbers, (future for _, future in waiting), strict=True))
+        graphs = together([whole(each) for each, _ in waiting], self._schema)
+        asked = frames.Asked(numbers[0], [len(each) for each, _ in waiting], graphs)
+        self._writer.write(frames.ask_frame(asked, self._schema))
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                length, _ = frames.HEADER.unpack(await self._reader.readexactly(8))
+                for number, value, error in json.loads(await self._reader.readexactly(length)):
+                    future = self._open.pop(number)
+                    if future.done():  # its caller has gone
+                        continue
+                    if error is None:
+                        future.set_result(value)
+                    else:
+                        future.set_exception(frames.error_of(error))
+        except (asyncio.IncompleteReadError, OSError):
+            self._lost = True
+            for future in self._open.values():
+                if not future.done():
+                    future.set_exception(ServerClosed("the process with the model is gone"))
+            self._open.clear()
+            self._on_loss()

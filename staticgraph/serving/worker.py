@@ -1,0 +1,51 @@
+"""``python -m staticgraph.serving.worker LINE PORT``: a process that reads bodies and writes
+answers, without torch, and asks the one that started it. Both arguments are open sockets, of which
+the first gives it its settings; the process ends when that one's other side does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from staticgraph.schema import Schema
+from staticgraph.serving import frames
+from staticgraph.serving.app import make_app
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.remote import Remote
+
+
+def main() -> None:
+    """Serves until it is told to stop."""
+    line, port = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    length, _ = frames.HEADER.unpack(_read(line, frames.HEADER.size))
+    settings = json.loads(_read(line, length))
+    schema = Schema.from_dict(settings["schema"])
+    reader = Reader(
+        schema,
+        {name: tuple(sizes) for name, sizes in settings["categories"].items()},
+        settings["smiles"],
+        settings["most_graphs"],
+        settings["most_bytes"],
+    ).warm()
+    asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    app = make_app(asker, reader, settings["title"], settings["task"])
+    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets=[port])
+
+
+def _read(line: socket.socket, length: int) -> bytes:
+    found = b""
+    while len(found) < length:
+        if not (more := line.recv(length - len(found))):
+            raise SystemExit("the process with the model is gone")
+        found += more
+    return found
+
+
+if __name__ == "__main__":
+    main()

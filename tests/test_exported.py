@@ -1,0 +1,297 @@
+"""An exported model gives what the runner gives; a folder that is another runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from support.examples import EXAMPLES
+
+import staticgraph as sg
+from staticgraph.files import document
+from staticgraph.models import build
+from staticgraph.runner import export_manifest
+from staticgraph.runner.export import form
+from staticgraph.runner.export_manifest import ExportManifest
+
+# Float32 through four layers, in the order that another compiler chose.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+NAME = "export.json"
+
+
+def runner_of(kind: str, graphs: int = 8) -> sg.StaticGraphRunner:
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    torch.manual_seed(0)
+    model = build(kind, store, hidden=8, layers=1)
+    plan = sg.plan_buckets(store, batch_size=graphs)
+    assert len(plan.capacities) == 1, "compiling one takes long enough"
+    return sg.StaticGraphRunner(model, plan, mode="eager")
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    return [store[i] for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A folder, its digest and the runner that wrote it."""
+    folder, runner = tmp_path_factory.mktemp("exports") / "gine", runner_of("gine")
+    runner.model.train()
+    before = {name: value.clone() for name, value in runner.model.state_dict().items()}
+    digest = runner.export(folder, progress=False)
+    assert runner.model.training, "nothing of the model has changed"
+    for name, value in runner.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    return folder, digest, runner
+
+
+@pytest.mark.slow
+def test_an_exported_gine_gives_what_the_runner_gives(exported, graphs):
+    folder, digest, runner = exported
+    model = sg.load_exported(folder, digest)
+    expected = runner.predict(graphs)
+    torch.testing.assert_close(model.predict(graphs), expected, **CLOSE)
+    assert model.predict([]) == []
+    with sg.Server(model, max_wait_ms=0) as server:
+        futures = [server.submit([graph]) for graph in graphs]
+        found = torch.cat([future.result(60) for future in futures])
+    torch.testing.assert_close(found, expected, **CLOSE)
+    other = sg.plan_buckets(sg.GraphStore.from_pyg(graphs, progress=False), batch_size=4)
+    batch = next(iter(sg.StaticLoader(sg.GraphStore.from_pyg(graphs, progress=False), other)))
+    with pytest.raises(sg.PlanMismatch, match="none of this model's"):
+        model.predict_batch(batch)
+
+
+@pytest.mark.slow
+def test_an_exported_gps_gives_what_the_runner_gives(tmp_path, graphs):
+    runner = runner_of("gps")
+    digest = runner.export(tmp_path / "gps", progress=False)
+    model = sg.load_exported(tmp_path / "gps", digest)
+    torch.testing.assert_close(model.predict(graphs), runner.predict(graphs), **CLOSE)
+
+
+@pytest.mark.slow
+def test_it_is_loaded_without_the_models_source(exported, tmp_path):
+    """In a process that cannot import what the model is made of."""
+    folder, digest, runner = exported
+    script = f"""
+import sys
+sys.modules["staticgraph.models"] = None
+import staticgraph as sg
+store = sg.datasets.open({str(EXAMPLES / "esol.npz")!r})
+print(sg.load_exported({str(folder)!r}, {digest!r}).predict([store[0]]).tolist())
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    expected = runner.predict([store[0]])
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), expected, **CLOSE)
+
+
+@pytest.mark.slow
+def test_the_page_about_it_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    page = EXAMPLES.parent.parent / "docs" / "exported.md"
+    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile(block, page.name, "exec"), {})
+    assert capsys.readouterr().out.count("tensor(") == 2
+    assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
+
+
+@pytest.mark.slow
+def test_an_export_is_replaced_only_where_that_is_asked(exported, tmp_path):
+    folder, _, runner = exported
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        runner.export(copy, progress=False)
+    (copy / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"mine\.txt"):
+        runner.export(copy, overwrite=True, progress=False)
+
+
+# ---------------------------------------------------------------------- a folder of somebody else
+
+
+def packed(path: Path, *names: str) -> bytes:
+    """What looks like a package to zip."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"not code")
+    return path.read_bytes()
+
+
+GOOD = ("bucket-0/archive_format", "bucket-0/.data/version",
+        "bucket-0/data/aotinductor/model/a.wrapper.so", "bucket-0/byteorder")  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder that is right but for its package's code, and a loader that must not be reached."""
+    content = packed(tmp_path / "bucket-0.pt2", *GOOD)
+    runner = runner_of("gine")
+    schema = runner.plan.schema
+    assert schema is not None
+    manifest = ExportManifest(
+        runner.plan,
+        (export_manifest.digest_of(content),),
+        (("x",),),
+        "tensor",
+        False,
+        "cpu",
+        "GraphModel",
+        export_manifest.versions(export_manifest.STEPS),
+        export_manifest.machine_of("cpu"),
+    )
+    manifest.save(tmp_path)
+
+    def ran(*_):
+        raise AssertionError("a package was loaded")
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", ran)
+    return tmp_path
+
+
+def changed(folder: Path, **values) -> None:
+    """The manifest with other values, as its own checksum says."""
+    found = document.load(folder / NAME)
+    document.save(folder / NAME, {**found, **values})
+
+
+def repacked(folder: Path, *names: str) -> None:
+    """Another package, which the manifest knows."""
+    content = packed(folder / "bucket-0.pt2", *names)
+    changed(folder, packages=[hashlib.sha256(content).hexdigest()])
+
+
+def refused(folder: Path, words: str, digest: str | None = None) -> None:
+    for look in (sg.verify_exported, sg.load_exported):
+        with pytest.raises(sg.ExportRefused, match=words):
+            look(folder, digest)
+
+
+def test_a_folder_that_is_right_is_known(folder):
+    manifest = sg.verify_exported(folder)
+    assert manifest.digest == hashlib.sha256((folder / NAME).read_bytes()).hexdigest()
+    assert sg.verify_exported(folder, manifest.digest) == manifest
+    with pytest.raises(AssertionError, match="was loaded"):
+        sg.load_exported(folder, manifest.digest)
+
+
+def test_a_changed_package_runs_nothing(folder):
+    content = bytearray((folder / "bucket-0.pt2").read_bytes())
+    content[40] ^= 1
+    (folder / "bucket-0.pt2").write_bytes(content)
+    refused(folder, "has the SHA-256")
+    (folder / "bucket-0.pt2").unlink()
+    refused(folder, "cannot be read")
+
+
+def test_a_forged_manifest_runs_nothing_where_the_digest_is_known(folder):
+    digest = sg.verify_exported(folder).digest
+    repacked(folder, *GOOD, "bucket-0/data/aotinductor/model/evil.so")
+    sg.verify_exported(folder)  # by its own word all is well
+    refused(folder, "this is another export, or it was changed; nothing of it ran", digest)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../evil.so",
+        "/tmp/evil.so",
+        "bucket-0/data/aotinductor/model/../../../../evil.so",
+        "bucket-0/data/aotinductor/model\\..\\evil.so",
+        "bucket-0/models/model.json",
+        "bucket-0/data/weights/weight_0.pkl",
+        "bucket-0/data/aotinductor/model/a.pkl",
+        "bucket-0/data/aotinductor/other/a.so",
+        "evil.so",
+    ],
+)
+def test_an_entry_that_no_package_has_runs_nothing(folder, name):
+    repacked(folder, *GOOD, name)
+    refused(folder, "which no package of AOTInductor has")
+
+
+def test_no_package_at_all(folder):
+    (folder / "bucket-0.pt2").write_bytes(b"\x80\x04pickle")
+    changed(folder, packages=[hashlib.sha256(b"\x80\x04pickle").hexdigest()])
+    refused(folder, "is no package")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"format": "a store"}, "not an exported model of version 1"),
+        ({"version": 2}, "export it again"),
+        ({"packages": []}, "one package a bucket"),
+        ({"packages": [5]}, "5 where a text should be"),
+        ({"output": {"set": ["tensor"]}}, "collected in 'set'"),
+        ({"packages": ["a", "b"]}, "one package a bucket"),
+        ({"plan": {}}, "not a plan"),
+        ({"inputs": 5}, "export.json"),
+        ({"versions": {"torch": "1.0.0"}}, "exported with torch 1.0.0, and here is torch"),
+        ({"device": "tpu"}, "use cpu or cuda"),
+        ({"machine": {"arch": "pdp11"}}, "compiled for pdp11"),
+    ],
+)
+def test_a_manifest_of_something_else_is_one_line(folder, values, words):
+    changed(folder, **values)
+    refused(folder, words)
+
+
+def test_a_processor_that_lacks_instructions_is_told(folder):
+    machine = export_manifest.machine_of("cpu")
+    changed(folder, machine={**machine, "instructions": [*machine["instructions"], "avx9999"]})
+    refused(folder, "a processor with avx9999, which this one lacks")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_gpu_that_is_not_there_is_told(folder):
+    changed(folder, device="cuda")
+    refused(folder, "torch finds no GPU here")
+
+
+def test_a_damaged_manifest_is_one_line(folder):
+    with pytest.raises(FileNotFoundError, match=r"runner\.export"):
+        sg.load_exported(folder / "elsewhere")
+    text = (folder / NAME).read_text()
+    (folder / NAME).write_text(text.replace('"GraphModel"', '"Other"'))
+    refused(folder, "checksum")
+    (folder / NAME).write_text(text[:200])
+    refused(folder, "no readable JSON")
+
+
+def test_what_outputs_are_collected_in():
+    a = torch.zeros(2)
+    out = {"a": a, "b": (a, [a, None], 1.5)}
+    assert form(out) == {
+        "dict": [
+            ["a", "tensor"],
+            ["b", {"tuple": ["tensor", {"list": ["tensor", {"value": None}]}, {"value": 1.5}]}],
+        ]
+    }
+    with pytest.raises(sg.NotStatic, match="returns a set"):
+        form({a})
+
+
+def test_an_export_needs_the_fields():
+    runner = sg.StaticGraphRunner(torch.nn.Linear(1, 1), [(9, 20, 3)], mode="eager")
+    with pytest.raises(ValueError, match=r"export\(folder, example=store\)"):
+        runner.export("nowhere")
+    assert not Path("nowhere").exists()

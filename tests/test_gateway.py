@@ -1,0 +1,160 @@
+"""Requests that come over a line from another process: each is answered once, as if alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_server import BUCKETS, Held, broken, flat_of, graph, runner_of, same
+
+import staticgraph as sg
+from staticgraph.serving.gateway import Gateway
+from staticgraph.serving.remote import Remote
+
+PATIENCE_S = 60.0
+
+
+class Line:
+    """A server here, and one who asks it from the other end of a line."""
+
+    def __init__(self, out: str = "graph", **options) -> None:
+        self.runner = runner_of(out, BUCKETS)
+        self.server = sg.Server(self.runner, **{"max_wait_ms": 0, **options})
+        self.near, self.far = socket.socketpair()
+        self.gateway = Gateway(self.server, self.near)
+        self.lost: list[int] = []
+        self.remote = Remote(self.far, self.server.schema, lambda: self.lost.append(1))
+
+    def run(self, asked):
+        async def whole():
+            await self.remote.open()
+            try:
+                return await asyncio.wait_for(asked(self.remote), PATIENCE_S)
+            finally:
+                await self.remote.close()
+
+        try:
+            return asyncio.run(whole())
+        finally:
+            self.server.close()
+            self.gateway.join()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    requests=st.lists(st.lists(st.integers(0, 33), min_size=1, max_size=8), min_size=1, max_size=8),
+    out=st.sampled_from(["graph", "edge"]),
+)
+def test_every_request_is_answered_once_and_as_if_alone(requests, out):
+    """Graphs of more than 30 nodes fit no bucket, and fail their request alone."""
+    line = Line(out)
+    asked = [[graph(n, k) for k, n in enumerate(sizes)] for sizes in requests]
+
+    async def all_of(remote):
+        asks = (remote.ask(flat_of(graphs)) for graphs in asked)
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    answers = line.run(all_of)
+    fit = 0
+    for sizes, graphs, found in zip(requests, asked, answers, strict=True):
+        if max(sizes) > 30:
+            assert isinstance(found, sg.GraphTooLarge)
+            place = next(k for k, n in enumerate(sizes) if n > 30)
+            assert f"graph {place} has {sizes[place]} nodes" in str(found)
+            continue
+        fit += 1
+        expected = [line.runner.predict([g]) for g in graphs]
+        if out == "graph":
+            same(torch.tensor(found, dtype=torch.float64), torch.cat(expected))
+        else:
+            same(
+                torch.tensor(found["graphs"], dtype=torch.float64),
+                torch.cat([e["graphs"] for e in expected]),
+            )
+            for rows, one in zip(found["edges"], expected, strict=True):
+                same(torch.tensor(rows, dtype=torch.float64).view(-1, 4), one["edges"][0])
+    stats = line.server.stats()
+    assert (stats.answered, stats.failed, stats.queue) == (fit, len(asked) - fit, 0)
+
+
+def test_requests_of_one_turn_go_over_together():
+    line = Line(max_wait_ms=1e9)  # nine fill a bucket
+
+    async def nine(remote):
+        return await asyncio.gather(*(remote.ask(flat_of([graph(3, k)])) for k in range(9)))
+
+    found = line.run(nine)
+    assert line.server.stats().batches == 1
+    for k, rows in enumerate(found):
+        same(torch.tensor(rows, dtype=torch.float64), line.runner.predict([graph(3, k)]))
+
+
+def test_errors_come_over_as_what_they_are():
+    line = Line(max_queue=4)
+
+    async def ask(remote):
+        found = await asyncio.gather(
+            remote.ask(flat_of([broken()])),
+            remote.ask(flat_of([graph(3)] * 5)),
+            return_exceptions=True,
+        )
+        held = Held(line.server)
+        first = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        rest = [asyncio.create_task(remote.ask(flat_of([graph(3)] * 3))) for _ in range(2)]
+        done, _ = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+        held.go.set()
+        await asyncio.gather(first, *rest, return_exceptions=True)
+        return [*found, *(task.exception() for task in done), await remote.health()]
+
+    failed, large, busy, (failing, text) = line.run(ask)
+    assert isinstance(failed, sg.BatchFailed)
+    assert "a node has no features" in str(failed)
+    assert type(large) is ValueError
+    assert "5 graphs in one request" in str(large)
+    assert isinstance(busy, sg.ServerBusy)
+    assert busy.retry_after_s > 0
+    assert failing == 0, "the last batch did not fail"
+    assert 'staticgraph_requests_total{end="refused"} 1' in text
+
+
+def test_who_asks_is_told_when_the_model_is_gone():
+    line = Line()
+    held = Held(line.server)
+
+    async def ask(remote):
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        line.near.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(sg.ServerClosed, match="is gone"):
+            await waiting
+        with pytest.raises(sg.ServerClosed, match="is gone"):
+            await remote.ask(flat_of([graph(3)]))
+        held.go.set()
+
+    line.run(ask)
+    assert line.lost == [1]
+
+
+def test_the_server_goes_on_when_who_asks_is_gone():
+    line = Line()
+    held = Held(line.server)
+
+    async def ask(remote):
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        waiting.cancel()
+
+    held_server = line.server
+    close = held_server.close
+    held_server.close = lambda: None
+    line.run(ask)  # the line is closed while its batch runs
+    held.go.set()
+    future = held_server.submit([graph(4)])
+    same(future.result(PATIENCE_S), line.runner.predict([graph(4)]))
+    close()
+    assert held_server.stats().answered == 2
