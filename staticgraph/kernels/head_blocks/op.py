@@ -44,13 +44,14 @@ def _to_blocks_on_cpu(
 def _to_rows_on_cpu(
     blocks: Sequence[Tensor], place_of_node: Tensor, node_of_place: Tensor, parts: int
 ) -> Tensor:
-    dtype, wide = blocks[0].dtype, [_numpy_has(block) for block in blocks]
-    columns = wide[0].size(1) * wide[0].size(3)
-    rows, first = wide[0].new_zeros(len(place_of_node), parts * columns), 0
-    for at, block in enumerate(wide):
+    dtype, columns = blocks[0].dtype, blocks[0].size(1) * blocks[0].size(3)
+    of_numpy = torch.float32 if dtype == torch.bfloat16 else dtype
+    rows = blocks[0].new_zeros(len(place_of_node), parts * columns, dtype=of_numpy)
+    first = 0
+    for at, block in enumerate(blocks):
         count = block.size(0) * block.size(2)
         cpu.to_rows(
-            block.numpy(),
+            _numpy_has(block).numpy(),  # one copy at a time: attention's gradients lie otherwise
             node_of_place[first : first + count].numpy(),
             at % parts * columns,
             rows.numpy(),
