@@ -136,8 +136,15 @@ def _compare_with_committed(case: str, run) -> None:
 NO_ROWS: set[str] = set()
 
 
-@pytest.mark.parametrize("autocast", [None, "bfloat16"])
-@pytest.mark.parametrize("model", ["wide_gine", "wide_gcn", "wide_gat"])
+@pytest.mark.parametrize(
+    ("model", "autocast"),
+    [
+        ("wide_gine", None),
+        ("wide_gine", "bfloat16"),
+        ("wide_gcn", None),
+        ("wide_gat", "bfloat16"),
+    ],
+)
 def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, model, autocast):
     """Of every kernel of ours that the step launches, as it is launched there: 128 bits in float32,
     64 in bfloat16, and no spills."""

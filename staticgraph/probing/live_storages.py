@@ -156,8 +156,7 @@ def _rows_bytes(func: Any, args: tuple[Any, ...]) -> int:
     if func.name() != "staticgraph::head_rows":
         return 0
     return max(
-        b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.dtype == torch.bfloat16) * 4)
-        for b in args[0]
+        b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.itemsize == 2) * 4) for b in args[0]
     )
 
 
