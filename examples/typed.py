@@ -55,8 +55,9 @@ def main(molecules: int = 1000, epochs: int = 10, width: int = 32) -> float:
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     plan = sg.plan_buckets(store, batch_size=32)
     net = Solubility(width, graphs[0].metadata())
-    with torch.no_grad():  # lazy layers learn their shapes
-        net(next(iter(sg.StaticLoader(store, plan))).clone())
+    batch = next(iter(sg.StaticLoader(store, plan)))
+    with torch.no_grad(), sg.bound(net, batch) as data:  # lazy layers learn their shapes
+        net(data)
     runner = sg.StaticGraphRunner(
         net,
         plan,

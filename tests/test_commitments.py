@@ -10,6 +10,8 @@ from support.tape import TapeRecorder
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.memory.budget import breakdown_of
+from staticgraph.plans.by_memory import in_tiles, sized_plan
+from staticgraph.probing.resident import distinct_bytes
 from staticgraph.steps.recordable_optimizer import make_capturable
 
 BUCKETS = [(120, 260, 9), (240, 520, 17)]
@@ -43,6 +45,13 @@ def memory(esol):
 @pytest.fixture(scope="module")
 def floor(memory):
     return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).total_bytes
+
+
+@pytest.fixture(scope="module")
+def recorded_floor(memory):
+    """With the gradients of each bucket's recording."""
+    capacities = [sg.Capacity(*bucket) for bucket in BUCKETS]
+    return breakdown_of(memory, capacities, recorded=len(BUCKETS)).total_bytes
 
 
 def batch_of(store, bucket):
@@ -95,6 +104,7 @@ class GivenAllocator:
     """Answers with a fixed peak, and counts what it is asked."""
 
     name = "given"
+    by_operation = False
 
     def __init__(self, peak):
         self._peak, self.trims = peak, 0
@@ -115,18 +125,20 @@ class GivenAllocator:
         self.trims += 1
 
 
-def test_what_a_recording_took_is_measured(esol, memory, floor):
-    runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED)
+def test_what_a_recording_took_is_measured(esol, memory, recorded_floor):
+    runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
     runner._commitments.allocator = GivenAllocator(peak=777)
     runner.warmup(esol, progress=False)
     assert [b.measured_bytes for b in runner.report().buckets] == [777, 777]
     assert "777 B" in str(runner.report())
-    assert runner.stats().bytes_committed == floor
+    assert runner.stats().bytes_committed == recorded_floor
 
 
-def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(esol, memory, floor):
-    runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED)
-    allocator = runner._commitments.allocator = GivenAllocator(peak=10 * floor)
+def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(
+    esol, memory, recorded_floor
+):
+    runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
+    allocator = runner._commitments.allocator = GivenAllocator(peak=10 * recorded_floor)
     weights = [p.detach().clone() for p in runner.model.parameters()]
     with pytest.raises(sg.BudgetExceeded, match=r"measured, .* predicted.*eager steps still run"):
         runner.warmup(esol, progress=False)
@@ -139,13 +151,14 @@ def test_a_late_overrun_tears_down_everything_and_leaves_the_process_usable(esol
     assert torch.isfinite(again.step(batch_of(esol, 0)))
     with pytest.raises(sg.BudgetExceeded) as caught:
         runner.warmup(esol, progress=False)
-    assert caught.value.floor_bytes > floor
+    assert caught.value.floor_bytes > recorded_floor
 
 
 class Measured:
     """An allocator, and the steps that use it: bytes in use, and the most since it was reset."""
 
     name = "measured"
+    by_operation = False
 
     def __init__(self):
         self.used = self.most = 1_000
@@ -171,7 +184,7 @@ class Measured:
 
 
 @pytest.mark.parametrize("scope", ["forward_backward", "step"])
-def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, floor, scope):
+def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, recorded_floor, scope):
     """Autotuning takes memory for a moment, and a first step makes state and workspaces for good;
     the recording alone is compared with the prediction and the cap."""
     allocator, gradients = Measured(), []
@@ -179,7 +192,9 @@ def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, floor, scope):
     class Taking(TapeRecorder):
         def warm(self, body, runs):
             super().warm(body, runs)
-            allocator.takes(100 * floor, for_good=10 * floor if self.recorded == 0 else 0)
+            allocator.takes(
+                100 * recorded_floor, for_good=10 * recorded_floor if self.recorded == 0 else 0
+            )
 
         def record(self, body):
             gradients.append([p.grad for p in runner.model.parameters()])
@@ -187,7 +202,7 @@ def test_what_warming_up_takes_is_no_part_of_a_step(esol, memory, floor, scope):
             return super().record(body)
 
     options = {**RECORDED, "recorder": Taking, "scope": scope}
-    runner = made(esol, sg.MemoryBudget(floor), memory, **options)
+    runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **options)
     make_capturable(runner.optimizer)
     runner._commitments.allocator = allocator
     runner.warmup(esol, phases=("step",), progress=False)
@@ -250,8 +265,8 @@ class TestStepsFromIds:
     def gradients(self, memory):
         return breakdown_of(memory, [sg.Capacity(*bucket) for bucket in BUCKETS]).gradients
 
-    def test_they_are_committed_before_anything_is_recorded(self, esol, memory, floor):
-        wanted = floor + 2 * self.gradients(memory)
+    def test_they_are_committed_before_anything_is_recorded(self, esol, memory, recorded_floor):
+        wanted = recorded_floor + 2 * self.gradients(memory)
         runner = made(esol, sg.MemoryBudget(wanted), memory, **RECORDED)
         runner.warmup(esol.to("cpu"), progress=False)
         assert runner.stats().bytes_committed == wanted
@@ -262,22 +277,80 @@ class TestStepsFromIds:
         assert caught.value.floor_bytes == wanted
         assert tight._steps.recorded is None
 
-    def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, floor):
+    def test_neither_from_the_host_nor_in_two_recordings(self, esol, memory, recorded_floor):
         for options, store in (({}, esol), ({"one_launch": False}, esol.to("cpu"))):
-            runner = made(esol, sg.MemoryBudget(floor), memory, **RECORDED, **options)
+            runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED, **options)
             runner.warmup(store, progress=False)
-            assert runner.stats().bytes_committed == floor
+            assert runner.stats().bytes_committed == recorded_floor
 
-    def test_what_was_taken_holds_a_buckets_own(self, esol, memory, floor):
+    def test_what_was_taken_holds_a_buckets_own(self, esol, memory, recorded_floor):
         """They are not counted a second time beside it."""
         own = self.gradients(memory)
         for spare, fits in ((0, True), (-1, False)):
-            runner = made(esol, sg.MemoryBudget(2 * floor), memory, **RECORDED)
+            runner = made(esol, sg.MemoryBudget(2 * recorded_floor), memory, **RECORDED)
             entries = {n: b for n, b in runner.stats().entries if n != "gradients"}
-            taken = 2 * floor - sum(entries.values()) - own - spare
+            taken = 2 * recorded_floor - sum(entries.values()) - own - spare
             runner._commitments.allocator = GivenAllocator(peak=taken)
             if fits:
                 runner.warmup(esol.to("cpu"), progress=False)
             else:
                 with pytest.raises(sg.BudgetExceeded, match="measured"):
                     runner.warmup(esol.to("cpu"), progress=False)
+
+
+class TestGradientsOfEachRecording:
+    """Recordings share one pool, and each keeps the gradients that it writes."""
+
+    def held(self, runner) -> int:
+        """Bytes of all gradients that recordings keep."""
+        recorded = runner._steps.recorded
+        made = [*recorded._recordings.values(), *recorded._from_ids.values()]
+        kept = [grad for each in made for grad in each.grads if grad is not None]
+        for pair in recorded._pairs._pairs.values():
+            kept += [grad for grad in pair.gradients if grad is not None]
+        return distinct_bytes(kept)
+
+    def told(self, runner) -> int:
+        entries = dict(runner.stats().entries)
+        return sum(nbytes for name, nbytes in entries.items() if name.startswith("gradients"))
+
+    @pytest.mark.parametrize("phases", [("step",), ("step", "eval", "forward")])
+    @pytest.mark.parametrize("on_device", [False, True])
+    def test_what_is_committed_is_what_is_kept(self, esol, memory, phases, on_device):
+        runner = made(esol, sg.MemoryBudget("1GiB"), memory, **RECORDED)
+        store = esol.to("cpu") if on_device else esol
+        runner.warmup(store, phases=phases, progress=False)
+        assert self.held(runner) == self.told(runner)
+        sets = len(BUCKETS) * (1 + on_device + ("forward" in phases))
+        assert self.held(runner) == sets * memory.resident.gradients
+
+    def test_a_cap_without_room_for_them_is_refused_when_the_runner_is_made(
+        self, esol, memory, floor, recorded_floor
+    ):
+        assert recorded_floor - floor == memory.resident.gradients
+        made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
+        with pytest.raises(sg.BudgetExceeded, match="gradients of further recordings") as caught:
+            made(esol, sg.MemoryBudget(recorded_floor - 1), memory, **RECORDED)
+        assert caught.value.floor_bytes == recorded_floor
+        for mode in ({"mode": "eager"}, {**RECORDED, "scope": "forward"}):
+            made(esol, sg.MemoryBudget(floor), memory, **mode)
+
+    def test_a_plan_of_a_budget_leaves_room_for_them(self, esol, memory):
+        def two_buckets(size, margin):
+            return sg.BucketPlan.of([(40 * size, 90 * size, size + 1), (60 * size, 130 * size, 30)])
+
+        wanted = in_tiles(two_buckets(9, None)).capacities
+        floor = breakdown_of(memory, wanted, recorded=2).total_bytes
+        for spare, size in ((0, 9), (-1, 8)):
+            budget = sg.MemoryBudget(floor + spare)
+            plan = sized_plan(two_buckets, 1_000, memory, budget, margin=0.0)
+            assert plan.capacities == in_tiles(two_buckets(size, None)).capacities
+            made(esol, budget, memory, plan=plan, **RECORDED)
+
+    def test_forwards_beside_the_plan_have_a_remedy(self, esol, memory, recorded_floor):
+        runner = made(esol, sg.MemoryBudget(recorded_floor), memory, **RECORDED)
+        with pytest.raises(sg.BudgetExceeded, match="leave 'forward' out of warmup") as caught:
+            runner.warmup(esol, phases=("step", "forward"), progress=False)
+        wanted = recorded_floor + len(BUCKETS) * memory.resident.gradients
+        assert caught.value.floor_bytes == wanted
+        assert runner._steps.recorded is None

@@ -132,6 +132,33 @@ def _compare_with_committed(case: str, run) -> None:
     )
 
 
+# Kernels that read no rows of features, by name.
+NO_ROWS: set[str] = set()
+
+
+@pytest.mark.parametrize(
+    ("model", "autocast"),
+    [
+        ("wide_gine", None),
+        ("wide_gine", "bfloat16"),
+        ("wide_gcn", None),
+        ("wide_gat", "bfloat16"),
+    ],
+)
+def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, model, autocast):
+    """Of every kernel of ours that the step launches, as it is launched there: 128 bits in float32,
+    64 in bfloat16, and no spills."""
+    report = child.dry_run(
+        request(plans, model, modes=["default"], kernels=True, autocast=autocast, batch_size=16)
+    )
+    ours = [use for use in report.uses if use.owner == "staticgraph"]
+    assert ours
+    assert not report.spilling, report.spilling
+    least = 64 if autocast else 128
+    narrow = {use.name: use.load_bits for use in ours if use.load_bits < least}
+    assert narrow.keys() <= NO_ROWS, narrow
+
+
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for``, whole: exit status 0, a table, the same as JSON, a picture."""
     monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 
 import pytest
@@ -13,6 +14,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
+from staticgraph import cli
+from staticgraph.cli import values
+from staticgraph.files.atomic import save_figure
 from staticgraph.schema import Axis
 from staticgraph.sizes.reserves import with_reserves
 
@@ -186,3 +190,132 @@ def test_a_preflight_of_single_graphs_has_one_to_look_at():
     report = sg.preflight(model, sg.plan_buckets(store, batch_size=1), store)
     assert report.ok
     assert report.parity is not None
+
+
+class Rings(Data):
+    """As many edges as nodes; triplets are pairs of edges, and ``ends`` a node and an edge."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "triplets":
+            return self.num_edges
+        if key == "ends":
+            return torch.tensor([[self.num_nodes], [self.edge_index.size(1)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        own = key in ("triplets", "ends")
+        return 1 if own else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+def ring(nodes: int, kind=Rings, **more) -> Data:
+    """Edges that are not by destination, so that the store renumbers them."""
+    at = torch.arange(nodes)
+    back = at.flip(0)
+    return kind(
+        x=torch.rand(nodes, 3),
+        edge_index=torch.stack([(back + 1) % nodes, back]),
+        edge_attr=torch.rand(nodes, 2),
+        triplets=torch.stack([at, (at + 1) % nodes]),
+        triplet_index=torch.stack([at, at]),
+        ends=torch.stack([at, at]),
+        y=torch.rand(1, 1),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("sizes", [(4,), (3, 5, 4)])
+def test_rings_are_asked_again_what_their_index_counts(sizes):
+    """Every graph has as many nodes as edges, so that the numbers alone tell nothing."""
+    graphs = [ring(nodes) for nodes in sizes]
+    levels = {"triplets": "triplets", "triplet_index": "edge", "ends": "edge"}
+    store = sg.GraphStore.from_pyg(graphs, levels=levels, progress=False)
+    assert store.schema["triplets"].counts == ("edge",)
+    assert store.schema["triplet_index"].counts == ("node",), "PyG's own rule"
+    assert store.schema["ends"].counts == ("node", "edge")
+    batch = sg.StaticBatch.of(
+        store, range(len(sizes)), sg.plan_buckets(store, len(sizes)).capacities[0]
+    )
+    at = 0
+    for data, found in zip(graphs, batch.to_data_list(), strict=True):
+        of = {tuple(e): a for e, a in zip(data.edge_index.T.tolist(), data.edge_attr, strict=True)}
+        padded = batch.triplets[:, at : at + data.num_nodes]
+        for row in range(2):
+            ends = [tuple(e) for e in data.edge_index[:, data.triplets[row]].T.tolist()]
+            for place, edge in zip(padded[row].tolist(), ends, strict=True):
+                assert torch.equal(batch.edge_attr[place], of[edge])
+                assert (batch.edge_index[:, place] - at).tolist() == list(edge)
+        assert found.triplets.shape == data.triplets.shape
+        at += data.num_nodes
+    assert not batch.edge_mask[batch.triplets[:, at:]].any(), "padding counts padding"
+
+
+def test_rings_whose_class_does_not_tell_are_refused():
+    class Mute(Rings):
+        def __inc__(self, key, value, *args, **kwargs):
+            return int(self.count) if key == "triplets" else super().__inc__(key, value)
+
+    with pytest.raises(sg.BadGraph, match="'triplets' counts nodes or edges") as caught:
+        sg.GraphStore.from_pyg([ring(4, Mute, count=torch.tensor([4]))], progress=False)
+    assert "self.num_nodes or self.num_edges" in str(caught.value)
+
+
+class Triplets(Data):
+    def __inc__(self, key, value, *args, **kwargs):
+        return self.num_edges if key == "triplets" else super().__inc__(key, value, *args, **kwargs)
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
+
+
+@pytest.mark.parametrize("empty", [4, 12])
+@pytest.mark.parametrize("single", [2, 6])
+def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(empty, single):
+    """Both classes have a largest graph of at most one node, and the plan gave the rows of all to
+    the first of them."""
+    sizes = [(0, 0)] * empty + [(1, 1 + 3 * (k % 2)) for k in range(single)]
+    graphs = [
+        Triplets(
+            x=torch.rand(nodes, 2),
+            edge_index=torch.zeros(2, edges, dtype=torch.int64),
+            triplets=torch.zeros(2, 3 * (edges > 1), dtype=torch.int64),
+            y=torch.rand(1, 1),
+        )
+        for nodes, edges in sizes
+    ]
+    store = sg.GraphStore.from_pyg(graphs, levels={"triplets": "triplets"}, progress=False)
+    for buckets in (2, 3):
+        plan = sg.plan_buckets(store, num_buckets=buckets, graphs=4)
+        seen = [
+            graph
+            for batch in sg.StaticLoader(store, plan, exact=False)
+            for graph in batch.graph_ids[batch.graph_mask].tolist()
+        ]
+        assert sorted(seen) == list(range(len(sizes)))
+
+
+@pytest.mark.parametrize("name", ["0.1", "plan.txt", "plan.0", "a.png.json"])
+def test_a_picture_of_no_format_is_refused_in_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"a picture's name ends in \.png, \.svg"):
+        values.picture_to_write(name)
+
+
+@pytest.mark.parametrize("name", ["plan", "plan.png", "plan.PNG", "plan.svg", "0.1.pdf"])
+def test_a_picture_of_a_format_that_is_written_is_taken(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = values.picture_to_write(name)
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    save_figure(path, figure, 40)
+    assert path.stat().st_size > 0
+
+
+def test_every_command_that_draws_asks_for_a_picture(capsys):
+    for words in (
+        ["plan", "--data", "x", "--plot=0.1"],
+        ["plan", "--data", "x", "--knee=0.1"],
+        ["probe", "--data", "x", "--plot=0.1"],
+        ["check", "--model", "x:y", "--for", "h100", "--picture=0.1"],
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        assert "a picture's name ends in" in capsys.readouterr().err, words

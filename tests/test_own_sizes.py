@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
 
 import staticgraph as sg
@@ -180,3 +180,123 @@ def test_layers_of_pyg_take_a_marked_batch():
     report = sg.preflight(Both(), [(45, 131, 8)], store)
     assert report.ok, str(report)
     assert report.parity < 1e-10
+
+
+class Sides(Data):
+    """Sources and targets, as PyG's own example of bipartite graphs."""
+
+    def __inc__(self, key, value, *args, **kwargs):
+        if key == "edge_index":
+            return torch.tensor([[self.x_s.size(0)], [self.x_t.size(0)]])
+        return super().__inc__(key, value, *args, **kwargs)
+
+
+def to_targets(x, edge_index, ways):
+    """The sum over the sources of each target, its number of rows read off the index."""
+    source, target = ways(edge_index)
+    size = int(target.max()) + 1
+    return x.new_zeros(size, x.size(1)).index_add(0, target, x[source])
+
+
+UNPACKED = {
+    "by row": lambda index: (index[0], index[1]),
+    "unbound": lambda index: index,
+    "from the end": lambda index: (index[-2], index[-1]),
+}
+
+
+def sides(count: int = 9) -> list[Data]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for number in range(count):
+        s, t = 1 + number % 3, 2 + number % 4
+        ends = torch.stack(
+            [
+                torch.randint(s, (5,), generator=generator),
+                torch.randint(t, (5,), generator=generator),
+            ]
+        )
+        ends[1, -1] = t - 1  # plain PyG itself needs an edge at the last target
+        made.append(
+            Sides(
+                x_s=torch.randn(s, 4, generator=generator).double(),
+                x_t=torch.randn(t, 4, generator=generator).double(),
+                edge_index=ends,
+                y=torch.randn(1, 1, generator=generator).double(),
+            )
+        )
+    return made
+
+
+def types(count: int = 9) -> list[HeteroData]:
+    made = []
+    for side in sides(count):
+        data = HeteroData(y=side.y)
+        data["s"].x, data["t"].x = side.x_s, side.x_t
+        data["s", "to", "t"].edge_index = side.edge_index
+        made.append(data)
+    return made
+
+
+class OfTargets(torch.nn.Module):
+    def __init__(self, ways, typed: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.ways, self.typed = ways, typed
+        self.lin = torch.nn.Linear(4, 8).double()
+        self.head = torch.nn.Linear(8, 1).double()
+
+    def forward(self, data):
+        if self.typed:
+            x_s, x_t = data["s"].x, data["t"].x
+            edges, of_target = data["s", "to", "t"].edge_index, data["t"].batch
+        else:
+            x_s, x_t, edges, of_target = data.x_s, data.x_t, data.edge_index, data.x_t_batch
+        h = self.lin(x_t + to_targets(x_s, edges, self.ways)).relu()
+        graphs = int(of_target.max()) + 1
+        return self.head(h.new_zeros(graphs, 8).index_add(0, of_target, h))
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("ways", UNPACKED)
+@pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
+def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode):
+    """More targets than sources, and another number of padding rows of each."""
+    data = types() if typed else sides()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
+    model = OfTargets(UNPACKED[ways], typed)
+    plain = copy.deepcopy(model)
+    runner = sg.StaticGraphRunner(
+        model,
+        [capacity],
+        mode=mode,
+        loss=lambda out, batch: (out - batch.y).square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    ids = [3, 1, 8]
+    whole = Batch.from_data_list([data[i] for i in ids], follow_batch=["x_s", "x_t"])
+    expected = (plain(whole) - whole.y).square().mean()
+    expected.backward()
+    found = runner.step(sg.StaticBatch.of(store, ids, capacity))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
+    report = sg.preflight(OfTargets(UNPACKED[ways], typed), [capacity], store)
+    assert report.recordable, str(report)
+
+
+def test_the_largest_of_both_rows_is_that_of_the_longer_side():
+    def whole(model, data):
+        size = int(data.edge_index.max()) + 1
+        seen.append((size, data.layout.capacity.rows("x_s"), data.layout.capacity.rows("x_t")))
+        return model.head(global_add_pool(model.lin(data.x_t), data.x_t_batch, data.num_graphs))
+
+    seen: list[tuple[int, int, int]] = []
+    store = sg.GraphStore.from_pyg(sides(), progress=False)
+    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
+    runner = sg.StaticGraphRunner(Net(whole), [capacity], mode="eager")
+    runner.eval_step(sg.StaticBatch.of(store, [3, 1], capacity))
+    size, s, t = seen[-1]
+    assert size == max(s, t)
+    assert s != t

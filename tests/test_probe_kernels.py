@@ -55,6 +55,31 @@ def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
         assert sg.probe(task_of(esol, name).subject, esol, like="cpu").fit.form == "blocks"
 
 
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("like", ["cpu", "cuda"])
+def test_kernels_are_put_under_a_model_for_as_long_as_it_is_probed(esol, like, converted):
+    """What is read is a converted model's step, and what is left is the model as it was."""
+
+    def made():
+        torch.manual_seed(0)
+        model = models.build("gine", esol, hidden=32, layers=1)
+        model = sg.convert(model) if converted else model
+        return model, torch.optim.Adam(model.parameters())
+
+    def asked(model, optimizer, **options):
+        return sg.probe(model, esol, loss=squared, optimizer=optimizer, like=like, **options)
+
+    model, optimizer = made()
+    before = [(m, type(m), dict(vars(m))) for m in model.modules()]
+    without = asked(model, optimizer)
+    found = asked(model, optimizer, kernels=True)
+    assert [(m, type(m), dict(vars(m))) for m in model.modules()] == before
+    assert asked(model, optimizer) == without
+    other, its = made()
+    assert asked(sg.convert(other, kernels=True), its) == found
+    assert found != without
+
+
 def test_only_what_is_looked_at_is_chosen_for():
     x, weight = torch.ones(9, 4), torch.ones(4, 4)
     assert fused.linear_obstacle(x, weight) == "too small to gain"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
@@ -35,11 +36,15 @@ def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> St
                 "the plan does not say what fields a graph has: pass preflight(model, plan, store)"
             )
         example = _made_up(plan.schema, plan.capacities[0])
-    bucket, capacity = next(
-        ((b, c) for b, c in enumerate(plan.capacities) if _fitting(example, c)),
-        (0, plan.capacities[0]),
+    for bucket, capacity in enumerate(plan.capacities):
+        if ids := _fitting(example, capacity):
+            return StaticBatch.of(example, ids, capacity, bucket)
+    nodes, edges = example.sizes[:4096, :2].min(axis=0)
+    raise GraphTooLarge(
+        f"no graph of the example fits a bucket of the plan: they have at least {nodes} nodes and "
+        f"{edges} edges, and the largest bucket is {plan.capacities[-1]}: plan for these graphs, "
+        "plan_buckets(store, ...)"
     )
-    return StaticBatch.of(example, _fitting(example, capacity), capacity, bucket)
 
 
 def example_of(
@@ -89,13 +94,20 @@ def _zeros_and_ones(batch: StaticBatch) -> StaticBatch:
 
 def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
     """The first graphs of a store that together leave some padding of every kind: in a dense block
-    of nodes, too, so without those as large as the largest, if there are others."""
-    small = _graphs_below(store, capacity, capacity.max_graph_nodes)
-    return small or _graphs_below(store, capacity, capacity.max_graph_nodes + 1)
+    of nodes, too, so without those as large as the largest, if there are others. Where a bucket is
+    full with any graph (batches of one, all of one size), with the padding of its reserve alone."""
+    widest = capacity.max_graph_nodes
+    return (
+        _graphs_below(store, capacity, widest)
+        or _graphs_below(store, capacity, widest + 1)
+        or _graphs_below(store, capacity, widest + 1, full=True)
+    )
 
 
-def _graphs_below(store: GraphColumns, capacity: Capacity, bound: int) -> list[int]:
-    """The first graphs of fewer nodes than a bound."""
+def _graphs_below(
+    store: GraphColumns, capacity: Capacity, bound: int, full: bool = False
+) -> list[int]:
+    """The first graphs of fewer nodes than a bound; ``full`` lets them fill the bucket's limits."""
     limits = np.array(capacity.size_limits)
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
@@ -104,7 +116,7 @@ def _graphs_below(store: GraphColumns, capacity: Capacity, bound: int) -> list[i
             break
         after = total + size
         some_left = after[0] < limits[0] and (after[1] < limits[1] or not size[1])
-        fits = some_left and (after[2:] <= limits[2:]).all()
+        fits = (full or some_left) and (after <= limits).all()
         nodes = int(size[0])
         if fits and nodes < bound and capacity.order_statistics_hold([*taken, nodes]):
             ids.append(graph)

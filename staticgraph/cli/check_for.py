@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from staticgraph.cli import values
+
 NOT_WHOLE = 1
 UNAVAILABLE = 3
 
@@ -28,7 +30,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value a row")
     group.add_argument("--differentiable", nargs="+", default=(), metavar="FIELD",
                        help="fields the model takes derivatives by, such as pos")  # fmt: skip
-    group.add_argument("--picture", metavar="FILE", help="draw the launches by kind, as PNG")
+    group.add_argument(
+        "--picture",
+        type=values.picture_to_write,
+        metavar="FILE",
+        help="draw the launches by kind, as PNG",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -118,7 +118,8 @@ def register(subparsers: Any) -> None:
         ("--map", "efficiency over limits as CSV"),
         ("--knee", "draw the cost against 1 to 6 buckets (PNG)"),
     ):
-        out.add_argument(name, type=values.file_to_write, metavar="FILE", help=what)
+        kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
+        out.add_argument(name, type=kind, metavar="FILE", help=what)
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run, parser=parser)
 

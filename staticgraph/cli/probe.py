@@ -69,7 +69,7 @@ def register(subparsers: Any) -> None:
     )
     out.add_argument(
         "--plot",
-        type=values.file_to_write,
+        type=values.picture_to_write,
         nargs="?",
         const=Path("memory.png"),
         metavar="FILE",

@@ -27,6 +27,8 @@ LARGEST = 3.4e38
 # Beyond these a model is a slip of the finger: 65,536 columns take 16 GiB a square matrix.
 WIDEST = 65_536
 MOST_LAYERS = 1_000
+# Endings of pictures that matplotlib writes by itself; without one it is a PNG.
+PICTURES = ("", ".png", ".svg", ".pdf", ".jpg", ".jpeg")
 
 
 def whole(least: int = 1, most: int = MOST) -> Callable[[str], int]:
@@ -138,6 +140,14 @@ def file_to_write(text: str) -> Path:
         raise _refused(text, "that is a folder; give a file")
     if not path.parent.is_dir():
         raise _refused(text, f"there is no folder {path.parent} to write it to")
+    return path
+
+
+def picture_to_write(text: str) -> Path:
+    """The path of a picture, in a folder that is there; its ending says the format, PNG without."""
+    path = file_to_write(text)
+    if path.suffix.lower() not in PICTURES:
+        raise _refused(text, f"a picture's name ends in {', '.join(PICTURES[1:])}, or in nothing")
     return path
 
 

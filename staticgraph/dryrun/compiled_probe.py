@@ -131,7 +131,7 @@ def probe(
             each capacity, so it takes minutes; needs what :func:`staticgraph.dry_run` needs.
         target: the device to compile for.
         options: ``loss``, ``optimizer``, ``form``, ``reader``, ``forward``, ``autocast``,
-            ``accumulate``, ``path``, ``capacities`` and ``held_out``, as
+            ``accumulate``, ``path``, ``kernels``, ``capacities`` and ``held_out``, as
             :func:`staticgraph.probing.probe.probe` takes them.
 
     Raises:

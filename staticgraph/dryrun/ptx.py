@@ -18,6 +18,8 @@ from staticgraph.dryrun.report import KernelUse
 from staticgraph.internals.inductor import generated_module
 
 _VECTOR = re.compile(r"ld\.global[.\w:]*\.v[248]\.")
+_VECTOR_BITS = re.compile(r"ld\.global\S*?\.v(\d)\.[busf](\d+)")
+_ASYNC_BYTES = re.compile(r"cp\.async\.c[ag]\S+ \[[^]]*\], \[[^]]*\], (?:0x)?(\w+)")
 _ATOMIC = re.compile(r"\n\s*(?:@\S+\s+)?(?:atom|red)\.")
 _TARGET = re.compile(r"\.target (sm_\w+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -58,8 +60,16 @@ def use_of(name: str, owner: str, kernel: Any) -> KernelUse:
             kernel.metadata.num_warps,
             len(_VECTOR.findall(ptx)),
             len(_ATOMIC.findall(ptx)),
+            load_bits(ptx),
         )
     return _seen[key]
+
+
+def load_bits(ptx: str) -> int:
+    """Bits of the widest vector that is loaded at once, by way of shared memory too."""
+    vectors = [int(count) * int(bits) for count, bits in _VECTOR_BITS.findall(ptx)]
+    copies = [8 * int(count, 16) for count in _ASYNC_BYTES.findall(ptx)]
+    return max(vectors + copies, default=0)
 
 
 def _spilled(kernel: Any) -> int:

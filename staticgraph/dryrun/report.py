@@ -133,6 +133,8 @@ class KernelUse:
         shared_bytes, warps: a block.
         vector_loads: loads of two, four or eight values at once, in the PTX.
         atomics: additions without order in the PTX.
+        load_bits: of the widest vector that is loaded from the device's memory at once, by way of
+            shared memory too; 0 where numbers are loaded one by one.
     """
 
     name: str
@@ -143,6 +145,7 @@ class KernelUse:
     warps: int
     vector_loads: int
     atomics: int
+    load_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +280,13 @@ def _runs_table(runs: tuple[Run, ...]) -> str:
 
 def _uses_table(uses: tuple[KernelUse, ...]) -> str:
     """This library's kernels, and of Inductor's, which are many, those that spill."""
-    headers = ["kernel", "registers", "spilled B", "shared B", "warps", "vector loads", "atomics"]
+    headers = ["kernel", "registers", "spilled B", "shared B", "warps"]
+    headers += ["vector loads", "bits", "atomics"]
     inductors = [use for use in uses if use.owner == "inductor"]
     shown = [use for use in uses if use.owner != "inductor" or use.spill_bytes]
     rows = [
-        [u.name, u.registers, u.spill_bytes, u.shared_bytes, u.warps, u.vector_loads, u.atomics]
+        [u.name, u.registers, u.spill_bytes, u.shared_bytes, u.warps]
+        + [u.vector_loads, u.load_bits, u.atomics]
         for u in shown
     ]
     summary = (

@@ -39,6 +39,8 @@ __all__ = [
 # A batch in use and the next one being copied in.
 DEVICE_SLOTS = 4
 HOST_SLOTS = 2
+# A line of the breakdown.
+MORE_GRADIENTS = "gradients of further recordings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Breakdown:
         bucket: the capacity that sets ``pool``.
         binding: what takes most of it.
         data_set: the graphs themselves, where they are kept on the device.
+        more_gradients: of all recordings of a training step but one: each writes its own, which
+            stay where the next recording takes its memory from.
     """
 
     parameters: int
@@ -67,6 +71,7 @@ class Breakdown:
     bucket: Capacity
     binding: str
     data_set: int = 0
+    more_gradients: int = 0
 
     @property
     def lines(self) -> dict[str, int]:
@@ -80,7 +85,8 @@ class Breakdown:
             "step (largest bucket)": self.pool,
             "library workspaces": self.workspaces,
         }
-        return lines | ({"data set": self.data_set} if self.data_set else {})
+        more = {MORE_GRADIENTS: self.more_gradients, "data set": self.data_set}
+        return lines | {name: nbytes for name, nbytes in more.items() if nbytes}
 
     @property
     def total_bytes(self) -> int:
@@ -107,11 +113,20 @@ def breakdown_of(
     slots: int = DEVICE_SLOTS,
     host_slots: int = HOST_SLOTS,
     data_set: int = 0,
+    recorded: int = 1,
 ) -> Breakdown:
     """What a plan of these capacities makes torch hold on the device.
 
     Every slot is as large as the largest bucket wants, and so is the one pool that all recordings
-    share: the largest, not the sum.
+    share: the largest, not the sum. Gradients alone are not shared.
+
+    Args:
+        memory: predicts the bytes of a step.
+        capacities: of the buckets.
+        slots, host_slots: batches that are alive at once, on the device and pinned on the host.
+        data_set: bytes of the graphs, where they are on the device.
+        recorded: recordings of a training step, each with gradients of its own; 1 where nothing
+            is recorded.
     """
     capacity = max(capacities, key=memory.step_bytes)
     resident, step = memory.resident, memory.step_bytes(capacity)
@@ -130,6 +145,7 @@ def breakdown_of(
         bucket=capacity,
         binding=memory.binding(capacity),
         data_set=data_set,
+        more_gradients=(max(1, recorded) - 1) * gradients,
     )
 
 
@@ -193,51 +209,71 @@ class MemoryBudget:
         return replace(self, memory=memory)
 
     def breakdown(
-        self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
+        self,
+        memory: MemoryModel,
+        capacities: Sequence[Capacity],
+        *,
+        slots: int = DEVICE_SLOTS,
+        recorded: int = 1,
     ) -> Breakdown:
         """What a plan of these capacities takes, fitting or not; see :func:`breakdown_of`."""
-        return breakdown_of(memory, capacities, slots=slots, data_set=self.data_set_bytes)
+        return breakdown_of(
+            memory, capacities, slots=slots, data_set=self.data_set_bytes, recorded=recorded
+        )
 
     def fits(
-        self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
+        self,
+        memory: MemoryModel,
+        capacities: Sequence[Capacity],
+        *,
+        slots: int = DEVICE_SLOTS,
+        recorded: int = 1,
     ) -> bool:
         """Whether a plan of these capacities stays within the cap."""
-        return self.breakdown(memory, capacities, slots=slots).total_bytes <= self.max_bytes
+        found = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
+        return found.total_bytes <= self.max_bytes
 
     def check(
-        self, memory: MemoryModel, capacities: Sequence[Capacity], *, slots: int = DEVICE_SLOTS
+        self,
+        memory: MemoryModel,
+        capacities: Sequence[Capacity],
+        *,
+        slots: int = DEVICE_SLOTS,
+        recorded: int = 1,
     ) -> Breakdown:
         """The breakdown of a plan that fits.
 
         Raises:
             BudgetExceeded: it does not; the message has the breakdown, the floor and the remedies.
         """
-        found = self.breakdown(memory, capacities, slots=slots)
+        found = self.breakdown(memory, capacities, slots=slots, recorded=recorded)
         if found.total_bytes <= self.max_bytes:
             return found
         raise BudgetExceeded(
             f"the plan needs {human_bytes(found.total_bytes)}, the cap is "
             f"{human_bytes(self.max_bytes)} ({self.device}):\n{found}\n"
-            f"{self._remedies(memory, found, slots)}",
+            f"{self._remedies(memory, found, slots, recorded)}",
             found,
             found.total_bytes,
         )
 
-    def _remedies(self, memory: MemoryModel, found: Breakdown, slots: int) -> str:
+    def _remedies(self, memory: MemoryModel, found: Breakdown, slots: int, recorded: int) -> str:
         """The three ways out, each with its number."""
+
+        def fits(capacity: Capacity) -> bool:
+            return self.fits(memory, [capacity], slots=slots, recorded=recorded)
+
         bucket = found.bucket
         raise_it = f"raise the cap to {found.total_bytes:,} bytes, the floor for this plan"
         smallest = scaled(bucket, 0.0)
-        if not self.fits(memory, [smallest], slots=slots):
-            least = self.breakdown(memory, [smallest], slots=slots).total_bytes
+        if not fits(smallest):
+            least = self.breakdown(memory, [smallest], slots=slots, recorded=recorded).total_bytes
             return (
                 f"Either {raise_it}, or use a smaller model: even a bucket of one graph, "
                 f"{smallest}, needs {human_bytes(least)}"
             )
         steps = 1 << 20
-        at_most = largest(
-            lambda k: self.fits(memory, [scaled(bucket, k / steps)], slots=slots), 0, steps
-        )
+        at_most = largest(lambda k: fits(scaled(bucket, k / steps)), 0, steps)
         fitting = scaled(bucket, at_most / steps)
         own = "".join(f", {rows:,} rows of {name}" for name, rows in fitting.extra)
         return (

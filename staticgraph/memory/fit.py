@@ -6,7 +6,7 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 
     linear     fixed + a*N + b*E + g*G + p*G*M
     attention  linear + c*G*M^2
-    blocks     attention + w*(pairs of the costliest block of several)
+    blocks     attention + w*(pairs of the costliest block of several) + b*(its places)
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
 from operator import mul
 from typing import Literal, NamedTuple, get_args
 
@@ -37,7 +36,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.least_squares import non_negative
-from staticgraph.sizes.attention import attention_path
+from staticgraph.sizes.attention import Block, attention_path, clipped
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 
@@ -55,28 +54,32 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 def counts_of(
     capacity: Capacity, layout: Layout = "dense", counted: bool = False
 ) -> dict[str, float]:
-    """Every count that a form may have, of one capacity; ``counted`` leaves the padding graphs out
-    of the blocks of attention, as layers do that follow a batch's real counts."""
-    blocks = [(capacity.graphs, capacity.max_graph_nodes)]
+    """Every count that a form may have, of one capacity; ``counted`` takes rows and blocks of
+    attention as large as real graphs may fill them, as layers do that follow real counts: what is
+    left to padding is in the fixed term then, whose sign a fit can know."""
+    blocks = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
     if layout != "dense":
-        path = attention_path(capacity, layout)
-        blocks = [(block.graphs, block.width) for block in path.blocks]
-    if counted:  # graphs stand by falling size, so padding graphs are last
-        graphs, width = blocks.pop()
-        blocks.append((max(1, graphs - capacity.graphs + capacity.graph_limit), width))
-    places = float(sum(graphs * width for graphs, width in blocks))
-    pairs = float(sum(graphs * width**2 for graphs, width in blocks))
-    widest = float(max(graphs * width**2 for graphs, width in blocks))
+        blocks = attention_path(capacity, layout).blocks
+    nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
+    own = capacity.extra
+    if counted:
+        nodes, edges, graphs = capacity.node_limit, capacity.edge_limit, capacity.graph_limit
+        own = tuple((name, rows - 1) for name, rows in capacity.extra)
+        blocks = clipped(blocks, nodes, graphs, capacity.max_graph_nodes)
+    places = float(sum(block.places for block in blocks))
+    pairs = float(sum(block.places * block.width for block in blocks))
+    widest = float(max(block.places * block.width for block in blocks))
     return {
         "fixed": 1.0,
-        "nodes": float(capacity.nodes),
-        "edges": float(capacity.edges),
-        "graphs": float(capacity.graphs),
+        "nodes": float(nodes),
+        "edges": float(edges),
+        "graphs": float(graphs),
         "places": places,
         "pairs": pairs,
         "widest": widest,
-        "nodes^2": float(capacity.nodes) ** 2,
-        **{rows_of(name): float(rows) for name, rows in capacity.extra},
+        "block": float(max(block.places for block in blocks)),
+        "nodes^2": float(nodes) ** 2,
+        **{rows_of(name): float(rows) for name, rows in own},
     }
 
 
@@ -88,9 +91,10 @@ def rows_of(axis: str) -> str:
 TERMS: dict[Form, tuple[str, ...]] = {
     "linear": ("fixed", "nodes", "edges", "graphs", "places"),
     "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
-    "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest"),
+    "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest", "block"),
     "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
 }
+# ``block`` is the places of the largest of several blocks: what only one block at a time takes.
 # Layouts that a form may have: in one block of all, the widest is all.
 LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
     "linear": LAYOUTS,
@@ -135,7 +139,7 @@ class Fit(NamedTuple):
         layout: of the blocks whose places and pairs are counted.
         axes: the rows of the data's own, one term each, after those of the form.
         typed: nodes have types, so that :data:`SUMS` are no terms.
-        counted: blocks of attention are without the padding graphs.
+        counted: rows and blocks of attention are those that real graphs may fill.
     """
 
     form: Form
@@ -203,8 +207,8 @@ def fit(
             one with the smallest error.
         held_out: a point to check on, not fitted.
         typed: nodes have types: all nodes and all edges are sums of the capacities' axes.
-        counted: steps were read whose layers may follow real counts: it is found out whether blocks
-            of attention are without the padding graphs.
+        counted: steps were read whose layers may follow real counts: it is found out whether they
+            do.
 
     Raises:
         FitRefused: too few points, points that do not tell the terms apart, or a residual over 5%.
@@ -214,12 +218,16 @@ def fit(
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits, refusals = [], []
     for name in FORMS if form == "auto" else (form,):
-        for layout, real in product(LAYOUTS_OF[name], (False, True)[: 1 + counted]):
+        for layout in LAYOUTS_OF[name]:
             try:
-                fits.append(_fit_form(points, name, layout, held_out, typed, real))
+                ways = [
+                    _fit_form(points, name, layout, held_out, typed, real)
+                    for real in (False, True)[: 1 + counted]
+                ]
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
                 break
+            fits.append(min(ways, key=lambda fit: fit.worst))
             if fits[-1].worst <= GOOD_RESIDUAL:
                 break
         if fits and fits[-1].worst <= GOOD_RESIDUAL:
@@ -268,7 +276,8 @@ def _fit_form(
         raise FitRefused("a point has no positive number of bytes: was the step really run?")
     blocks = layout, counted
     counts = _counted([p.capacity for p in points], terms, blocks)
-    if np.linalg.matrix_rank(counts / counts.max(axis=0), tol=1e-6) < len(terms):
+    most = counts.max(axis=0)
+    if not most.all() or np.linalg.matrix_rank(counts / most, tol=1e-6) < len(terms):
         raise FitRefused(
             f"the points do not tell {', '.join(terms)} apart: vary "
             f"{', '.join((*(() if typed else SUMS), *axes, 'graphs'))} and the largest graph each "
@@ -279,7 +288,7 @@ def _fit_form(
     targets, note = _moments(points, peaks, weighted, terms, blocks), ""
     planes = np.unique([non_negative(weighted, target / peaks) for target in targets], axis=0)
     if form == "quadratic" and len(targets) == 1:
-        free, *_ = np.linalg.lstsq(weighted / counts.max(axis=0), np.ones(len(points)), rcond=None)
+        free, *_ = np.linalg.lstsq(weighted / most, np.ones(len(points)), rcond=None)
         if free[terms.index("nodes^2")] < -GOOD_RESIDUAL * peaks.max():
             note = "negative curvature: the square was left out, the line kept"
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)

@@ -21,6 +21,10 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
+# Terms of a form that count blocks of attention; the last is in no file of an earlier version.
+BLOCK_TERMS = ("places", "pairs", "widest", "block")
+LATER = BLOCK_TERMS[-1]
+
 
 class Resident(NamedTuple):
     """Bytes of a model that are there all the time, at any capacity."""
@@ -136,7 +140,7 @@ class MemoryModel:
             shares[term] = shares.get(term, 0.0) + taken
         for name, nbytes in self.batch.per_axis:
             shares[rows_of(name)] += nbytes * counts[rows_of(name)]
-        shares["attention"] = sum(shares.pop(term, 0.0) for term in ("places", "pairs", "widest"))
+        shares["attention"] = sum(shares.pop(term, 0.0) for term in BLOCK_TERMS)
         shares["nodes"] += shares.pop("nodes^2", 0.0)
         return max(shares, key=lambda term: shares[term])
 
@@ -182,9 +186,11 @@ class MemoryModel:
             form: Form = values["form"]
             axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
             terms = terms_of(form, axes, typed)
-            if tuple(values["terms"]) != terms:
+            given = tuple(values["terms"])
+            if given not in (terms, tuple(term for term in terms if term != LATER)):
                 raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
-            planes = tuple(map(tuple, values["planes"]))
+            named = [dict(zip(given, plane, strict=True)) for plane in values["planes"]]
+            planes = tuple(tuple(plane.get(term, 0.0) for term in terms) for plane in named)
             if values["layout"] not in LAYOUTS:
                 raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
             fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]

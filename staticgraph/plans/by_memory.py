@@ -4,7 +4,7 @@ The problem: nobody knows which batch size fills a card, and filling it is not t
 seen with 93% of its memory and 16% of its units in use). The idea: search the batch size whose plan
 is predicted to fit, but keep at least so many steps an epoch, and say which of the two set the
 limit. The invariant: the plan that comes back fits, and one more graph a batch would not, or would
-leave too few steps.
+leave too few steps. It fits recorded, too, where each bucket's step keeps gradients of its own.
 
 It decides on predictions alone. Pure numbers, no torch.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from staticgraph.memory.budget import MemoryBudget, largest
+from staticgraph.memory.budget import Breakdown, MemoryBudget, largest
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.schema import Schema
@@ -65,9 +65,16 @@ def sized_plan(
     """
     if min_steps_per_epoch < 1:
         raise ValueError(f"min_steps_per_epoch={min_steps_per_epoch} must be at least 1")
+
+    def check(plan: BucketPlan) -> Breakdown:
+        return budget.check(memory, plan.capacities, recorded=len(plan.capacities))
+
+    def fits(plan: BucketPlan) -> bool:
+        return budget.fits(memory, plan.capacities, recorded=len(plan.capacities))
+
     if batch_size is not None:
         plan = make(batch_size, margin)
-        found = budget.check(memory, plan.capacities)
+        found = check(plan)
         return replace(plan, note=_note(f"batch_size={batch_size} as asked", found, budget))
 
     def planned(size: int, tried: float | None) -> BucketPlan:
@@ -75,15 +82,15 @@ def sized_plan(
 
     def largest_at(tried: float) -> int:
         smallest = planned(1, tried)
-        budget.check(memory, smallest.capacities)
-        return largest(lambda b: budget.fits(memory, planned(b, tried).capacities), 1, most)
+        check(smallest)
+        return largest(lambda b: fits(planned(b, tried)), 1, most)
 
     most = max(1, num_graphs // min_steps_per_epoch)
     if margin is None:
         margin = planned(largest_at(FIRST_MARGIN), None).margin
     chosen = largest_at(margin or 0.0)
     plan = planned(chosen, margin)
-    found = budget.check(memory, plan.capacities)
+    found = check(plan)
     limit = (
         f"batch_size={chosen} by min_steps_per_epoch={min_steps_per_epoch}, memory to spare"
         if chosen == most

@@ -249,9 +249,10 @@ def _with_components(
 ) -> tuple[Capacity, ...]:
     """The capacities of several classes with rows for the further components: as many as go with
     the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
-    dressed, low = [], -1
+    dressed, low, high = [], -1, -1
     for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
-        high = capacity.max_graph_nodes
+        if capacity.max_graph_nodes > high:  # graphs without nodes and those of one are one class
+            low, high = high, capacity.max_graph_nodes
         here = sizes[(sizes[:, 0] > low) & (sizes[:, 0] <= high)]
         mine = trained[(trained[:, 0] > low) & (trained[:, 0] <= high)]
         totals = (mine if len(mine) else here).sum(axis=0)
@@ -261,7 +262,6 @@ def _with_components(
         dressed.append(
             _capacity(np.concatenate([least, limits]), components, capacity.graphs, high)
         )
-        low = high
     return tuple(dressed)
 
 

@@ -1,14 +1,22 @@
-"""Reads real steps off an allocator's high-water mark, and puts everything back."""
+"""Reads real steps off an allocator's high-water mark, and puts everything back.
+
+Which moment of a step is its peak changes with the capacity, so one mark a step is no sum of counts
+where there are several (attention with explicit weights beside a long way back through edges). An
+allocator that can be asked at little cost is therefore asked after every operation, and the marks
+in between are the step's moments, each a sum by itself (:mod:`staticgraph.memory.fit`).
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
@@ -18,9 +26,15 @@ from staticgraph.sizes.capacity import Capacity
 
 
 class Allocator(Protocol):
-    """What an :class:`AllocatorReader` asks; all numbers are bytes."""
+    """What an :class:`AllocatorReader` asks; all numbers are bytes.
+
+    Attributes:
+        name: whose allocator.
+        by_operation: whether it is asked after every operation of a step.
+    """
 
     name: str
+    by_operation: bool
 
     def allocated(self) -> int:
         """In use now."""
@@ -46,6 +60,8 @@ class Allocator(Protocol):
 class CudaAllocator:
     """torch's caching allocator on one CUDA device."""
 
+    by_operation = True
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.name = torch.cuda.get_device_name(device)
@@ -60,8 +76,7 @@ class CudaAllocator:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
-        """The most in use since then."""
-        torch.cuda.synchronize(self.device)
+        """The most in use since then; what is allocated is known to the host, without waiting."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def reserved(self) -> int:
@@ -106,23 +121,67 @@ class AllocatorReader:
                 step(batch)
             step.free_gradients()
             allocator.trim()
-            start, marks = allocator.allocated(), []
+            start = allocator.allocated()
+            peaks = Peaks(allocator)
             allocator.reset_peak()
-
-            def between() -> None:
-                marks.append(allocator.peak())
-                allocator.reset_peak()
-
-            step(batch, between=between)
-            update = allocator.peak()
-            peak = max([*marks, 0]) or update
+            watch = peaks if allocator.by_operation else nullcontext()
+            with watch:
+                step(batch, between=peaks.ended)
+            updates = len(peaks.parts) > 0
+            peaks.ended(last=True)
+            peak, update = peaks.parts[0], peaks.parts[-1] if updates else start
             overhead = allocator.reserved() / max(1, peak, update) - 1
             # What a warm step leaves behind that is neither state nor batch: libraries took it.
             known = base + state_bytes(subject.optimizer) + distinct_bytes(batch.tensors().values())
-            return Reading(peak - start, update - start, max(0.0, overhead), max(0, start - known))
+            return Reading(
+                peak - start,
+                update - start,
+                max(0.0, overhead),
+                max(0, start - known),
+                np.array(peaks.moments, np.float64) - start if peaks.moments else None,
+                np.array(peaks.operations, np.int64) if peaks.moments else None,
+            )
         finally:
             subject.model.zero_grad(set_to_none=True)
             allocator.trim()
+
+
+class Peaks(TorchDispatchMode):
+    """An allocator's high-water mark of each part of a step and, as a ``with`` block, of each
+    operation.
+
+    Attributes:
+        parts: the mark of each part that has ended.
+        moments: of the first part, the mark of each operation; with what it took and freed inside.
+        operations: a number for each of them, the same for the same operation.
+    """
+
+    def __init__(self, allocator: Allocator) -> None:
+        super().__init__()
+        self._allocator = allocator
+        self._seen: list[int] = []
+        self.parts: list[int] = []
+        self.moments: list[int] = []
+        self.operations: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._seen.append(self._allocator.peak())
+        self._allocator.reset_peak()
+        if not self.parts:
+            self.operations.append(hash(func))
+        return out
+
+    def ended(self, last: bool = False) -> None:
+        """The present part ends; another begins, unless it was the last."""
+        if not self.parts:
+            self.moments = self._seen
+        self.parts.append(max([*self._seen, self._allocator.peak()]))
+        self._seen = []
+        if not last:
+            self._allocator.reset_peak()
 
 
 @contextmanager

@@ -68,7 +68,9 @@ class FakeTensorReader:
                     start = live.live_bytes
                     live.reset_peak()
                     seen, update = step(batch, between=live.reset_peak), live.peak_bytes
-            moments, operations = seen or live.reset_peak()
+            if seen is None:  # an evaluation updates nothing
+                seen, update = live.reset_peak(), start
+            moments, operations = seen
             added = np.array(moments, dtype=np.float64) - start
             workspaces = CUBLAS_WORKSPACES if on_cuda else 0
             ran = np.array(operations, dtype=np.int64)

@@ -18,7 +18,7 @@ from staticgraph.sizes.capacity import Capacity
 # A simpler form that was exact before is kept where it misses the further readings by no more.
 EXPLAINED = 0.03
 # Terms of a form that depend on the layout.
-BLOCKS = ("places", "pairs", "widest")
+BLOCKS = ("places", "pairs", "widest", "block")
 # Times nodes, edges, graphs and the largest graph of the costliest capacity.
 GROWN = ((1, 1, 2, 2), (2, 2, 2, 2), (1, 1, 4, 2), (2, 2, 4, 4), (1, 1, 2, 4), (2, 2, 4, 1))
 

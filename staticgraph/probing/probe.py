@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from staticgraph.probing.layouts import explaining, more
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
+from staticgraph.probing.with_kernels import with_kernels
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
@@ -79,6 +81,7 @@ def probe(
     autocast: torch.dtype | None = None,
     accumulate: int = 1,
     path: Literal["recorded", "counted"] = "recorded",
+    kernels: bool = False,
     capacities: Sequence[Capacity] | None = None,
     held_out: Capacity | None = None,
 ) -> MemoryModel:
@@ -98,6 +101,8 @@ def probe(
         autocast: a dtype to run forward and loss in.
         accumulate: backward passes to one step of the optimizer.
         path: ``recorded`` shapes, or ``counted``: see the module.
+        kernels: read the step with this library's kernels under the model, as ``convert(model,
+            kernels=True)`` puts them; afterwards the model is as it was.
         capacities: what to measure, instead of a choice from the sizes of the data.
         held_out: what to check the fit on, with ``capacities``.
 
@@ -116,7 +121,8 @@ def probe(
     subject = Subject.of(model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast)
     probed = Probed(subject, schema, accumulate, path == "counted")
     chosen = _reader(reader, subject)
-    with chosen.open(probed) as read:
+    under = with_kernels(subject.model) if kernels else nullcontext()
+    with under, chosen.open(probed) as read:
         if capacities is None:
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:

@@ -22,6 +22,7 @@ class ProfilerAllocator:
     """Bytes of the CPU relative to where it was first asked; an :class:`Allocator`."""
 
     name = "the CPU, by torch.profiler"
+    by_operation = False  # each question ends one recording and begins another
 
     def __init__(self) -> None:
         self._live = 0

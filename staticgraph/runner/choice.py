@@ -25,6 +25,8 @@ from staticgraph.files.document import NOT_THERE
 MARGIN = 0.05
 # Of the rounds, in which the two ran side by side, so that a slow moment cannot decide.
 ROUNDS_WON = 0.75
+# A choice among paths of attention is one of this and a phase.
+ATTENTION = "attention in "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class WayChoice:
-    """What was chosen for one bucket's training step (``step``) or evaluation (``eval``)."""
+    """What was chosen for one bucket's training step (``step``) or evaluation (``eval``): a way;
+    or, where ``phase`` begins with :data:`ATTENTION`, the path of its attention."""
 
     bucket: int
     phase: str
@@ -57,6 +60,11 @@ class WayChoice:
     def __str__(self) -> str:
         numbers = "; ".join(map(str, self.contenders))
         return f"bucket {self.bucket} {self.phase}: {self.way}, {self.reason}: {numbers}"
+
+    @property
+    def of_attention(self) -> bool:
+        """Whether it is a path of attention that was chosen, not a way."""
+        return self.phase.startswith(ATTENTION)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WayChoice:

@@ -34,6 +34,7 @@ from staticgraph.text.byte_sizes import human_bytes
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
 FROM_IDS = "gradients of steps from ids"
+OF_PAIRS = "gradients of forwards with a backward"
 WHAT_NOW = "All recordings were torn down, eager steps still run:"
 
 
@@ -62,6 +63,7 @@ class Commitments:
         memory: predicts the bytes of a step.
         allocator: asked after each recording; None measures nothing.
         slots: batches that are alive at once.
+        recorded: recordings of a training step, each with gradients of its own.
 
     Raises:
         BudgetExceeded: the plan needs more than the cap.
@@ -74,8 +76,9 @@ class Commitments:
         memory: MemoryModel,
         allocator: Allocator | None = None,
         slots: int = DEVICE_SLOTS,
+        recorded: int = 1,
     ) -> None:
-        self.breakdown = budget.check(memory, plan.capacities, slots=slots)
+        self.breakdown = budget.check(memory, plan.capacities, slots=slots, recorded=recorded)
         self.allocator = allocator
         self.predicted = [memory.step_bytes(capacity) for capacity in plan.capacities]
         self.measured: list[int | None] = [None] * len(plan.capacities)
@@ -90,13 +93,21 @@ class Commitments:
                 self._ledger.commit(name, nbytes)
 
     @classmethod
-    def of(cls, subject: Subject, plan: BucketPlan, budget: MemoryBudget) -> Commitments:
-        """For a runner of these; probes the model where the budget has no memory model."""
+    def of(
+        cls, subject: Subject, plan: BucketPlan, budget: MemoryBudget, records: bool = False
+    ) -> Commitments:
+        """For a runner of these; probes the model where the budget has no memory model.
+
+        Args:
+            subject, plan, budget: the runner's.
+            records: whether its training steps may be recorded, one a bucket.
+        """
         memory = budget.memory
         if memory is None:
             trained = subject if subject.optimizer is not None else replace(subject, loss=None)
             memory = probe(trained, PlanSource(plan))
-        return cls(plan, budget, memory, allocator_of(subject.device))
+        recorded = len(plan.capacities) if records and subject.trains else 1
+        return cls(plan, budget, memory, allocator_of(subject.device), recorded=recorded)
 
     def of_bucket(self, bucket: int) -> dict[str, int | None]:
         """What a step of a bucket takes, predicted and measured, for the report."""
@@ -125,18 +136,33 @@ class Commitments:
         Raises:
             BudgetExceeded: that passes the cap; nothing was recorded yet.
         """
+        self._own_gradients(
+            FROM_IDS, buckets, "make each batch in a recording of its own, "
+            "Recording(one_launch=False)"
+        )  # fmt: skip
+
+    def pairs(self, buckets: int) -> None:
+        """Commits what so many recorded forwards with their backwards hold beside the training
+        steps: gradients of their own.
+
+        Raises:
+            BudgetExceeded: that passes the cap; nothing was recorded yet.
+        """
+        self._own_gradients(OF_PAIRS, buckets, "leave 'forward' out of warmup(phases=...)")
+
+    def _own_gradients(self, name: str, buckets: int, remedy: str) -> None:
         wanted, cap = buckets * self._gradients, self._ledger.max_bytes
-        needed = self.breakdown.total_bytes + wanted
+        others = sum(self._ledger.entries.get(n, 0) for n in (FROM_IDS, OF_PAIRS) if n != name)
+        needed = self.breakdown.total_bytes + others + wanted
         if cap is not None and needed > cap:
             raise BudgetExceeded(
-                f"{FROM_IDS}, a set for each of {buckets} buckets, want {human_bytes(wanted)} "
+                f"{name}, a set for each of {buckets} buckets, want {human_bytes(wanted)} "
                 f"beside the plan; that makes {human_bytes(needed)}, the cap is "
-                f"{human_bytes(cap)}: raise the cap to {needed:,} bytes, or make each batch in a "
-                "recording of its own, Recording(one_launch=False)",
+                f"{human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
             )
-        self._ledger.commit(FROM_IDS, wanted)
+        self._ledger.commit(name, wanted)
 
     def warmed(self) -> None:
         """Measures from now on: what a block of :meth:`recording` did until here was to warm up."""

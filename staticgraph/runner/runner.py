@@ -51,11 +51,12 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.attention_choices import AttentionRow, attention_choices
 from staticgraph.steps.compiled import skipped_recordings_of
+from staticgraph.steps.evaluation import Evaluation
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, resolve
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import evaluating, untouched
+from staticgraph.steps.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
@@ -140,11 +141,11 @@ class StaticGraphRunner:
         )
         name = mode if isinstance(mode, str) else "auto"
         self.mode = resolve(name, self.device.type, recording.anywhere)
-        if recording.scope == "step" and (
-            self.mode.own or (self._auto is not None and OWN in self._auto.ways)
-        ):
+        records = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
+        if recording.scope == "step" and records:
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
+        self._evaluating = Evaluation(subject.model)
         self._trains = subject.trains
         if self.ranks is not None:
             check_not_wrapped(subject.model)
@@ -166,7 +167,10 @@ class StaticGraphRunner:
         self._warmup_s: float | None = None
         self._cold_s: float | None = None
         self._commitments = budget and Commitments.of(
-            subject, self.plan, smallest_budget(budget, self.ranks)
+            subject,
+            self.plan,
+            smallest_budget(budget, self.ranks),
+            records and recording.scope != "forward",
         )
 
     @property
@@ -305,7 +309,7 @@ class StaticGraphRunner:
         Every module's training flag is as before afterwards. Without a loss, ``loss`` is None.
         """
         check_not_traced("eval_step()")
-        with self._turns.forward, evaluating(self.model):
+        with self._turns.forward, self._evaluating():
             out = self._run("forward", batch)
             loss = None if self.loss is None else self._computation.mean_loss(out, batch)
         return EvalResult(out, loss)
@@ -317,7 +321,7 @@ class StaticGraphRunner:
 
     def eager_forward(self, batch: StaticBatch) -> Any:
         """The output in evaluation mode, without compiling or recording, whatever the mode."""
-        with self._turns.forward, evaluating(self.model):
+        with self._turns.forward, self._evaluating():
             return self._steps.run("forward", self._steps.accept(batch), "eager")
 
     def verify(self, batch: StaticBatch) -> Verification:
@@ -356,7 +360,7 @@ class StaticGraphRunner:
             ValueError: an output has no rows of the batch.
         """
         check_not_traced("predict_batch()")
-        with self._turns.forward, evaluating(self.model):
+        with self._turns.forward, self._evaluating():
             return self._rows(batch)
 
     def export(
@@ -471,6 +475,7 @@ class StaticGraphRunner:
             )
         if phases is None:
             phases = ("step", "eval") if self.subject.trains else ("eval",)
+        phases = tuple(phases)
         # Largest first: later, smaller recordings fit into the memory of earlier ones.
         keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
         if isinstance(cache, bool):
@@ -480,8 +485,7 @@ class StaticGraphRunner:
         self._cold_s = None if cache is None else warm_start.load(cache, self.device)
         self._steps.close()
         self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
-        if self._commitments is not None and "step" in phases and self._steps.joins_collation:
-            self._commitments.steps_from_ids(len(self.plan.capacities))
+        self._commit_gradients(phases)
         with (
             untouched(self.model, self.optimizer),
             self._steps.accumulated.kept(),
@@ -504,6 +508,17 @@ class StaticGraphRunner:
         self._steps.finish()
         self._steps.clear()  # what was warmed up with is no data
         return self
+
+    def _commit_gradients(self, phases: Iterable[str]) -> None:
+        """Those of recordings beside one training step a bucket, before any is recorded."""
+        if self._commitments is None:
+            return
+        buckets = len(self.plan.capacities)
+        if "step" in phases and self._steps.joins_collation:
+            self._commitments.steps_from_ids(buckets)
+        own = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
+        if "forward" in phases and own and self._steps.records("forward"):
+            self._commitments.pairs(buckets)
 
     @property
     def _only_fused(self) -> bool:
@@ -569,7 +584,8 @@ class StaticGraphRunner:
             device=self.device,
             dtype=self.subject.autocast,
             training=self.optimizer is not None,
-            compiled=self.mode.compiled or any(c.way != "eager" for c in self._choices),
+            compiled=self.mode.compiled
+            or any(c.way != "eager" for c in self._choices if not c.of_attention),
         )
 
     # ------------------------------------------------------------------ inside

@@ -1,7 +1,8 @@
 """Measures the ways a bucket may run in, before its first step, and takes the one that gains.
 
 Every way that can run is compiled or recorded, then all step in turn (A B C A B C ...) over a batch
-of the bucket, whole training steps included; device events time them on CUDA, the process's own
+of the bucket, whole training steps included (their attention first, by itself, where only time
+tells its paths apart); device events time them on CUDA, the process's own
 clock on a CPU, where other processes would disturb a wall clock. Whoever calls puts the training
 state back, so that a run after the choice is the run it would have been without it.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import GraphTooLarge, NotStatic
 from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.runner.attention_trial import AttentionTrial
 from staticgraph.runner.auto import LEAST_ROUNDS, Auto
-from staticgraph.runner.choice import WayChoice, choose, load, save
+from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.steps.modes import FUSED, OWN
@@ -67,6 +70,8 @@ class Trials:
         self._until = self._stopwatch.now() + options.limit_s
         self._times: dict[tuple[int, str], dict[str, list[float]]] = {}
         self._refused: dict[tuple[int, str], dict[str, str]] = {}
+        self._attention = AttentionTrial(subject, steps.computation.context)
+        self._paths: list[WayChoice] = []
         self._lost: str | None = None  # why nothing can be recorded any more
 
     def run(
@@ -93,18 +98,41 @@ class Trials:
         if ranks is not None and not ranks.all(found is not None):
             found = None  # a rank without the file would measure alone
         if found is not None:
+            self._paths = [choice for choice in found if choice.of_attention]
+            for path in self._paths:
+                capacity = self._steps.layout(path.bucket, schema).capacity
+                self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
+            found = [choice for choice in found if not choice.of_attention]
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
                 self._prepare(choice.way, choice.bucket, choice.phase)
         else:
             for bucket, phase in keys:
-                self.measure(batch_of(self._steps.layout(bucket, schema)), phase)
+                batch = batch_of(self._steps.layout(bucket, schema))
+                self.measure_attention(batch, phase)
+                self.measure(batch, phase)
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
             if file is not None and (ranks is None or ranks.first):
-                save(file, found, made_for)
+                save(file, [*found, *self._paths], made_for)
         self._steps.ways = {(choice.bucket, choice.phase): choice.way for choice in found}
-        return tuple(found)
+        return (*found, *self._paths)
+
+    def measure_attention(self, batch: StaticBatch, phase: str) -> None:
+        """Times the attention of a batch's bucket alone, where more than one path is left, and has
+        all ways of the bucket take the fastest."""
+        training, capacity = phase != "eval", batch.capacity
+        paths = self._attention.contenders(capacity, training)
+        if len(paths) < 2:
+            return
+        run, refused = self._attention.function(batch, training), {}
+        with evaluating(self._model) if not training else nullcontext():
+            if training:
+                train(self._model)
+            times = self._timed(paths, run, refused)
+        found = choose(batch.bucket, f"{ATTENTION}{phase}", times, refused)
+        self._attention.choose(capacity, training, found.way)
+        self._paths.append(found)
 
     def measure(self, batch: StaticBatch, phase: str) -> None:
         """Prepares and times every way for one phase of a batch's bucket."""
@@ -120,7 +148,7 @@ class Trials:
         self._refused[key] = refused
         # A loss that grows without end over one batch is no fault of the data.
         with self._steps.finite.unread():
-            self._times[key] = self._timed(ready, batch, phase, refused)
+            self._times[key] = self._timed(ready, lambda way: self._run(way, batch, phase), refused)
 
     def choices(self) -> list[WayChoice]:
         """What is chosen for each key measured, smallest bucket first.
@@ -155,17 +183,17 @@ class Trials:
         return None
 
     def _timed(
-        self, ways: Sequence[str], batch: StaticBatch, phase: str, refused: dict[str, str]
+        self, ways: Sequence[str], run: Callable[[str], Any], refused: dict[str, str]
     ) -> dict[str, list[float]]:
+        """Milliseconds of each, round by round; one that runs out of memory is refused, unless it
+        is the first, which must run."""
         times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(UNTIMED_ROUNDS + self._options.rounds):
             for way in list(times):
                 try:
-                    taken = self._stopwatch.milliseconds(
-                        way, lambda w=way: self._run(w, batch, phase)
-                    )
+                    taken = self._stopwatch.milliseconds(way, lambda w=way: run(w))
                 except Exception as error:
-                    if way == "eager" or not is_out_of_memory(error):
+                    if way == ways[0] or not is_out_of_memory(error):
                         raise
                     refused[way] = f"ran out of memory: {error}"
                     del times[way]

@@ -75,6 +75,7 @@ class Setting(NamedTuple):
         extra_keys: what gives each graph keys that are no nodes, in words; or empty.
         compiled: inside a compiled step.
         kernels: whether the model was converted with this library's kernels.
+        training: in training mode, which is timed apart from evaluation.
     """
 
     device: str = "cpu"
@@ -84,6 +85,7 @@ class Setting(NamedTuple):
     extra_keys: str = ""
     compiled: bool = False
     kernels: bool = False
+    training: bool = False
 
     def forbids(self, path: str) -> str:
         """Why a path is impossible here, in words; empty where it is possible."""
@@ -134,6 +136,7 @@ class AttentionPath(NamedTuple):
         costs: entries at most, by path.
         pairs: pairs of nodes that attend to each other in the costliest batch, at most.
         ruled_out: path and reason, of those that were not compared.
+        by_time: ``auto`` took it because it was timed on the device, whatever it costs by count.
     """
 
     name: str
@@ -142,6 +145,7 @@ class AttentionPath(NamedTuple):
     costs: tuple[tuple[str, int], ...]
     pairs: int
     ruled_out: tuple[tuple[str, str], ...] = ()
+    by_time: bool = False
 
     @property
     def entries(self) -> int:
@@ -159,13 +163,14 @@ class AttentionPath(NamedTuple):
             + (f" ruled out: {out[name]}" if name in out else "")
             for name, cost in self.costs
         ]
-        how = "as asked" if self.asked == self.name else "auto"
+        how = "auto, by time" if self.by_time else "auto"
+        how = "as asked" if self.asked == self.name else how
         blocks = f", {len(self.blocks)} blocks" if self.name == "size-classed" else ""
         return f"{how}{blocks}; entries at most: {'; '.join(shown)}; pairs of nodes {self.pairs:,}"
 
 
 def attention_path(
-    capacity: Capacity, asked: str = "auto", setting: Setting | None = None
+    capacity: Capacity, asked: str = "auto", setting: Setting | None = None, timed: str = ""
 ) -> AttentionPath:
     """The path of a bucket's attention.
 
@@ -174,6 +179,8 @@ def attention_path(
         asked: a path, or ``auto``: the one with the fewest entries, where that is fewer by a
             margin than a simpler one has.
         setting: where it runs; None compares the two dense paths alone.
+        timed: the path that was fastest on the device, which ``auto`` takes where it is possible;
+            empty where none was timed.
 
     Raises:
         NotStatic: the path that was asked for is impossible there.
@@ -207,14 +214,33 @@ def attention_path(
         if reason and asked != path:
             ruled_out.append((path, reason))
     name = asked
-    if asked == "auto":
+    by_time = bool(asked == "auto" and timed and setting and not setting.forbids(timed))
+    if by_time:
+        name = timed
+        ruled_out = [(path, why) for path, why in ruled_out if path != timed]
+    elif asked == "auto":
         name = _least(costs, len(blocks), [path for path, _ in ruled_out])
         if name == "kernel":
             ruled_out[:0] = [
                 (path, "the kernel does the same") for path in ("dense", "size-classed")
             ]
     chosen = {"dense": whole, "size-classed": blocks}.get(name, ())
-    return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out))
+    return AttentionPath(name, asked, chosen, costs, pairs, tuple(ruled_out), by_time)
+
+
+def rivals(capacity: Capacity, setting: Setting) -> tuple[str, ...]:
+    """The paths that only time can tell apart, simplest first: the best by count without
+    ``varlen``, and ``varlen``, whose kernels are another's. One alone where there is no choice.
+
+    Args:
+        capacity: the bucket.
+        setting: of a compiled step there; a path that needs one is not timed outside of it.
+    """
+    found = attention_path(capacity, "auto", setting)
+    if setting.forbids("varlen") or setting.discourages("varlen") or found.name == "flex":
+        return (found.name,)
+    ruled_out = [path for path, _ in found.ruled_out if path not in ("dense", "size-classed")]
+    return _least(found.costs, len(blocks_of(capacity)), [*ruled_out, "varlen"]), "varlen"
 
 
 def kernel_tile(longest: int, head: int) -> int:
@@ -257,6 +283,17 @@ def blocks_of(capacity: Capacity) -> tuple[Block, ...]:
         Block(first, end - first, width)
         for (first, width), end in zip(capacity.order_statistics, ends, strict=True)
     )
+
+
+def clipped(blocks: tuple[Block, ...], nodes: int, graphs: int, largest: int) -> tuple[Block, ...]:
+    """As much of each block as so many nodes and graphs, the largest of so many nodes, can need."""
+    found = []
+    for block in blocks:
+        left = min(block.graphs, max(1, graphs) - block.first)
+        if left > 0:
+            width = min(block.width, largest, nodes // (block.first + 1))
+            found.append(Block(block.first, left, max(1, width)))
+    return tuple(found)
 
 
 def _costliest(capacity: Capacity, blocks: tuple[Block, ...]) -> list[tuple[int, int]]:

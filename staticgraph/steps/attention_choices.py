@@ -76,7 +76,7 @@ def attention_choices(
         compiled: whether the step is compiled.
     """
     found: dict[tuple[int, AttentionPath], list[str]] = {}
-    for name, context, attn in _layers(model):
+    for name, context, attn in attending_layers(model):
         for bucket, capacity in enumerate(capacities, first_bucket):
             if attn is None:
                 path = pooling_path(capacity, context.attention)
@@ -85,7 +85,8 @@ def attention_choices(
                 setting = setting_of(attn, device.type, own, training, compiled, context.kernels)
                 if setting.forbids(context.attention):
                     setting = setting._replace(dropout=0.0)  # then it was only evaluated
-                path = attention_path(capacity, context.attention, setting)
+                timed = context.timed_in(capacity, setting)
+                path = attention_path(capacity, context.attention, setting, timed)
             found.setdefault((bucket, path), []).append(name)
     return tuple(
         AttentionRow(
@@ -102,7 +103,7 @@ def attention_choices(
     )
 
 
-def _layers(
+def attending_layers(
     model: torch.nn.Module,
 ) -> Iterator[tuple[str, BatchContext, torch.nn.MultiheadAttention | None]]:
     """Layers with a choice of paths; a pool by seed vectors has None for its attention."""

@@ -16,6 +16,19 @@ def gine(store):
     return build("gine", store, hidden=HIDDEN, layers=LAYERS)
 
 
+def wide_gine(store):
+    """As wide as OGB's: rows of 300 numbers are 75 times 16 bytes, or 8 of bfloat16."""
+    return build("gine", store, hidden=300, layers=LAYERS)
+
+
+def wide_gcn(store):
+    return build("gcn", store, hidden=300, layers=LAYERS)
+
+
+def wide_gat(store):
+    return build("gat", store, hidden=300, layers=LAYERS, heads=5)
+
+
 def gps(store):
     return build("gps", store, hidden=HIDDEN, layers=1)
 

@@ -71,15 +71,20 @@ def _on_cpu(
     if running_mean is not None:
         assert running_var is not None
         assert tracked is not None
+        running = running_mean, running_var
+        kept = [_wide(statistic) for statistic in running]  # numba has no half precision
         cpu.update_running(
             mean.numpy(),
             var.numpy(),
             rows,
-            running_mean.numpy(),
-            running_var.numpy(),
+            kept[0].numpy(),
+            kept[1].numpy(),
             tracked.view(1).numpy(),
             -1.0 if momentum is None else momentum,
         )
+        for statistic, value in zip(running, kept, strict=True):
+            if value is not statistic:
+                statistic.copy_(value)
     return out.to(dtype_of(x, residual)), mean, var, total
 
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from staticgraph.kernels.head_blocks import cpu
 from staticgraph.kernels.register import operator
 
+# What NumPy or numba does not have.
+HALVES = (torch.bfloat16, torch.float16)
+
 
 def _to_blocks_on_cpu(
     rows: Tensor,
@@ -44,13 +47,14 @@ def _to_blocks_on_cpu(
 def _to_rows_on_cpu(
     blocks: Sequence[Tensor], place_of_node: Tensor, node_of_place: Tensor, parts: int
 ) -> Tensor:
-    dtype, wide = blocks[0].dtype, [_numpy_has(block) for block in blocks]
-    columns = wide[0].size(1) * wide[0].size(3)
-    rows, first = wide[0].new_zeros(len(place_of_node), parts * columns), 0
-    for at, block in enumerate(wide):
+    dtype, columns = blocks[0].dtype, blocks[0].size(1) * blocks[0].size(3)
+    of_numpy = torch.float32 if dtype in HALVES else dtype
+    rows = blocks[0].new_zeros(len(place_of_node), parts * columns, dtype=of_numpy)
+    first = 0
+    for at, block in enumerate(blocks):
         count = block.size(0) * block.size(2)
         cpu.to_rows(
-            block.numpy(),
+            _numpy_has(block).numpy(),  # one copy at a time: attention's gradients lie otherwise
             node_of_place[first : first + count].numpy(),
             at % parts * columns,
             rows.numpy(),
@@ -72,9 +76,9 @@ def _to_rows_on_cuda(blocks, place_of_node, node_of_place, parts):
 
 
 def _numpy_has(value: Tensor) -> Tensor:
-    """Contiguous, and float32 for what NumPy does not have."""
+    """Contiguous, and float32 for what NumPy, or numba, does not have."""
     value = value.contiguous()
-    return value.float() if value.dtype == torch.bfloat16 else value
+    return value.float() if value.dtype in HALVES else value
 
 
 def _fake_blocks(rows, node_of_place, graphs, widths, heads, parts):

@@ -43,6 +43,7 @@ def setting_of(
         extra,
         compiled,
         kernels,
+        training,
     )
 
 

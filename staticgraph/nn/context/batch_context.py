@@ -29,15 +29,24 @@ from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import Rows, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.sizes.attention import PATHS, AttentionPath, Setting, attention_path
+from staticgraph.sizes.capacity import Capacity
+
+
+def attention_key(capacity: Capacity, training: bool) -> Hashable:
+    """What a time of attention belongs to: the numbers of a bucket, and the mode."""
+    numbers = capacity.nodes, capacity.graphs, capacity.max_graph_nodes
+    return (*numbers, capacity.order_statistics, training)
 
 
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = ("all_kernels", "apart", "attention", "kernels")
+    __slots__ = ("all_kernels", "apart", "attention", "kernels", "timed")
 
     def __init__(self) -> None:
         self.attention = "auto"
+        # What was fastest on the device, by what tells a bucket's attention from another's.
+        self.timed: dict[Hashable, str] = {}
         # Leading sizes of the model's own, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels = False
@@ -309,7 +318,14 @@ class BatchContext:
         Raises:
             NotStatic: a path was asked for that is impossible there.
         """
-        return attention_path(self.present.capacity, self.attention, setting)
+        capacity = self.present.capacity
+        return attention_path(capacity, self.attention, setting, self.timed_in(capacity, setting))
+
+    def timed_in(self, capacity: Capacity, setting: Setting | None) -> str:
+        """The path that was fastest in a bucket; empty where none was timed."""
+        if setting is None or not self.timed:
+            return ""
+        return self.timed.get(attention_key(capacity, setting.training), "")
 
     def classed(self, name: str) -> ClassedLayout:
         """Where each node stands in the blocks of ``dense`` or ``size-classed``; made once a

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.dense_layout import Regather
-from staticgraph.sizes.attention import AttentionPath, Block
+from staticgraph.sizes.attention import AttentionPath, Block, clipped
 
 
 class ClassedLayout(NamedTuple):
@@ -90,12 +90,5 @@ class ClassedLayout(NamedTuple):
 
 
 def _clipped(blocks: tuple[Block, ...], batch: StaticBatch) -> tuple[Block, ...]:
-    if batch.real is None:
-        return blocks
-    real, clipped = batch.real, []
-    for block in blocks:
-        graphs = min(block.graphs, max(1, real.graphs) - block.first)
-        if graphs > 0:
-            most = min(block.width, real.largest, real.nodes // (block.first + 1))
-            clipped.append(Block(block.first, graphs, max(1, most)))
-    return tuple(clipped)
+    real = batch.real
+    return blocks if real is None else clipped(blocks, real.nodes, real.graphs, real.largest)

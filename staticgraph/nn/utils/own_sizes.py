@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -68,54 +68,41 @@ def _present() -> StaticBatch | None:
     return None if binding is None else binding.batch
 
 
-class _NumGraphs(Tensor):
-    """The number of graphs."""
+class _Number(Tensor):
+    """How many rows the ``levels`` have; of several the most."""
+
+    levels: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
         if func in _HOST and batch is not None:
-            _noted("graphs")
-            return batch.num_graphs
+            _noted(cls.levels[0])
+            return _most_rows(batch, cls.levels)
         return _plain(func, args, kwargs)
 
 
-class _LastGraph(Tensor):
-    """The largest value of ``batch``."""
+class _Last(Tensor):
+    """The largest value of what counts rows of the ``levels``: the last of them."""
+
+    levels: ClassVar[tuple[str, ...]] = ()
+    number: ClassVar[type[_Number]] = _Number
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         batch = _present()
         if func in _HOST and batch is not None:
-            _noted("graphs")
-            return batch.num_graphs - 1
+            _noted(cls.levels[0])
+            return _most_rows(batch, cls.levels) - 1
         out = _plain(func, args, kwargs)
-        return marked(out, _NumGraphs) if func in _SUMS and _one_more(args) else out
+        return marked(out, cls.number) if func in _SUMS and _one_more(args) else out
 
 
-class _NumNodes(Tensor):
-    """The number of nodes."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        batch = _present()
-        if func in _HOST and batch is not None:
-            _noted("nodes")
-            return batch.num_nodes
-        return _plain(func, args, kwargs)
-
-
-class _LastNode(Tensor):
-    """The largest value of ``edge_index``, or of one of its rows."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        batch = _present()
-        if func in _HOST and batch is not None:
-            _noted("nodes")
-            return batch.num_nodes - 1
-        out = _plain(func, args, kwargs)
-        return marked(out, _NumNodes) if func in _SUMS and _one_more(args) else out
+def _most_rows(batch: StaticBatch, levels: tuple[str, ...]) -> int:
+    most = 0
+    for level in levels:
+        most = max(most, batch.capacity.rows(level))
+    return most
 
 
 def _one_more(args: Any) -> bool:
@@ -145,37 +132,61 @@ class _Part(Tensor):
         return marked(out, _Changes) if func in _CHANGES and both else out
 
 
-class _OfNodes(Tensor):
-    """The graph of each node."""
+class _Vector(Tensor):
+    """An index of rows, one for each of others: one end of each edge."""
+
+    last: ClassVar[type[_Last]] = _Last
+    ascends: ClassVar[bool] = False
+    # Where every graph has a row, it changes where a graph begins.
+    every_graph: ClassVar[bool] = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = _plain(func, args, kwargs)
         if func in _LARGEST and len(args) == 1 and not kwargs:
-            return marked(out, _LastGraph)
+            return marked(out, cls.last)
         if func is Tensor.__getitem__:
-            if type(args[1]) is int and args[1] == -1 and out.dim() == 0:
-                return marked(out, _LastGraph)
-            if type(args[1]) is slice and _is_shift(args[1]):
+            if cls.ascends and type(args[1]) is int and args[1] == -1 and out.dim() == 0:
+                return marked(out, cls.last)
+            if cls.every_graph and type(args[1]) is slice and _is_shift(args[1]):
                 return marked(out, _Part)
             return out
-        return marked(out, _OfNodes) if _is_view(func, out) else out
+        return marked(out, cls) if _is_view(func, out) else out
 
 
-class _OfEdges(Tensor):
-    """The ends of edges, ``[2, E]`` or one of its rows."""
+class _OfRows(_Vector):
+    """The graph of each row of a type, of which a graph may have none."""
+
+    ascends = True
+
+
+class _OfNodes(_OfRows):
+    """The graph of each node."""
+
+    every_graph = True
+
+
+class _Ends(Tensor):
+    """The ends of edges, ``[2, E]``: of each row what it counts."""
+
+    last: ClassVar[type[_Last]] = _Last
+    source: ClassVar[type[_Vector]] = _Vector
+    target: ClassVar[type[_Vector]] = _Vector
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = _plain(func, args, kwargs)
         if func in _LARGEST and len(args) == 1 and not kwargs:
-            return marked(out, _LastNode)
+            return marked(out, cls.last)
         if func is Tensor.__getitem__:
-            row = type(args[1]) is int and args[0].dim() == 2 and args[0].size(0) == 2
-            return marked(out, _OfEdges) if row else out
-        if func in (Tensor.unbind, torch.unbind, Tensor.__iter__) and args[0].dim() == 2:
-            return tuple(marked(row, _OfEdges) for row in out)
-        return marked(out, _OfEdges) if _is_view(func, out) else out
+            if type(args[1]) is int and out.dim() == 1:
+                return marked(out, cls.source if args[1] in (0, -2) else cls.target)
+            return out
+        if func in (Tensor.unbind, torch.unbind, Tensor.__iter__):
+            source, target = out
+            return marked(source, cls.source), marked(target, cls.target)
+        same = _is_view(func, out) and out.dim() == 2
+        return marked(out, cls) if same else out
 
 
 def _is_shift(part: slice) -> bool:
@@ -186,14 +197,41 @@ def _is_view(func: Any, out: Any) -> bool:
     return func in _VIEWS and isinstance(out, Tensor) and out.dtype == torch.int64
 
 
+# The kinds of marked tensors by what they count. Made where a batch is marked first, which is not
+# in a trace: a model is run in eager before it is traced.
+_KINDS: dict[tuple[str, ...], Any] = {}
+
+
+def _kind_of(base: type[Tensor], levels: tuple[str, ...]) -> Any:
+    """``base`` for rows of these levels, with the kinds of what is computed from it."""
+    key = (base.__name__, *levels)
+    if key not in _KINDS:
+        own: dict[str, Any] = {}
+        if base is _Last:
+            own["levels"] = levels
+            own["number"] = type("_Number", (_Number,), {"levels": levels})
+        else:
+            own["last"] = _kind_of(_Last, levels)
+        if base is _Ends:
+            own["source"] = _kind_of(_Vector, levels[:1])
+            own["target"] = _kind_of(_Vector, levels[1:])
+        _KINDS[key] = type(base.__name__, (base,), own)
+    return _KINDS[key]
+
+
 def with_own_sizes(batch: StaticBatch) -> StaticBatch:
-    """The batch with its own indices marked; itself where nodes have types, or two kinds."""
-    schema = batch.layout.schema
-    if schema.hetero or schema.two_sided:
-        return batch
-    return batch.replace(
-        batch=marked(batch.batch, _OfNodes), edge_index=marked(batch.edge_index, _OfEdges)
-    )
+    """The batch with its own indices marked: ``batch`` and ``edge_index``; where nodes have types,
+    or two kinds, those of each."""
+    schema, tensors = batch.layout.schema, batch.tensors()
+    kinds: dict[str, Any] = {}
+    for _, field in schema.edge_fields:
+        kinds[field] = _kind_of(_Ends, schema[field].counts)
+    for axis in schema.node_axes if schema.hetero else schema.axes if schema.two_sided else ():
+        kinds[f"{axis.name}_batch"] = _kind_of(_OfRows, ("graph",))
+    if not schema.hetero:
+        kinds["batch"] = _kind_of(_OfNodes, ("graph",))
+        kinds.setdefault("edge_index", _kind_of(_Ends, ("node", "node")))
+    return batch.replace(**{name: marked(tensors[name], kind) for name, kind in kinds.items()})
 
 
 @contextmanager

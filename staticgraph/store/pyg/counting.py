@@ -92,8 +92,15 @@ class CountedFields:
                     level = self._axis_for(key, place, steps)
                     self.axes[level] = steps
                 found.append(level)
+            if "node" in found and not ends and np.array_equal(nodes, edges):
+                found = self._told_apart(key, found)
             counts[key] = tuple(found)
         return counts
+
+    def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
+        """What the values of a field count, of which ``node`` may as well be ``edge``, since every
+        graph has as many of both."""
+        return found
 
     def _axis_for(self, key: str, place: int, steps: IntArray) -> str:
         """A name for what increments of a field count: of the field with so many rows, of the

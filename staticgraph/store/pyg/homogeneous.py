@@ -25,6 +25,7 @@ from staticgraph.schema import EDGE_INDEX, LEVELS, Axis, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array, IndexRule, native
 from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.pyg.asking_again import counted_by
 from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
@@ -52,6 +53,8 @@ class PygReader(CountedFields):
         self.edge_index: list[Tensor] = []
         # What classes with rules of their own say of ``edge_index``, by graph.
         self.edges_said: dict[int, Said] = {}
+        # A graph whose class has rules of its own, to be asked again.
+        self.ruled: tuple[int, Any] | None = None
 
     def add(self, number: int, data: Any) -> None:
         hetero = hasattr(data, "node_types")
@@ -83,6 +86,7 @@ class PygReader(CountedFields):
         if not has_stock_rules(data):
             self.edges_said[number] = said_by(data, EDGE_INDEX, edge_index, number, store)
             self.nodes_told &= not guessed
+            self.ruled = self.ruled or (number, data)
         found = {}
         for key, value in values.items():
             if key in self.excluded:
@@ -131,6 +135,22 @@ class PygReader(CountedFields):
         if item.level not in counts:
             raise BadGraph(f"graph {number} has no 'y', whose rows are {item.level}; add it")
         return torch.zeros(counts[item.level], *item.shape, dtype=getattr(torch, item.dtype))
+
+    def _told_apart(self, key: str, found: list[Level]) -> list[Level]:
+        """Asks a graph's class, whose answers over all graphs tell nothing."""
+        if self.ruled is None or asks_nothing(self.ruled[1], key):
+            return found
+        number, data = self.ruled
+        told = counted_by(data, key, number)
+        if told is None:
+            raise BadGraph(
+                f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
+                "and its class does not tell which: let __inc__ return self.num_nodes or "
+                "self.num_edges for it, or lay a graph with another number of edges beside them"
+            )
+        width = max(len(told), len(found))
+        levels = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
+        return [said if guess == "node" else guess for said, guess in levels]
 
     def _read_two_sides(self) -> None:
         """Makes ``edge_index`` a field where it joins rows of two levels.

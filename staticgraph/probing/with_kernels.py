@@ -1,0 +1,37 @@
+"""A model with this library's kernels under it for as long as it is looked at.
+
+The problem: a training that will turn kernels on takes other memory than the model as it stands,
+and ``convert(model, kernels=True)`` is for good. The idea: only classes and a few attributes of
+modules change by it, so these are put back; parameters and buffers never move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.convert import convert
+
+
+@contextmanager
+def with_kernels(model: torch.nn.Module) -> Iterator[None]:
+    """As a ``with`` block: inside, the model is as ``convert(model, kernels=True)`` makes it."""
+    modules = [(module, type(module), dict(vars(module))) for module in model.modules()]
+    found = (own.get("_staticgraph") for _, _, own in modules)
+    context = next((one for one in found if isinstance(one, BatchContext)), None)
+    before = None if context is None else (context.kernels, context.all_kernels)
+    try:
+        convert(model, kernels=True)
+        yield
+    finally:
+        for module, kind, own in modules:
+            module.__class__ = kind
+            present = vars(module)
+            for name in present.keys() - own.keys():
+                del present[name]
+            present.update(own)
+        if context is not None and before is not None:
+            context.kernels, context.all_kernels = before

@@ -1,0 +1,131 @@
+"""Evaluation mode and back: which flags stand, and that no batch walks over the modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.gine_net import CAPACITIES, Net, batches_of, bce
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.steps.evaluation import Evaluation
+from staticgraph.steps.training_state import evaluating
+
+
+def flags(model) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+def deep() -> nn.Sequential:
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    return nn.Sequential(nn.Linear(2, 2), frozen, nn.ModuleList([nn.Dropout(0.1)]))
+
+
+def test_flags_are_those_of_the_walk():
+    for training in (True, False):
+        ours, theirs = deep().train(training), deep().train(training)
+        ours[1].eval()
+        theirs[1].eval()
+        evaluation = Evaluation(ours)
+        for _ in range(2):
+            with evaluation(), evaluating(theirs):
+                assert flags(ours) == flags(theirs) == [False] * 7
+                assert not torch.is_grad_enabled()
+            assert flags(ours) == flags(theirs)
+            assert torch.is_grad_enabled()
+
+
+def test_flags_return_after_an_error_and_from_inside_each_other():
+    model = deep().train()
+    evaluation, before = Evaluation(model), flags(model)
+
+    def fails_inside():
+        with evaluation():
+            with evaluation():
+                pass
+            assert not any(flags(model))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_inside()
+    assert flags(model) == before
+
+
+CHANGES = {
+    "append": lambda model: model.append(nn.Dropout(0.3)),
+    "insert": lambda model: model.insert(0, nn.Dropout(0.3)),  # torch has no hook for it
+    "exchange": lambda model: model._modules.__setitem__("0", nn.Sequential(nn.Dropout(0.3))),
+    "exchange below": lambda model: model[2].__setitem__(0, nn.Dropout(0.3)),
+    "take away": lambda model: model.__delitem__(2),
+    "to None": lambda model: setattr(model, "0", None),
+    "under a leaf": lambda model: model[0].add_module("more", nn.Dropout(0.3)),
+    "another dict": lambda model: vars(model).__setitem__(
+        "_modules", {"0": nn.Dropout(0.3), **model._modules}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_tree_is_listed_anew(change):
+    model = deep().train()
+    evaluation = Evaluation(model)
+    with evaluation():
+        pass
+    gone = list(model.modules())
+    CHANGES[change](model)
+    model.train()
+    before = flags(model)
+    for module in gone:
+        module.train()
+    with evaluation():
+        assert not any(flags(model))
+        inside = set(model.modules())
+        assert all(module.training for module in gone if module not in inside)
+    assert flags(model) == before
+
+
+class Frozen(nn.Sequential):
+    """Says itself what a mode is: one part never trains, and one never stops."""
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self[0].eval()
+        self[1].train()
+        return self
+
+
+def test_a_model_that_says_itself_what_evaluation_is_is_asked():
+    model = Frozen(nn.BatchNorm1d(2), nn.Dropout(0.5))
+    model.train()
+    with Evaluation(model)():
+        assert flags(model) == [False, False, True]
+    assert flags(model) == [True, False, True]
+    own = nn.Sequential(nn.Linear(1, 1))
+    own.eval = lambda: own
+    with Evaluation(own)():
+        assert flags(own) == [True, True]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_walks_over_no_modules(hiv, monkeypatch, training):
+    model = Net().train(training)
+    runner = sg.StaticGraphRunner(model, CAPACITIES, "eager", loss=bce)
+    batches = batches_of(hiv, 4)
+    for batch in batches[:2]:
+        runner.eval_step(batch)
+        runner.predict_batch(batch)
+    walks = []
+    for name in ("named_modules", "modules", "children", "train", "apply"):
+        stock = getattr(nn.Module, name)
+
+        def counted(self, *args, _name=name, _stock=stock, **kwargs):
+            walks.append(_name)
+            return _stock(self, *args, **kwargs)
+
+        monkeypatch.setattr(nn.Module, name, counted)
+    for batch in batches[2:]:
+        runner.eval_step(batch)
+        runner.predict_batch(batch)
+    assert walks == []
+    with evaluating(model):
+        assert walks, "the count sees a walk"

@@ -1,0 +1,125 @@
+"""Features of float16 through everything that meets them: store, batch, checks, steps, probe."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.kernel_cases import NAMES, NO_FLOAT64, kept_on, results
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINEConv, global_mean_pool
+
+import staticgraph as sg
+from staticgraph.checking.example_batch import poisoned, revalued
+
+
+def graphs(count: int = 12) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(count):
+        n = 2 + number % 5
+        made.append(
+            Data(
+                x=torch.randn(n, 4, generator=generator).half(),
+                edge_index=torch.randint(n, (2, 2 * n), generator=generator),
+                edge_attr=torch.randn(2 * n, 3, generator=generator).half(),
+                y=torch.randn(1, 1, generator=generator).half(),
+            )
+        )
+    return made
+
+
+class Net(nn.Module):
+    """In float32, or in float16 altogether."""
+
+    def __init__(self, half: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.bonds = nn.Linear(4, 8), nn.Linear(3, 8)
+        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.head = nn.Linear(8, 1)
+        self.to(torch.float16 if half else torch.float32)
+
+    def forward(self, x, edge_index, edge_attr, batch, batch_size):
+        dtype = self.head.weight.dtype
+        h = self.conv(self.into(x.to(dtype)), edge_index, self.bonds(edge_attr.to(dtype)))
+        return self.head(global_mean_pool(h, batch, batch_size))
+
+
+def squared(out, batch):
+    return (out - batch.y.to(out.dtype)).square()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_on_a_cpu_takes_float16(name):
+    """NumPy has it and numba has not: near what float32 or float64 give of the same numbers."""
+    wide = torch.float32 if name in NO_FLOAT64 else torch.float64
+    kept = kept_on(name, "cpu")
+    exact = results(name, wide, "cpu", given=torch.float16, kept=None)
+    found = results(name, torch.float16, "cpu")
+    for place, (one, right) in enumerate(zip(found, exact, strict=True)):
+        if kept is not None or not right.is_floating_point() or not right.numel():
+            assert one.shape == right.shape
+            continue
+        off = float((one.double() - right.double()).abs().max())
+        assert off <= 8 * torch.finfo(torch.float16).eps * float(right.abs().max()), place
+
+
+IDS, CAPACITY = [3, 1, 8, 5], (40, 70, 8)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["read as float32", "float16 throughout"])
+@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
+def test_a_step_is_plain_pygs(mode, half):
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    model = Net(half)
+    plain = copy.deepcopy(model).train()
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        mode=mode,
+        loss=squared,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    runner.warmup(store, progress=False)
+    whole = Batch.from_data_list([data[i] for i in IDS])
+    out = plain(whole.x, whole.edge_index, whole.edge_attr, whole.batch, len(IDS))
+    expected = squared(out, whole).mean()
+    expected.backward()
+    found = runner.step(sg.StaticBatch.of(store, IDS, CAPACITY))
+    near = {"rtol": 2e-2, "atol": 1e-2} if half else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(found, expected.detach(), **near)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, **near, msg=name)
+
+
+def test_checks_and_probe_take_them():
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    batch = sg.StaticBatch.of(store, IDS, CAPACITY)
+    for other in (poisoned(batch), revalued(batch)):
+        assert other.x.dtype == torch.float16
+        assert torch.equal(other.x[batch.node_mask], batch.x[batch.node_mask])
+        assert torch.isfinite(other.x).all()
+        assert not torch.equal(other.x, batch.x), "padding was not touched"
+    report = sg.preflight(Net(), [CAPACITY], store)
+    assert report.recordable, str(report)
+    model = Net()
+    memory = sg.probe(model, store, loss=squared, optimizer=torch.optim.Adam(model.parameters()))
+    assert memory.fit.worst < 0.03
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_batches_hold_the_same_halves(on_device):
+    """A store on the device keeps them in compact types where all values allow it."""
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    plan = sg.plan_buckets(store, batch_size=4)
+    for batch in sg.StaticLoader(store.to("cpu") if on_device else store, plan):
+        for found, number in zip(
+            batch.to_data_list(), batch.graph_ids[batch.graph_mask].tolist(), strict=True
+        ):
+            assert found.x.dtype == found.edge_attr.dtype == torch.float16
+            assert torch.equal(found.x, data[number].x)

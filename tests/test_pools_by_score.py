@@ -1,0 +1,112 @@
+"""Pools that keep every node above a score, as PyG's example of attention with labels uses them:
+nodes that are kept index fields of all nodes, and how many they are is known to the data alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GINConv, SAGPooling, TopKPooling, global_add_pool
+from torch_geometric.utils import scatter
+
+import staticgraph as sg
+
+CAPACITY = (50, 110, 8)
+IDS = [3, 1, 8, 5]
+
+
+def graphs(count: int = 12) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number in range(count):
+        n = 3 + number % 6
+        made.append(
+            Data(
+                x=torch.randn(n, 6, generator=generator).double(),
+                edge_index=torch.randint(n, (2, 2 * n), generator=generator),
+                attn=torch.softmax(torch.randn(n, generator=generator), 0).double(),
+                y=torch.randn(1, 1, generator=generator).double(),
+            )
+        )
+    return made
+
+
+class Net(nn.Module):
+    """``examples/colors_topk_pool.py`` of PyG: the score of the kept is drawn to ``attn``."""
+
+    def __init__(self, pool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = GINConv(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16)))
+        self.pool, self.after = pool(16), GINConv(nn.Linear(16, 16))
+        self.head = nn.Linear(16, 1)
+        self.double()
+
+    def forward(self, data):
+        h = self.conv(data.x, data.edge_index).relu()
+        h, edge_index, _, batch, perm, score = self.pool(h, data.edge_index, None, data.batch)
+        ratio = scatter(torch.ones_like(score), batch, dim_size=data.num_graphs)
+        h = self.after(h, edge_index).relu()
+        out = self.head(global_add_pool(h, batch, data.num_graphs))
+        wanted = data.attn[perm]
+        apart = F.kl_div(torch.log(score + 1e-14), wanted, reduction="none")
+        apart = scatter(apart, batch, dim_size=data.num_graphs)
+        return out, apart, ratio
+
+
+POOLS = {
+    "top": lambda width: TopKPooling(width, min_score=0.12),
+    "top scaled": lambda width: TopKPooling(width, min_score=0.05, multiplier=3.0),
+    "attention": lambda width: SAGPooling(width, min_score=0.12, GNN=GINConvOf),
+    "nobody reaches it": lambda width: TopKPooling(width, min_score=0.99),
+    "everybody does": lambda width: TopKPooling(width, min_score=0.0),
+}
+
+
+def GINConvOf(width: int, out: int) -> GINConv:
+    return GINConv(nn.Linear(width, out))
+
+
+def loss(out, batch):
+    value, apart, _ = out
+    return (value - batch.y).square().view(-1) + 0.1 * apart
+
+
+@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_is_kept_indexes_the_fields_of_all_nodes(pool, mode):
+    data = graphs()
+    store = sg.GraphStore.from_pyg(data, progress=False)
+    model = Net(POOLS[pool])
+    plain = copy.deepcopy(model)
+    runner = sg.StaticGraphRunner(
+        model,
+        [CAPACITY],
+        mode=mode,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    whole = Batch.from_data_list([data[i] for i in IDS])
+    out = plain(whole)
+    expected = loss(out, whole).mean()
+    expected.backward()
+    batch = sg.StaticBatch.of(store, IDS, CAPACITY)
+    assert runner.step(batch).item() == pytest.approx(expected.item(), rel=1e-9)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9, msg=name)
+    kept = runner.eval_step(batch).out[2][: len(IDS)]
+    assert torch.equal(kept, plain(whole)[2]), "as many nodes of each graph"
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_preflight_finds_nothing_in_the_way(pool):
+    store = sg.GraphStore.from_pyg(graphs(), progress=False)
+    report = sg.preflight(Net(POOLS[pool]), [CAPACITY], store)
+    assert report.recordable, str(report)
+    assert report.parity is not None
+    assert report.parity < 1e-9

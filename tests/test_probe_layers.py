@@ -1,0 +1,60 @@
+"""Every layer of the support table is probed: a fit that predicts a batch of twice the size, or a
+refusal that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.layer_cases import CASES
+from support.layer_model import model_of
+from support.parity import STORE, loss
+
+import staticgraph as sg
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.probe import probe_capacities
+from staticgraph.probing.reading import Probed
+from staticgraph.sizes.capacity import Capacity
+
+WITHIN = 0.03
+# Layers that lay nodes out in blocks, attend, select nodes or add edges, where a probe has failed
+# before; of all others every eighth. The rest is of the same kinds.
+APART = ("SetTransformer", "GRU", "dense", "GPSConv", "TopKPooling min", "GCNConv", "Median")
+FAST = {case.name for case in CASES[::8]} | {
+    case.name for case in CASES if any(part in case.name for part in APART)
+}
+SLOW_ONES = [
+    case if case.name in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES
+]
+
+
+def times(capacity: Capacity, size: float, widest: float = 1.0) -> Capacity:
+    """A capacity of so many times the rows, and of a largest graph of so many times the nodes."""
+    largest = max(1, round(capacity.max_graph_nodes * widest))
+    return Capacity.distinct(
+        max(round(capacity.nodes * size), largest + 1),
+        round(capacity.edges * size),
+        max(2, round(capacity.graphs * size)),
+        largest,
+    )
+
+
+@pytest.mark.parametrize("case", SLOW_ONES, ids=lambda case: case.name)
+def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
+    """At half the smallest probe, and at half, twice and four times the largest, counted by the
+    same reader; with a largest graph of twice the nodes as well."""
+    model = model_of(case)
+    optimizer = torch.optim.Adam(model.parameters())
+    if case.eager_only:
+        with pytest.raises(sg.NotStatic, match="pass max_num_elements="):
+            sg.probe(model, STORE, loss=loss, optimizer=optimizer)
+        return
+    memory = sg.probe(model, STORE, loss=loss, optimizer=optimizer)
+    assert memory.fit.worst <= WITHIN
+    (smallest, *_, largest), _ = probe_capacities(STORE.sizes)
+    asked = [times(smallest, 0.5), *(times(largest, size) for size in (0.5, 2, 4))]
+    asked += [times(largest, 1, 2), times(largest, 2, 2)]
+    probed = Probed(sg.Subject(model, loss, optimizer), STORE.schema)
+    with FakeTensorReader().open(probed) as read:
+        for capacity in asked:
+            off = memory.fit.predict(capacity) / read(capacity).step - 1
+            assert abs(off) <= WITHIN, (str(capacity), off)
