@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from support.command import status_of
-from support.examples import EXAMPLES
 from support.patience import patience
 from support.trained_run import trained_run
 
@@ -345,7 +344,9 @@ def test_the_command_serves_and_stops_when_told(run_folder, workers, last):
             )
             with urllib.request.urlopen(request, timeout=patience(60)) as answer:
                 assert len(json.load(answer)["outputs"]) == len(SMILES)
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patience(60)) as answer:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{port}/metrics", timeout=patience(60)
+            ) as answer:
                 text = answer.read().decode()
                 assert 'staticgraph_requests_total{end="answered"} 1' in text
             process.send_signal(signal.SIGTERM)
