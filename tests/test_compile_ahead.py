@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numba
@@ -13,7 +14,13 @@ import numpy as np
 import pytest
 from numba import types
 
-from staticgraph.training.compile_ahead import Loop, compile_ahead, not_cached
+from staticgraph.training.compile_ahead import (
+    Loop,
+    _from_cache_alone,
+    _NotCached,
+    compile_ahead,
+    not_cached,
+)
 from staticgraph.training.loops import LOOPS, line_of, training_loops, type_of, word_of
 
 ROOT = Path(__file__).parent.parent
@@ -96,6 +103,18 @@ def test_children_compile_and_this_process_loads(loops, capsys):
     assert capsys.readouterr().err == "", "nothing is said where nothing is done"
     with pytest.raises(numba.TypingError):
         loops[0].dispatcher(np.ones(3))
+
+
+def test_other_threads_compile_meanwhile(loops):
+    _, second, first = loops
+    found = []
+    with _from_cache_alone():
+        with pytest.raises(_NotCached):
+            second.dispatcher.compile(second.types)
+        other = threading.Thread(target=lambda: found.append(first.dispatcher(np.ones(3))))
+        other.start()
+        other.join()
+    assert found == [3 + len(first.name.partition(".")[0])]
 
 
 def test_without_forks_nothing_is_done(loops, monkeypatch):

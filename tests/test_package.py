@@ -26,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 METADATA = PROJECT["project"]
 EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
+# Extras of those who work on the library: nothing in it imports them.
+TOOLS = ("dev", "docs")
 # What a wheel is made of, and nothing else of the repository.
 SOURCES = ("staticgraph", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 TEXTS = [
@@ -59,7 +61,7 @@ def test_every_import_is_covered_by_a_dependency_or_an_extra():
     """Each package that is imported anywhere is asked for, and each that is asked for is used."""
     needed = {name for path in (ROOT / "staticgraph").rglob("*.py") for name in imported(path)}
     needed -= {*sys.stdlib_module_names, "staticgraph"}
-    users = {extra: names(listed) for extra, listed in EXTRAS.items() if extra != "dev"}
+    users = {extra: names(listed) for extra, listed in EXTRAS.items() if extra not in TOOLS}
     offered = names(METADATA["dependencies"]).union(*users.values())
     assert needed - offered == set(), "imported, and neither a dependency nor in an extra"
     assert offered - needed == set(), "asked for, and never imported"
@@ -80,7 +82,7 @@ def test_every_extra_that_is_named_anywhere_exists():
 def test_developers_have_every_extra_that_tests_need():
     own = next(each for each in EXTRAS["dev"] if each.startswith("staticgraph"))
     # ogb pins packages of years ago; its reader is tested with a stand-in.
-    assert Requirement(own).extras == set(EXTRAS) - {"dev", "ogb"}
+    assert Requirement(own).extras == set(EXTRAS) - {"dev", "ogb", "docs"}
 
 
 def test_the_pinned_versions_are_those_that_are_asked_for():

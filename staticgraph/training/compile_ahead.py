@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import os
 import struct
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,8 +52,14 @@ class _NotCached(Exception):
 
 
 class _Refusing(event.Listener):
+    """Of this thread alone; others compile as they like."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
     def on_start(self, event: Any) -> None:
-        raise _NotCached
+        if threading.get_ident() == self.thread:
+            raise _NotCached
 
     def on_end(self, event: Any) -> None:
         pass

@@ -27,7 +27,7 @@ def run_interpreted(*names: str) -> None:
     before Triton is imported, hence the process."""
     files = [str(Path(__file__).parent / name) for name in names]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *files, "-q", "-x", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

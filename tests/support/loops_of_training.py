@@ -58,7 +58,7 @@ def with_a_large_one(data: str, folder: str) -> str:
     columns of such a store are wider."""
     molecules = datasets.open(data)
     graphs = [molecules[i] for i in range(300)]
-    large = Batch.from_data_list(graphs[:40])
+    large = Batch.from_data_list(graphs[:12])
     for at in (0, 1):
         graphs[at] = Data(
             x=large.x, edge_index=large.edge_index, edge_attr=large.edge_attr, y=large.y[:1]
