@@ -121,7 +121,7 @@ def slot() -> Drawing:
 
     store = sg.datasets.open(str(sizes_path("esol")), progress=False)
     chosen = three_small(sizes_of("esol"))
-    plan = [(19, 34, 5)]
+    plan = [(19, 34, 4)]
     (batch,) = list(sg.StaticLoader(store, plan, indices=chosen, exact=False))
     numbers = batch.batch.tolist()
     sources, targets = batch.edge_index.tolist()
@@ -280,7 +280,7 @@ def blocks() -> Drawing:
     widest, graphs = capacity.max_graph_nodes, capacity.graphs
     dense, ranked = graphs * widest**2, sum(block.graphs * block.width**2 for block in cut)
     pairs = int((nodes**2).sum())
-    drawing = Drawing(WIDTH, 420, "Attention in one block, and in blocks by rank")
+    drawing = Drawing(WIDTH, 394, "Attention in one block, and in blocks by rank")
     drawing.text(24, 30, "A batch of 128 molecules of ESOL, the largest first", bold=True, size=15)
     drawing.text(
         24, 50, "attention looks at width x width pairs for each graph of a block", fill=MUTED
@@ -307,12 +307,13 @@ def blocks() -> Drawing:
     drawing.text(
         left + wide, top + tall + 36, "rank of the graph in its batch", fill=MUTED, anchor="end"
     )
-    drawing.text(24, top - 8, "nodes", fill=MUTED)
-    said = f"{len(cut)} blocks by rank: {ranked:,} pairs, {ranked / dense:.1%} of one block"
-    drawing.text(left + 190, top + 106, said, fill=TEAL, bold=True)
-    drawing.text(left + 190, top + 126, f"pairs of real nodes: {pairs:,}", fill=MUTED)
+    drawing.text(left - 8, top + 10, "nodes", fill=MUTED, anchor="end")
     widths = ", ".join(f"{block.graphs} x {block.width}" for block in cut)
-    drawing.text(left + 190, top + 146, f"graphs x width: {widths}", fill=MUTED)
+    said = f"{len(cut)} blocks by rank: {ranked:,} pairs, {ranked / dense:.1%} of one block"
+    right = left + wide - 10
+    drawing.text(right, top + 52, said, fill=TEAL, bold=True, anchor="end")
+    drawing.text(right, top + 74, f"graphs x width: {widths}", fill=MUTED, anchor="end")
+    drawing.text(right, top + 96, f"pairs of real nodes: {pairs:,}", fill=MUTED, anchor="end")
     return drawing
 
 
