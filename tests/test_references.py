@@ -20,8 +20,9 @@ from staticgraph.checking import watching
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     # A changelog tells what was before.
-    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name != "changelog.md"),
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "changelog.md"),
 ]
 SOURCES = [
     path
@@ -75,7 +76,7 @@ def test_references_of_docstrings_resolve():
         assert not unresolved(named), f"{path.relative_to(ROOT)} refers to {unresolved(named)}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_names_of_the_pages_resolve(page):
     text = page.read_text()
     named = set(DOTTED.findall(text))
@@ -84,7 +85,7 @@ def test_names_of_the_pages_resolve(page):
     assert not unresolved(named)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_of_the_pages_lead_somewhere(page):
     for path in PATH.findall(page.read_text()):
         assert any((ROOT / room / path).exists() for room in WITHIN), f"{page.name}: {path}"

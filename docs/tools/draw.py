@@ -62,10 +62,10 @@ def sizes() -> Drawing:
         drawing.circle(x, y, 1.3 * math.sqrt(count) + 0.8, TEAL, opacity=0.45)
 
     left = 430
-    low, high = (280, 560), (460, 940)
+    low, high = (360, 700), (460, 960)
     drawing.text(left, 30, "batches of 32 of them, and the capacity", bold=True, size=15)
     drawing.text(left, 50, "one epoch; filled: after the swaps, hollow: as drawn", fill=MUTED)
-    spans = (low[0], high[0], 60), (low[1], high[1], 100)
+    spans = (low[0], high[0], 20), (low[1], high[1], 60)
     axes(drawing, left, top, side, tall, *spans, "nodes of a batch", "edges of a batch")
 
     def place(nodes: float, edges: float) -> tuple[float, float]:
@@ -83,8 +83,9 @@ def sizes() -> Drawing:
     full = [batch for batch in batches if batch[0] > low[0] and batch[1] > low[1]]
     for nodes, edges in full:
         drawing.circle(*place(nodes, edges), 3.5, TEAL)
-    said = f"capacity: {capacity.nodes} nodes, {capacity.edges} edges, {capacity.graphs} graphs"
-    drawing.text(left + 8, y - 10, said, fill=TEAL, bold=True)
+    counts = f"{capacity.nodes} nodes, {capacity.edges} edges"
+    for up, said in ((58, "capacity"), (38, counts), (18, f"{capacity.graphs} graphs")):
+        drawing.text(x - 10, top + tall - up, said, fill=TEAL, bold=True, anchor="end")
     return drawing
 
 
@@ -120,7 +121,7 @@ def slot() -> Drawing:
 
     store = sg.datasets.open(str(sizes_path("esol")), progress=False)
     chosen = three_small(sizes_of("esol"))
-    plan = [(19, 34, 5)]
+    plan = [(19, 34, 4)]
     (batch,) = list(sg.StaticLoader(store, plan, indices=chosen, exact=False))
     numbers = batch.batch.tolist()
     sources, targets = batch.edge_index.tolist()
@@ -238,7 +239,7 @@ def swaps() -> Drawing:
     before = [ids for ids in as_drawn(len(known), 32, seed=0) if len(ids) == 32]
     batcher = Batcher(known, plan, shuffle=True)
     after = [batch.ids for batch in batcher.epoch(0) if len(batch.ids) == 32]
-    drawing = Drawing(WIDTH, 430, "Nodes of every batch of an epoch, before and after the swaps")
+    drawing = Drawing(WIDTH, 412, "Nodes of every batch of an epoch, before and after the swaps")
     drawing.text(24, 30, "One epoch of ESOL, 32 molecules per batch", bold=True, size=15)
     told = f"rows of nodes over (+) or under (-) the {limit} that a slot has for real nodes"
     drawing.text(24, 50, told, fill=MUTED)
@@ -270,7 +271,7 @@ def swaps() -> Drawing:
 
 def blocks() -> Drawing:
     """A batch by falling size, under one block as wide as the largest and under blocks by rank."""
-    known = sizes_of("hiv")
+    known = sizes_of("esol")
     plan = plan_buckets(known, batch_size=128, attention="auto")
     capacity = plan.capacities[0]
     ids = Batcher(known, plan, shuffle=True).epoch(0)[0].ids
@@ -279,8 +280,8 @@ def blocks() -> Drawing:
     widest, graphs = capacity.max_graph_nodes, capacity.graphs
     dense, ranked = graphs * widest**2, sum(block.graphs * block.width**2 for block in cut)
     pairs = int((nodes**2).sum())
-    drawing = Drawing(WIDTH, 420, "Attention in one block, and in blocks by rank")
-    drawing.text(24, 30, "A batch of 128 molecules of HIV, the largest first", bold=True, size=15)
+    drawing = Drawing(WIDTH, 394, "Attention in one block, and in blocks by rank")
+    drawing.text(24, 30, "A batch of 128 molecules of ESOL, the largest first", bold=True, size=15)
     drawing.text(
         24, 50, "attention looks at width x width pairs for each graph of a block", fill=MUTED
     )
@@ -297,7 +298,7 @@ def blocks() -> Drawing:
     for rank, count in enumerate(nodes):
         height = tall * count / widest
         drawing.rect(left + step * rank + 0.8, top + tall - height, step - 1.6, height, TEAL)
-    for value in (0, 50, 100, 150, 200):
+    for value in (0, 20, 40):
         y = top + tall - tall * value / widest
         drawing.text(left - 8, y + 4, str(value), fill=MUTED, size=12, anchor="end")
     for rank in (0, 32, 64, 96, 128):
@@ -306,28 +307,29 @@ def blocks() -> Drawing:
     drawing.text(
         left + wide, top + tall + 36, "rank of the graph in its batch", fill=MUTED, anchor="end"
     )
-    drawing.text(24, top - 8, "nodes", fill=MUTED)
-    said = f"{len(cut)} blocks by rank: {ranked:,} pairs, {ranked / dense:.1%} of one block"
-    drawing.text(left + 190, top + 106, said, fill=TEAL, bold=True)
-    drawing.text(left + 190, top + 126, f"pairs of real nodes: {pairs:,}", fill=MUTED)
+    drawing.text(left - 8, top + 10, "nodes", fill=MUTED, anchor="end")
     widths = ", ".join(f"{block.graphs} x {block.width}" for block in cut)
-    drawing.text(left + 190, top + 146, f"graphs x width: {widths}", fill=MUTED)
+    said = f"{len(cut)} blocks by rank: {ranked:,} pairs, {ranked / dense:.1%} of one block"
+    right = left + wide - 10
+    drawing.text(right, top + 52, said, fill=TEAL, bold=True, anchor="end")
+    drawing.text(right, top + 74, f"graphs x width: {widths}", fill=MUTED, anchor="end")
+    drawing.text(right, top + 96, f"pairs of real nodes: {pairs:,}", fill=MUTED, anchor="end")
     return drawing
 
 
 def recordings() -> Drawing:
     """The steps of an epoch, each a replay of its bucket's recording."""
     known = sizes_of("esol")
-    plan = plan_buckets(known, num_buckets=3, graphs=32)
+    plan = plan_buckets(known, num_buckets=2, graphs=64)
     batches = Batcher(known, plan, shuffle=True, exact=False).epoch(0)
     drawing = Drawing(WIDTH, 400, "Steps of an epoch, and the recording that each replays")
-    drawing.text(24, 30, "One epoch of ESOL in three buckets", bold=True, size=15)
+    drawing.text(24, 30, "One epoch of ESOL in two buckets", bold=True, size=15)
     said = "each column is a batch: real nodes coloured, empty rows hatched"
     drawing.text(24, 50, said, fill=MUTED)
     left, base, tall = 24, 178, 104
     step = (WIDTH - 48) / len(batches)
     most = max(capacity.nodes for capacity in plan.capacities)
-    boxes = [24 + 244 * bucket for bucket in range(len(plan.capacities))]
+    boxes = [100 + 330 * bucket for bucket in range(len(plan.capacities))]
     used = [0] * len(plan.capacities)
     for place, (bucket, ids) in enumerate(batches):
         used[bucket] += 1
@@ -374,11 +376,13 @@ def alike(one: str, other: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="some of them; all where none is named")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    check = parser.parse_args().check
+    options = parser.parse_args()
+    check, names = options.check, options.names or list(DRAWINGS)
     stale = []
-    for name, make in DRAWINGS.items():
-        path, made = FOLDER / f"{name}.svg", make().written()
+    for name in names:
+        path, made = FOLDER / f"{name}.svg", DRAWINGS[name]().written()
         if not path.exists() or not alike(path.read_text(), made):
             stale.append(name)
             if not check:

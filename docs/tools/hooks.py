@@ -1,11 +1,14 @@
-"""What the site needs of the library while it is built: the help of the command line."""
+"""What the site needs of the library while it is built: the help of the command line, and names in
+docstrings without the marks that editors read."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import Any
 
+ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):<code>~?(?:[\w.]*\.)?(\w+)</code>")
 MARK = "<!-- commands -->"
 
 
@@ -33,3 +36,8 @@ def help_of_commands() -> str:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by MkDocs for each page."""
     return markdown.replace(MARK, help_of_commands()) if MARK in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by MkDocs for each page, docstrings included."""
+    return ROLE.sub(r"<code>\1</code>", html)

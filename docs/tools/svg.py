@@ -122,7 +122,7 @@ class Drawing:
             f"<title>{escape(self.title)}</title>\n"
             '<defs><pattern id="padding" width="6" height="6" patternUnits="userSpaceOnUse" '
             f'patternTransform="rotate(45)"><rect width="6" height="6" fill="#fbf3e0"/>'
-            f'<rect width="2" height="6" fill="{PADDING}" fill-opacity="0.55"/></pattern></defs>\n'
+            f'<rect width="2" height="6" fill="{PADDING}" fill-opacity="0.4"/></pattern></defs>\n'
             f'<rect x="0.5" y="0.5" width="{self.width - 1}" height="{self.height - 1}" rx="8" '
             f'fill="{PAPER}" stroke="{EDGE}"/>\n{body}\n</svg>\n'
         )
