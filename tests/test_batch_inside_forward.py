@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, global_add_pool
@@ -52,8 +53,11 @@ def test_a_batch_made_inside_is_named_with_what_to_write(esol):
 )
 def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, shape):
     few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], progress=False)
-    runner = sg.StaticGraphRunner(Net(), sg.plan_buckets(few, 8), "eager", loss=loss)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    plan = sg.plan_buckets(few, 8)
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=loss, optimizer=optimizer)
     with pytest.raises(
         ValueError, match=f"it gives a tensor of shape {shape}, .* return one value"
     ):
-        runner.eval_step(next(iter(runner.loader(few))))
+        runner.step(next(iter(runner.loader(few))))

@@ -77,7 +77,7 @@ def given_to_probe(monkeypatch) -> list[dict]:
     asked = []
 
     def note(model, store, **options):
-        asked.append({"fused": list(fused_layers(model)) != [], **options})
+        asked.append({"model": model, "fused": list(fused_layers(model)) != [], **options})
         raise FitRefused("noted")
 
     monkeypatch.setattr(compiled_probe, "probe", note)
@@ -115,6 +115,28 @@ def test_a_plan_has_the_options_of_a_probe(data, monkeypatch):
     assert status_of(["plan", "--data", data, *SMALL, *words]) == 2
     (found,) = asked
     assert (found["fused"], found["like"], found["autocast"]) == (True, "cuda", torch.bfloat16)
+
+
+@pytest.mark.parametrize("command", [["probe"], ["plan", "--max-memory", "1GiB"]])
+def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "probed_net.py").write_text(
+        "from torch_geometric.nn import GCN\nfrom torch.nn import functional as F\n\n\n"
+        "def build(store):\n    return GCN(store.schema['x'].width, 4, 1, 1)\n\n\n"
+        "def loss(out, batch):\n    return F.mse_loss(out, out * 0, reduction='none')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = given_to_probe(monkeypatch)
+    named = ["--model", "probed_net:build", "--loss", "probed_net:loss"]
+    assert status_of([*command, "--data", data, *named]) == 2
+    assert "noted" in capsys.readouterr().err
+    (found,) = asked
+    assert type(found["model"]).__name__ == "GCN"
+    assert found["loss"].__module__ == "probed_net"
+    assert status_of([*command, "--data", data, *named, "--hidden", "8"]) == 2
+    assert "--hidden is of the models gine" in capsys.readouterr().err
+    assert status_of([*command, "--data", data, "--model", "bert"]) == 2
+    assert "'bert': give one of gine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["--like", "cuda", "--device", "cuda"]])

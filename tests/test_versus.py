@@ -146,6 +146,21 @@ def test_a_model_that_does_not_run_anywhere(few):
     assert "nothing ran" in str(report)
 
 
+def test_where_plain_pyg_does_not_run_the_first_that_does_is_compared_with(few, monkeypatch):
+    def refuse(side):
+        raise RuntimeError("no loader here")
+
+    monkeypatch.setattr(PlainSide, "turn", refuse)
+    report = tried(Net(), few, "eager", "eager+kernels")
+    assert report.sides[0].refused == "no loader here"
+    assert report.compared_with == "eager"
+    assert report.sides[2].equal
+    assert report.ok
+    assert "times eager" in str(report)
+    assert "times PyG" not in str(report)
+    assert "PyG did not run: no loader here" in str(report)
+
+
 def test_what_computes_something_else_is_said_and_does_not_win(few, monkeypatch):
     turn = StaticSide.turn
     monkeypatch.setattr(StaticSide, "turn", lambda side: 1.1 * turn(side))

@@ -14,11 +14,6 @@ from staticgraph.training.versus.equality import TOLERANCE
 from staticgraph.training.versus.side import Filling
 from staticgraph.training.versus.step_memory import StepMemory
 
-_HEADERS = (
-    *("contender", "graphs/s", "times PyG", "p10 to p90", "memory", "nodes", "edges"),
-    *("loss", "losses equal", "ready in"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
@@ -150,7 +145,10 @@ class VersusReport:
             f"turn, on {self.device}, {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             f"shapes: {', '.join(self.capacities)}",
             "",
-            table(_HEADERS, [_row(side, self.compared_with) for side in self.sides]),
+            table(
+                _headers(self.compared_with),
+                [_row(side, self.compared_with) for side in self.sides],
+            ),
             "",
         ]
         refused = [side for side in self.sides if side.refused]
@@ -192,10 +190,19 @@ class VersusReport:
         mode, plus, _ = self.winner.partition("+")
         told = f"StaticGraphRunner({'sg.convert(model, kernels=True)' if plus else 'model'}, plan, "
         side = next(side for side in self.sides if side.name == self.winner)
-        told_already = self.reason.startswith(f"{side.ratio:.2f} times as fast as PyG")
-        ratio = "" if told_already or not self.reason else f"{side.ratio:.2f} times PyG; "
-        won = f"fastest: {self.winner}, {ratio}{self.reason or 'the only one that ran'}"
-        return f'{won}\n  {told}mode="{mode}", ...)'
+        first = self.compared_with
+        told_already = f"as fast as {first}," in self.reason
+        ratio = "" if told_already or not self.reason else f"{side.ratio:.2f} times {first}; "
+        why = self.reason or "the simplest that ran, and none gains on it"
+        return f'fastest: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...)'
+
+
+def _headers(first: str) -> tuple[str, ...]:
+    """Of the table; ratios are to the side that ran first."""
+    return (
+        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory", "nodes"),
+        *("edges", "loss", "losses equal", "ready in"),
+    )
 
 
 def _first_line(reason: str) -> str:
@@ -205,7 +212,7 @@ def _first_line(reason: str) -> str:
 
 def _row(side: SideReport, first: str) -> tuple[str, ...]:
     if not side.ran:
-        return (side.name, *["-"] * (len(_HEADERS) - 1))
+        return (side.name, *["-"] * (len(_headers(first)) - 1))
     filling, memory = side.filling, side.memory
     verdict = {True: "yes", False: "NO", None: "-"}[side.equal]
     apart = "" if not side.losses_apart else f" ({side.losses_apart:.0e})"
