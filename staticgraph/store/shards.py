@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
+from staticgraph.files.atomic import sync_file
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
@@ -248,6 +249,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
     described = {}
     for key, array in arrays.items():
         np.save(folder / files.file_of(key), array, allow_pickle=False)
+        sync_file(folder / files.file_of(key))
         described[key] = {
             "crc32": crc32_of_array(array),
             "dtype": array.dtype.str,
