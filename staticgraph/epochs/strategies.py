@@ -77,12 +77,11 @@ def exact_epoch(
         stretch: graphs in a row among which batches are re-balanced.
     """
     bounds = exact_bounds(len(order), batch_size)
-    batches = max(2, stretch // batch_size)
     if key is None:
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, batches)
+        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, stretch // batch_size)
         if left and stretch < STRETCH:  # a window of large graphs: give some to others
             left = _repaired(order, sizes, bounds, limits[main], key, STRETCH // batch_size)[1]
         buckets = place_batches(sizes, order, bounds, limits)
@@ -93,20 +92,17 @@ def exact_epoch(
 
 
 def _repaired(
-    order: IntArray,
-    sizes: IntArray,
-    bounds: IntArray,
-    limit: IntArray,
-    key: np.uint64,
-    batches: int,
+    order: IntArray, sizes: IntArray, bounds: IntArray, limit: IntArray, key: np.uint64, least: int
 ) -> tuple[int, int]:
-    """Re-balances so many batches in a row among themselves, then the next; how many were over the
-    limit before, and after."""
-    overflowed = left = 0
-    for first in range(0, len(bounds) - 1, batches):
-        cuts = bounds[first : first + batches + 1]
+    """Re-balances stretches of at least so many batches, each by itself; how many batches were over
+    the limit before, and are after."""
+    batches, overflowed, left = len(bounds) - 1, 0, 0
+    stretches = max(1, batches // max(1, least))
+    for number in range(stretches):
+        first, last = (batches * k // stretches for k in (number, number + 1))
+        cuts = bounds[first : last + 1]
         here = order[cuts[0] : cuts[-1]]
-        own = key if not first else stream_of(int(key), first)
+        own = key if not number else stream_of(int(key), number)
         over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limit), own)
         overflowed, left = overflowed + over, left + still
     return overflowed, left
