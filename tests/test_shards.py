@@ -47,7 +47,7 @@ def drained(loader) -> int:
     return sum(batch.real.graphs for batch in loader)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
 def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
     """Graphs, arrays, sizes, schedule and batches; sorted or not, however each shard keeps them."""
