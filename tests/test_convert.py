@@ -24,8 +24,8 @@ name,SMILES,a,b,split
 ,C,,2,val
 y,c1ccccc1,-1,3,train
 
-z,"CC
-",2,4,test
+"z
+z",CC,2,4,test
 w,CCN,0,5,train
 """
 

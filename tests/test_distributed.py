@@ -86,7 +86,8 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 def trained_on_rank(missing: bool, options: dict) -> list[tuple]:
     """An epoch on this rank: of each step the graphs, the loss and the model's state."""
     store = store_of(missing)
-    plan = sg.plan_buckets(store, BATCH)
+    buckets = options.get("buckets")
+    plan = sg.plan_buckets(store, None if buckets else BATCH, num_buckets=buckets, graphs=BATCH)
     model = model_of(sync=True, seed=dist.get_rank())  # rank 0's is what all train
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     runner = sg.StaticGraphRunner(
@@ -156,6 +157,12 @@ def test_two_ranks_are_one_process_of_twice_the_batch():
 @pytest.mark.slow
 def test_four_ranks_are_one_process_of_four_times_the_batch():
     check_equal(4)
+
+
+def test_batches_of_several_buckets_are_averaged_alike():
+    """Packs of a varying number of graphs: at each step all ranks take the same bucket, and ranks
+    that have none left of it a batch of padding."""
+    check_equal(2, buckets=3)
 
 
 def test_ranks_with_missing_labels_weigh_what_is_labelled():

@@ -42,7 +42,12 @@ def assert_same_batches(ours, theirs) -> None:
             assert torch.equal(mine._tensors[name], other._tensors[name]), name
 
 
-@settings(max_examples=15, deadline=None)
+def drained(loader) -> int:
+    """The graphs of an epoch."""
+    return sum(batch.real.graphs for batch in loader)
+
+
+@settings(max_examples=10, deadline=None)
 @given(graphs=graph_lists(min_size=1, max_size=9), data=st.data())
 def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
     """Graphs, arrays, sizes, schedule and batches; sorted or not, however each shard keeps them."""
@@ -153,7 +158,7 @@ def test_a_flipped_byte_of_a_large_store_is_found_when_its_graphs_are_read(liste
     store[3]
     plan = sg.plan_buckets(store, 4)
     with pytest.raises(StoreCorrupt, match=r"shard 1 of the 3 .*column.x .*graphs 0 to 11"):
-        list(sg.StaticLoader(store, plan))
+        drained(sg.StaticLoader(store, plan))
     with pytest.raises(StoreCorrupt, match="shard 1 of the 3"):
         store.column("x")
 
@@ -274,15 +279,14 @@ def test_by_rank_each_reads_its_own_shards_and_all_take_the_same_steps(listed):
             steps.append([batch.bucket for batch in batches])
         assert steps[0] == steps[1]
         assert sorted(np.concatenate(drawn)) == list(range(30))
-    for shard in set(everywhere.shards.shards) - {everywhere.shards.shards[-1]}:
-        if shard.folder not in everywhere.shards_of_rank(1, 2):
-            shutil.rmtree(shard.folder)
+    for folder in everywhere.shards_of_rank(0, 2):
+        shutil.rmtree(folder)
     here = sg.GraphStore.load(listed, shards="by-rank")
     assert sg.plan_buckets(here, 4) == plan
     here.verify()
-    assert len(list(sg.StaticLoader(here, plan, shuffle=True, rank=1, world_size=2)))
+    assert drained(sg.StaticLoader(here, plan, shuffle=True, rank=1, world_size=2)) == 20
     with pytest.raises(StoreCorrupt, match=r"shard 0 .*is not here"):
-        list(sg.StaticLoader(here, plan, shuffle=True, rank=0, world_size=2))
+        drained(sg.StaticLoader(here, plan, shuffle=True, rank=0, world_size=2))
     with pytest.raises(BadGraph, match="3 shards for 4 ranks"):
         here.bounds_of_ranks(4)
 

@@ -77,23 +77,35 @@ def exact_epoch(
         stretch: graphs in a row among which batches are re-balanced.
     """
     bounds = exact_bounds(len(order), batch_size)
-    batches = max(1, stretch // batch_size)
     if key is None:
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        overflowed = left = 0
-        for first in range(0, len(bounds) - 1, batches):
-            cuts = bounds[first : first + batches + 1]
-            here = order[cuts[0] : cuts[-1]]
-            own = key if not first else stream_of(int(key), first)
-            over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limits[main]), own)
-            overflowed, left = overflowed + over, left + still
+        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, stretch // batch_size)
+        if left and stretch < STRETCH:  # a window of large graphs: give some to others
+            left = _repaired(order, sizes, bounds, limits[main], key, STRETCH // batch_size)[1]
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
     if split:
         bounds, buckets = _halved(order, sizes, limits, bounds, buckets)
     return Made(order, bounds, buckets, overflowed, max(0, overflowed - left), spilled, split)
+
+
+def _repaired(
+    order: IntArray, sizes: IntArray, bounds: IntArray, limit: IntArray, key: np.uint64, least: int
+) -> tuple[int, int]:
+    """Re-balances stretches of at least so many batches, each by itself; how many batches were over
+    the limit before, and are after."""
+    batches, overflowed, left = len(bounds) - 1, 0, 0
+    stretches = max(1, batches // max(1, least))
+    for number in range(stretches):
+        first, last = (batches * k // stretches for k in (number, number + 1))
+        cuts = bounds[first : last + 1]
+        here = order[cuts[0] : cuts[-1]]
+        own = key if not number else stream_of(int(key), number)
+        over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limit), own)
+        overflowed, left = overflowed + over, left + still
+    return overflowed, left
 
 
 def _halved(

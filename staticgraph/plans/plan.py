@@ -231,7 +231,9 @@ def sizes_of(source: Any) -> IntArray:
             f"a {type(source).__name__} of graphs has no table of sizes: make a store of it first, "
             "sg.GraphStore.from_pyg(graphs)"
         )
-    rows = np.asarray(getattr(source, "sizes", source))
+    # Of a store the narrow table is kept anyway; the wide one need not be beside it.
+    name = "narrow_sizes" if hasattr(source, "narrow_sizes") else "sizes"
+    rows = np.asarray(getattr(source, name, source))
     if rows.ndim != 2 or rows.shape[1] < 2:
         raise ValueError(f"sizes has shape {rows.shape}, expected [n, 2]: nodes, edges")
     return np.ascontiguousarray(whole_numbers(rows, "sizes of graphs"))

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
 from staticgraph.distributed.smallest_budget import smallest_budget
+from staticgraph.epochs.blocks import Blocks
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
@@ -201,7 +202,7 @@ class StaticGraphRunner:
         *,
         indices: Sequence[int] | np.ndarray | torch.Tensor | None = None,
         exact: bool | None = None,
-        shuffle: bool = False,
+        shuffle: bool | Literal["blocks"] | Blocks = False,
         seed: int = 0,
         num_workers: int = 0,
         **options: Any,

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.sizes.capacity import NODES_EDGES
-from staticgraph.sizes.whole_numbers import MOST_ROWS, IntArray, distinct_rows, whole_numbers
+from staticgraph.sizes.whole_numbers import (
+    MOST_ROWS,
+    IntArray,
+    counted_rows,
+    distinct_rows,
+    whole_numbers,
+)
 
 # Rows that are counted at once; sorting them takes some ten times their 16 bytes.
 AT_ONCE = 1 << 21
@@ -64,8 +70,8 @@ class SizeHistogram:
                 [cls.from_sizes(given[start : start + AT_ONCE], components) for start in starts]
             )
         rows = np.ascontiguousarray(whole_numbers(given, "sizes of graphs"))
-        distinct, _, counts = distinct_rows(rows)
-        return cls(distinct, counts, tuple(components))
+        distinct, counts = counted_rows(rows)
+        return cls(distinct, counts.astype(np.int64), tuple(components))
 
     @classmethod
     def merged(cls, histograms: Sequence[SizeHistogram]) -> SizeHistogram:

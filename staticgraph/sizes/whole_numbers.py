@@ -56,6 +56,19 @@ def distinct_rows(rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return distinct.astype(np.int64), member.reshape(-1), counts.astype(np.int64)
 
 
+def counted_rows(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct rows and how often each occurs, as :func:`distinct_rows` has them; without sorting
+    where all that could be are few."""
+    shape = tuple(int(most) + 1 for most in np.atleast_1d(rows.max(axis=0, initial=0)))
+    few = math.prod(shape) <= max(1 << 16, 2 * len(rows))
+    if not (few and rows.ndim == 2 and len(rows) and rows.min() >= 0):
+        distinct, _, counts = distinct_rows(rows)
+        return distinct, counts
+    times = np.bincount(np.ravel_multi_index(tuple(rows.T), shape))
+    there = np.flatnonzero(times)
+    return np.stack(np.unravel_index(there, shape), axis=1).astype(np.int64), times[there]
+
+
 def pointer_dtype(edges: int) -> str:
     """The dtype of pointers into so many edges, the end included: int32 while it holds them."""
     return "int32" if edges <= np.iinfo(np.int32).max else "int64"

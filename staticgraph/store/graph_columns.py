@@ -51,6 +51,8 @@ from staticgraph.store.indices import (
 )
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 
+# Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
+AT_ONCE = 1 << 21
 # Whichever class of store is asked for.
 Kept = TypeVar("Kept", bound="GraphColumns")
 
@@ -260,7 +262,10 @@ class GraphColumns:
         """:attr:`sizes` in the narrowest signed dtype that holds them: of 100 million molecules
         0.4 GB."""
         offsets = (self.node_offsets, self.edge_offsets, *self.offsets.values())
-        return stacked([np.diff(each) for each in offsets])
+        starts = range(0, max(1, len(self)), AT_ONCE)
+        return np.concatenate(
+            [stacked([np.diff(each[k : k + AT_ONCE + 1]) for each in offsets]) for k in starts]
+        )
 
     def offsets_of(self, level: Level) -> IntArray:
         """``[n + 1]`` where each graph's rows of a level begin."""

@@ -90,7 +90,7 @@ class Survey:
         self._parts = parts
         self._dtypes: dict[str, set[np.dtype]] = {}
         self._lengths: dict[str, int] = {}
-        self.graphs = 0
+        self.graphs = edges = 0
         schema: Schema | None = None
         kept: list[str] | None = None
         for number, part in enumerate(parts):
@@ -106,6 +106,7 @@ class Survey:
                     "one out with exclude=[...]"
                 )
             self.graphs += len(store)
+            edges += int(store.edge_offsets[-1])
             for name, array in self._arrays(store).items():
                 self._lengths[name] = self._lengths.get(name, 0) + len(array)
                 if len(array) or name not in self._dtypes:
@@ -119,7 +120,6 @@ class Survey:
             for name in self._dtypes
             if self._lengths[name] or not name.startswith("origins.")  # none: all were sorted
         ]
-        edges = sum(int(part().edge_offsets[-1]) for part in parts)
         if self._lengths["row_ptr"]:
             self._dtypes["row_ptr"] = {np.dtype(pointer_dtype(edges))}
 

@@ -70,8 +70,9 @@ class Sharded(GraphColumns):
         # The arrays of a store in one folder are attributes of it; here __getattr__ makes them.
         self.__dict__.update(known)
         check_whole(opened, found, by_rank)
-        if verify or (verify is None and found.nbytes <= files.WHOLE_BYTES and not by_rank):
-            self.verify()
+        if verify or (verify is None and found.nbytes <= files.WHOLE_BYTES):
+            for number in self._here():
+                opened.compare(number)
 
     def __getattr__(self, name: str) -> Any:
         """An array over all graphs, put together now."""
@@ -166,9 +167,14 @@ class Sharded(GraphColumns):
             for number, local, _ in self._pieces(np.asarray(graphs, np.int64)):
                 self._asked(number, lambda shard, local=local: shard.verify(local))
             return
+        for number in self._here():
+            self._asked(number, lambda shard: shard.verify())
+
+    def _here(self) -> Iterator[int]:
+        """The shards that can be looked at: all, or by rank those of this machine."""
         for number, shard in enumerate(self.shards.shards):
             if not self.by_rank or shard.folder.is_dir():
-                self._asked(number, lambda shard: shard.verify())
+                yield number
 
     def column(self, name: str) -> Array:
         """A field's column as a whole, compared with its checksums first."""

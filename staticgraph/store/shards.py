@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.files import document
+from staticgraph.files.atomic import sync_file
 from staticgraph.files.checksum import crc32_of_array
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
@@ -121,9 +122,21 @@ class OpenShards:
             if found is not None:
                 self._open.move_to_end(number)
                 return found
-        found = self._opened(number)
+        return self._kept(number, self._opened(number, False))
+
+    def compare(self, number: int) -> None:
+        """Compares every byte of a shard now.
+
+        Raises:
+            StoreCorrupt: it is not what was listed.
+        """
+        self._kept(number, self._opened(number, True))
+
+    def _kept(self, number: int, found: GraphColumns) -> GraphColumns:
+        """Keeps a shard open, and closes the one that was not asked for the longest."""
         with self._lock:
             self._open[number] = found
+            self._open.move_to_end(number)
             while len(self._open) > self.most:
                 oldest, closed = self._open.popitem(last=False)
                 self._checked[oldest] = None if closed.checks is None else closed.checks.done
@@ -136,12 +149,12 @@ class OpenShards:
             f"as they were: {REMEDY}"
         )
 
-    def _opened(self, number: int) -> GraphColumns:
+    def _opened(self, number: int, verify: bool) -> GraphColumns:
         shard = self._shards[number]
         try:
             if document.digest(files.read_manifest(shard.folder)) != shard.digest:
                 raise StoreCorrupt(f"{shard.folder} is not the store that was listed")
-            store = files.load(GraphColumns, shard.folder, verify=False)
+            store = files.load(GraphColumns, shard.folder, verify=verify)
             if (len(store), _layout(store.schema)) != (shard.graphs, self._fields):
                 raise StoreCorrupt(f"{shard.folder} has other graphs or fields than were listed")
         except FileNotFoundError:
@@ -195,25 +208,28 @@ def _surveyed(folders: list[Path], name: str) -> ShardList:
         raise BadGraph("no shard was given; a store needs at least one")
     for folder in folders:
         repair(folder)
-    survey = Survey(
-        [partial(files.load, GraphColumns, folder, verify=False) for folder in folders],
-        verify=False,
-    )
-    shards, sizes, objects = [], [], ()
+    sizes: dict[Path, Array] = {}
+    objects: set[str] = set()
+
+    def looked_at(folder: Path) -> GraphColumns:
+        store = files.load(GraphColumns, folder, verify=False)
+        sizes[folder] = store.narrow_sizes
+        objects.update(store.objects)
+        return store
+
+    survey = Survey([partial(looked_at, folder) for folder in folders], verify=False)
+    shards = []
     for folder in folders:
         manifest = files.read_manifest(folder)
-        store = files.load(GraphColumns, folder, verify=False)
         nbytes = sum(file["bytes"] for file in manifest["files"].values())
-        shards.append(Shard(folder, len(store), nbytes, document.digest(manifest)))
-        sizes.append(store.narrow_sizes)
-        objects = tuple(sorted(store.objects))
+        shards.append(Shard(folder, len(sizes[folder]), nbytes, document.digest(manifest)))
     return ShardList(
         shards=tuple(shards),
         schema=survey.schema,
         name=name,
-        sizes=np.concatenate(sizes),
+        sizes=np.concatenate([sizes[folder] for folder in folders]),
         dtypes={array: survey.widest(array) for array in survey.names},
-        objects=objects,
+        objects=tuple(sorted(objects)),
         splits={},
     )
 
@@ -233,6 +249,7 @@ def write_list(folder: Path, name: str, splits: Mapping[str, Array]) -> None:
     described = {}
     for key, array in arrays.items():
         np.save(folder / files.file_of(key), array, allow_pickle=False)
+        sync_file(folder / files.file_of(key))
         described[key] = {
             "crc32": crc32_of_array(array),
             "dtype": array.dtype.str,
