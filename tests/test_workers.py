@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -109,3 +111,13 @@ def test_being_told_to_stop_is_no_fall(served):
     _, workers = served
     workers.tell()
     assert workers.wait() is True
+
+
+def test_a_process_that_reads_needs_no_torch():
+    code = (
+        "import sys, staticgraph.serving.worker\n"
+        "found = {'torch', 'torch_geometric', 'rdkit'} & {*sys.modules}\n"
+        "assert not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
