@@ -12,8 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from test_gateway import PATIENCE_S
-from test_server import Held, graph, runner_of, same
+from support.served_graphs import PATIENCE_S, Held, graph, runner_of, same
 
 import staticgraph as sg
 from staticgraph.serving.bodies import Reader
