@@ -46,7 +46,6 @@ from staticgraph.plans.plan import BucketPlan as BucketPlan
 from staticgraph.recording.recording import Recording as Recording
 from staticgraph.runner.auto import Auto as Auto
 from staticgraph.runner.exported import load_exported as load_exported
-from staticgraph.runner.exported import verify_exported as verify_exported
 from staticgraph.runner.report import Report as Report
 from staticgraph.runner.runner import EvalResult as EvalResult
 from staticgraph.runner.runner import StaticGraphRunner as StaticGraphRunner

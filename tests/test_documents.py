@@ -29,6 +29,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.probe import probe_capacities
 from staticgraph.runner import choice, export_manifest, warm_start
 from staticgraph.runner.export_manifest import ExportManifest
+from staticgraph.runner.exported import verify_exported
 from staticgraph.runner.report import BucketReport, Report
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
@@ -84,7 +85,7 @@ def exported(folder: Path) -> tuple[Path, Callable[[], Any]]:
     made_by = (versions(STEPS), export_manifest.machine_of("cpu"))
     manifest = ExportManifest(given, (digest,), (("x",),), output, False, "cpu", "M", *made_by)
     manifest.save(folder)
-    return folder / "export.json", lambda: sg.verify_exported(folder)
+    return folder / "export.json", lambda: verify_exported(folder)
 
 
 MAKERS = (exported, plan, memory, report, choices, store, graph)

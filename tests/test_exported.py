@@ -22,6 +22,7 @@ from staticgraph.models import build
 from staticgraph.runner import export_manifest
 from staticgraph.runner.export import form
 from staticgraph.runner.export_manifest import ExportManifest
+from staticgraph.runner.exported import verify_exported
 
 # Float32 through four layers, in the order that another compiler chose.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -180,15 +181,15 @@ def repacked(folder: Path, *names: str) -> None:
 
 
 def refused(folder: Path, words: str, digest: str | None = None) -> None:
-    for look in (sg.verify_exported, sg.load_exported):
+    for look in (verify_exported, sg.load_exported):
         with pytest.raises(sg.ExportRefused, match=words):
             look(folder, digest)
 
 
 def test_a_folder_that_is_right_is_known(folder):
-    manifest = sg.verify_exported(folder)
+    manifest = verify_exported(folder)
     assert manifest.digest == hashlib.sha256((folder / NAME).read_bytes()).hexdigest()
-    assert sg.verify_exported(folder, manifest.digest) == manifest
+    assert verify_exported(folder, manifest.digest) == manifest
     with pytest.raises(AssertionError, match="was loaded"):
         sg.load_exported(folder, manifest.digest)
 
@@ -203,9 +204,9 @@ def test_a_changed_package_runs_nothing(folder):
 
 
 def test_a_forged_manifest_runs_nothing_where_the_digest_is_known(folder):
-    digest = sg.verify_exported(folder).digest
+    digest = verify_exported(folder).digest
     repacked(folder, *GOOD, "bucket-0/data/aotinductor/model/evil.so")
-    sg.verify_exported(folder)  # by its own word all is well
+    verify_exported(folder)  # by its own word all is well
     refused(folder, "this is another export, or it was changed; nothing of it ran", digest)
 
 

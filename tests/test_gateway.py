@@ -9,13 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_server import BUCKETS, Held, broken, flat_of, graph, runner_of, same
+from support.served_graphs import (
+    BUCKETS,
+    PATIENCE_S,
+    Held,
+    broken,
+    flat_of,
+    graph,
+    runner_of,
+    same,
+)
 
 import staticgraph as sg
 from staticgraph.serving.gateway import Gateway
 from staticgraph.serving.remote import Remote
-
-PATIENCE_S = 60.0
 
 
 class Line:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def test_a_molecule_is_typed_drawn_and_predicted(browser, address, tmp_path):
         assert browser.run("return document.querySelector('img').alt") == smiles
     if folder := os.environ.get("SCREENSHOTS"):
         picture = browser.ask("GET", "/screenshot")
-        (Path(folder) / "page.png").write_bytes(__import__("base64").b64decode(picture))
+        (Path(folder) / "page.png").write_bytes(b64decode(picture))
 
 
 def test_what_is_no_molecule_is_said(browser, address):

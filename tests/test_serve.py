@@ -26,7 +26,7 @@ from staticgraph.serving import compact
 from staticgraph.serving.ladder import for_serving
 from staticgraph.training.trained import Trained
 
-pytest.importorskip("fastapi", reason="needs the extra serve")
+fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
@@ -107,6 +107,22 @@ def test_smiles_graphs_and_bytes_get_the_same_answer(client, trained):
         assert answer.status_code == 200, answer.text
         np.testing.assert_allclose(answer.json()["outputs"], expected(trained), **CLOSE)
         assert "probabilities" not in answer.json(), "a regression has none"
+
+
+def test_under_a_path_of_another_application(client):
+    outer = fastapi.FastAPI()
+    outer.mount("/models/esol", client.app)
+    with_prefix = testclient.TestClient(outer)
+    body = json.dumps({"smiles": SMILES})
+    answers = [
+        each.post(path, content=body, headers=JSON)
+        for each, path in ((client, "/predict"), (with_prefix, "/models/esol/predict"))
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json() == answers[1].json()
+    wrong = with_prefix.post("/models/esol/predict", content=b"{", headers=JSON)
+    assert (wrong.status_code, "no JSON" in wrong.json()["detail"]) == (400, True)
+    assert client.get("/predict").status_code == 405
 
 
 def test_a_run_is_read_without_its_data(run_folder, trained, esol):

@@ -12,10 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.manual_clock import ManualClock
-from support.patience import patience
+from support.served_graphs import (
+    BUCKETS,
+    PATIENCE_S,
+    SMALL,
+    Held,
+    Net,
+    broken,
+    flat_of,
+    graph,
+    runner_of,
+    same,
+)
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GINEConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.serving.flat_graphs import FlatGraphs
@@ -23,71 +33,10 @@ from staticgraph.serving.joined import Run, joined
 from staticgraph.serving.request import Request
 from staticgraph.serving.waiting import Waiting
 
-PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
-# Float64 over sums of some tens of terms, in another order.
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
-SMALL = sg.Capacity(nodes=17, edges=40, graphs=5, max_graph_nodes=8)
-LARGE = sg.Capacity(nodes=41, edges=99, graphs=10, max_graph_nodes=8)
-HUGE = sg.Capacity(nodes=50, edges=120, graphs=6, max_graph_nodes=30)
-BUCKETS = (SMALL, LARGE, HUGE)
-
-
-def graph(nodes: int, seed: int = 0) -> Data:
-    random = torch.Generator().manual_seed(1000 * nodes + seed)
-    edges = 2 * nodes if nodes > 1 else 0
-    return Data(
-        x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
-        edge_index=torch.randint(max(1, nodes), (2, edges), generator=random),
-        edge_attr=torch.randn(edges, 4, generator=random, dtype=torch.float64),
-    )
-
-
-def flat_of(graphs: list[Data]) -> FlatGraphs:
-    """As bytes over HTTP become them."""
-    return FlatGraphs(
-        np.array([g.x.shape[0] for g in graphs]),
-        np.array([g.edge_index.shape[1] for g in graphs]),
-        np.concatenate([g.edge_index.numpy() for g in graphs], axis=1),
-        {name: np.concatenate([g[name].numpy() for g in graphs]) for name in ("x", "edge_attr")},
-    )
-
-
-class Net(nn.Module):
-    """One convolution; ``edges`` gives rows of edges, too. Stops where a test says so."""
-
-    def __init__(self, out: str = "graph") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = GINEConv(nn.Linear(4, 4)).double()
-        self.norm = nn.BatchNorm1d(4).double()
-        self.out = out
-        self.before = lambda: None
-
-    def forward(self, x, edge_index, edge_attr, batch, batch_size):
-        self.before()
-        if x.isnan().any():  # a graph that the model cannot take
-            raise RuntimeError("a node has no features\nand more lines")
-        h = self.norm(self.conv(x, edge_index, edge_attr))
-        pooled = global_add_pool(h, batch, batch_size)
-        if self.out == "edge":
-            return {"edges": edge_attr + h[edge_index[0]], "graphs": pooled}
-        return pooled
-
-
-def runner_of(out: str = "graph", buckets=BUCKETS) -> sg.StaticGraphRunner:
-    store = sg.GraphStore.from_pyg([graph(3), graph(5)])
-    plan = sg.BucketPlan(tuple(sorted(buckets)), schema=store.schema)
-    subject = sg.Subject(Net(out), check_padding=False)
-    return sg.StaticGraphRunner(subject, plan, mode="eager")
-
 
 def server_of(out: str = "graph", **options) -> sg.Server:
     options = {"max_wait_ms": 0, **options}
     return sg.Server(runner_of(out), **options)
-
-
-def same(found, expected) -> None:
-    torch.testing.assert_close(found, expected, **CLOSE)
 
 
 # ---------------------------------------------------------------------- what goes together
@@ -365,12 +314,6 @@ def test_graphs_of_other_fields_fail_alone():
         assert server.submit(none).result(PATIENCE_S) == []
 
 
-def broken() -> Data:
-    data = graph(3)
-    data.x[0, 0] = float("nan")
-    return data
-
-
 def test_a_failure_of_the_model_fails_its_batch_and_no_other():
     with server_of(max_wait_ms=1e9) as server:
         with_it = [server.submit([graph(3, k)]) for k in range(8)] + [server.submit([broken()])]
@@ -436,18 +379,6 @@ def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():
         with pytest.raises(sg.BatchFailed):
             future.result(PATIENCE_S)
     assert (server.stats().failed, server.stats().batches) == (1, 1)
-
-
-class Held:
-    """A model that stops in its forward until it is let go."""
-
-    def __init__(self, server: sg.Server) -> None:
-        self.reached, self.go = threading.Event(), threading.Event()
-        server.runner.model.before = self._before
-
-    def _before(self) -> None:
-        self.reached.set()
-        assert self.go.wait(PATIENCE_S)
 
 
 def test_a_full_queue_says_when_to_ask_again():

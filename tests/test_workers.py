@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -10,8 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 import torch
-from test_gateway import PATIENCE_S
-from test_server import Held, graph, runner_of, same
+from support.served_graphs import PATIENCE_S, Held, graph, runner_of, same
 
 import staticgraph as sg
 from staticgraph.serving.bodies import Reader
@@ -109,3 +110,13 @@ def test_being_told_to_stop_is_no_fall(served):
     _, workers = served
     workers.tell()
     assert workers.wait() is True
+
+
+def test_a_process_that_reads_needs_no_torch():
+    code = (
+        "import sys, staticgraph.serving.worker\n"
+        "found = {'torch', 'torch_geometric', 'rdkit'} & {*sys.modules}\n"
+        "assert not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

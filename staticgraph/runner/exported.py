@@ -91,9 +91,8 @@ class ExportedModel:
                 path = Path(own) / package_name(bucket)
                 path.write_bytes(content)
                 # Not aoti_load_package: that also reads programs that a package may hold.
-                self._loaders.append(
-                    torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-                )
+                loader = torch._C._aoti.AOTIModelPackageLoader  # pyright: ignore
+                self._loaders.append(loader(str(path), "model", False, 1, -1))
 
     @property
     def plan(self) -> BucketPlan:

@@ -71,10 +71,10 @@ def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) 
     app = Application(title=title, lifespan=lifespan)
     app.predict = PredictRoute(asker, reader, task)
 
-    # Only where the interface is described does this come to the framework.
+    # For the description, and for an application that has this one under a path of its own.
     @app.post(PATH, openapi_extra={"requestBody": _described(reader)})
     async def predict() -> Response:
-        raise NotImplementedError
+        return _Handed(app.predict)
 
     @app.get("/health")
     async def health() -> Response:
@@ -103,6 +103,17 @@ def make_app(asker: Asker, reader: Reader, title: str, task: str | None = None) 
         return HTMLResponse(text, headers={"Content-Security-Policy": POLICY})
 
     return app
+
+
+class _Handed(Response):
+    """A response that another application gives."""
+
+    def __init__(self, route: PredictRoute) -> None:
+        super().__init__()
+        self._route = route
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._route(scope, receive, send)
 
 
 def _described(reader: Reader) -> dict[str, Any]:

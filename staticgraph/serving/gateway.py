@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import socket
 import threading
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any
 
 from staticgraph.errors import BatchFailed
@@ -37,9 +39,8 @@ class Gateway:
     def __init__(self, server: Server, line: socket.socket) -> None:
         self._server, self._line = server, line
         self.ready = threading.Event()
-        self._changed = threading.Condition()
-        self._answered: list[tuple[int, Future[Any]]] = []
-        self._ended = False
+        # None where the line has ended. Each put costs the thread with the model little.
+        self._answered: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=run, name=f"staticgraph {run.__name__}", daemon=True)
             for run in (self._take_in, self._give_back)
@@ -60,9 +61,7 @@ class Gateway:
                     break
                 self._take(kind, payload)
         finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            self._answered.put(None)
 
     def _take(self, kind: int, payload: bytearray) -> None:
         if kind == frames.READY:
@@ -75,22 +74,19 @@ class Gateway:
             asked = frames.asked_of(payload, self._server.schema)
             futures = self._server.submit_split(asked.graphs, asked.counts)
             for number, future in enumerate(futures, asked.first):
-                future.add_done_callback(lambda done, number=number: self._note(number, done))
+                future.add_done_callback(partial(self._note, number))
 
     def _note(self, number: int, future: Future[Any]) -> None:
-        with self._changed:
-            self._answered.append((number, future))
-            self._changed.notify_all()
+        self._answered.put((number, future))
 
     def _give_back(self) -> None:
         while True:
-            with self._changed:
-                while not self._answered and not self._ended:
-                    self._changed.wait()
-                if self._ended:
-                    break
-                answered, self._answered = self._answered, []
-            values = [_values(number, future) for number, future in answered]
+            answered = [self._answered.get()]
+            while not self._answered.empty():
+                answered.append(self._answered.get())
+            if None in answered:
+                break
+            values = [_values(*each) for each in answered if each is not None]
             try:
                 self._line.sendall(frames.json_frame(frames.ANSWERS, values))
             except OSError:
