@@ -294,12 +294,18 @@ class Triplets(Data):
         return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
-@pytest.mark.parametrize("empty", [4, 12])
-@pytest.mark.parametrize("single", [2, 6])
-def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(empty, single):
-    """Both classes have a largest graph of at most one node, and the plan gave the rows of all to
-    the first of them."""
-    sizes = [(0, 0)] * empty + [(1, 1 + 3 * (k % 2)) for k in range(single)]
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(0, 0)] * 4 + [(1, 1), (1, 4)],
+        [(0, 0)] * 12 + [(1, 1), (1, 4)] * 3,
+        [(0, 0)] * 4 + [(1, 4), (3, 0)],  # one node, and more edges than the class below takes
+        [(0, 0)] * 4 + [(1, 4), (3, 0), (3, 7), (9, 2)],
+    ],
+)
+def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
+    """A class without nodes has a capacity for graphs of one, whose rows it does not have to hold
+    where their edges are too many for it."""
     graphs = [
         Triplets(
             x=torch.rand(nodes, 2),
