@@ -42,6 +42,7 @@ def example(name):
     return module
 
 
+@pytest.mark.filterwarnings("error:.*outside of any forward that knows it:UserWarning")
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_script_learns(name, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -249,14 +249,41 @@ def test_rings_are_asked_again_what_their_index_counts(sizes):
     assert not batch.edge_mask[batch.triplets[:, at:]].any(), "padding counts padding"
 
 
-def test_rings_whose_class_does_not_tell_are_refused():
+@pytest.mark.parametrize(
+    ("number", "counted"),
+    [("num_links", "links"), ("bond_count", "edge"), ("atom_count", "node"), ("", None)],
+)
+def test_rings_whose_class_counts_by_a_number_of_its_own(number, counted):
+    """Neither an edge nor a node more moves it: its name tells, or nothing does."""
+
     class Mute(Rings):
         def __inc__(self, key, value, *args, **kwargs):
-            return int(self.count) if key == "triplets" else super().__inc__(key, value)
+            if key != "triplets":
+                return super().__inc__(key, value)
+            return int(self[number]) if number else 4
 
-    with pytest.raises(sg.BadGraph, match="'triplets' counts nodes or edges") as caught:
-        sg.GraphStore.from_pyg([ring(4, Mute, count=torch.tensor([4]))], progress=False)
-    assert "self.num_nodes or self.num_edges" in str(caught.value)
+    data = ring(4, Mute, **({number: torch.tensor([4])} if number else {}))
+    if counted is None:
+        with pytest.raises(sg.BadGraph, match="'triplets' counts nodes or edges") as caught:
+            sg.GraphStore.from_pyg([data], progress=False)
+        assert "self.num_nodes or self.num_edges" in str(caught.value)
+        return
+    levels = {"triplets": "triplets", "triplet_index": "edge", "ends": "edge", number: "graph"}
+    store = sg.GraphStore.from_pyg([data], levels=levels, progress=False)
+    assert store.schema["triplets"].counts == (counted,)
+
+
+def test_one_node_one_edge_and_one_cluster():
+    data = Clusters(
+        x=torch.rand(1, 3),
+        edge_index=torch.zeros(2, 1, dtype=torch.int64),
+        num_clusters=1,
+        cluster_index=torch.zeros(2, 1, dtype=torch.int64),
+        y=torch.rand(1, 1),
+    )
+    levels = {"cluster_index": "node", "num_clusters": "graph"}
+    store = sg.GraphStore.from_pyg([data, data.clone()], levels=levels, progress=False)
+    assert store.schema["cluster_index"].counts == ("node", "clusters")
 
 
 class Triplets(Data):
@@ -267,12 +294,18 @@ class Triplets(Data):
         return 1 if key == "triplets" else super().__cat_dim__(key, value, *args, **kwargs)
 
 
-@pytest.mark.parametrize("empty", [4, 12])
-@pytest.mark.parametrize("single", [2, 6])
-def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(empty, single):
-    """Both classes have a largest graph of at most one node, and the plan gave the rows of all to
-    the first of them."""
-    sizes = [(0, 0)] * empty + [(1, 1 + 3 * (k % 2)) for k in range(single)]
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(0, 0)] * 4 + [(1, 1), (1, 4)],
+        [(0, 0)] * 12 + [(1, 1), (1, 4)] * 3,
+        [(0, 0)] * 4 + [(1, 4), (3, 0)],  # one node, and more edges than the class below takes
+        [(0, 0)] * 4 + [(1, 4), (3, 0), (3, 7), (9, 2)],
+    ],
+)
+def test_classes_without_nodes_and_of_one_node_hold_their_own_rows(sizes):
+    """A class without nodes has a capacity for graphs of one, whose rows it does not have to hold
+    where their edges are too many for it."""
     graphs = [
         Triplets(
             x=torch.rand(nodes, 2),

@@ -71,7 +71,9 @@ IDS, CAPACITY = [3, 1, 8, 5], (40, 70, 8)
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["read as float32", "float16 throughout"])
-@pytest.mark.parametrize("mode", ["eager", "fused", "default"])
+@pytest.mark.parametrize(
+    "mode", ["eager", "fused", pytest.param("default", marks=pytest.mark.slow)]
+)
 def test_a_step_is_plain_pygs(mode, half):
     data = graphs()
     store = sg.GraphStore.from_pyg(data, progress=False)

@@ -123,9 +123,13 @@ def test_what_attentions_backward_takes_inside_is_what_the_profiler_saw(heads_fi
 
     def peak(count, mode):
         with mode:
-            made = [torch.ones(64, 40, 4, 8).transpose(1, 2) for _ in range(4)]
-            grad = torch.ones(64, 4, 40, 8) if heads_first else made.pop()
-            q, k, v = (t.requires_grad_() for t in made[:3])
+            made = [
+                torch.ones(64, 4, 40, 8)
+                if heads_first
+                else torch.ones(64, 40, 4, 8).transpose(1, 2)
+                for _ in range(4)
+            ]
+            grad, q, k, v = made
             out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
             with count, torch.no_grad():
                 count.reset_peak()

@@ -76,7 +76,7 @@ def loss(out, batch):
     return (value - batch.y).square().view(-1) + 0.1 * apart
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("default", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pool", POOLS)
 def test_what_is_kept_indexes_the_fields_of_all_nodes(pool, mode):
     data = graphs()

@@ -390,7 +390,7 @@ def test_an_example_that_fits_no_bucket_is_refused_by_its_numbers():
     with pytest.raises(
         sg.GraphTooLarge, match=r"no graph of the example fits .* at least 1 nodes and 1 edges"
     ):
-        preflight(Net(), [(2, 0, 2, 1)], STORE)
+        preflight(Net(), [(2, 0, 3, 1)], STORE)
 
 
 def test_no_layer_of_the_table_is_blamed():

@@ -69,11 +69,17 @@ def test_kernels_are_put_under_a_model_for_as_long_as_it_is_probed(esol, like, c
     def asked(model, optimizer, **options):
         return sg.probe(model, esol, loss=squared, optimizer=optimizer, like=like, **options)
 
+    def state():
+        return [
+            (m, type(m), dict(vars(m)), dict(m._buffers), set(m._non_persistent_buffers_set))
+            for m in model.modules()
+        ]
+
     model, optimizer = made()
-    before = [(m, type(m), dict(vars(m))) for m in model.modules()]
+    before = state()
     without = asked(model, optimizer)
     found = asked(model, optimizer, kernels=True)
-    assert [(m, type(m), dict(vars(m))) for m in model.modules()] == before
+    assert state() == before
     assert asked(model, optimizer) == without
     other, its = made()
     assert asked(sg.convert(other, kernels=True), its) == found

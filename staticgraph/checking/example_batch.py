@@ -96,12 +96,13 @@ def _fitting(store: GraphColumns, capacity: Capacity) -> list[int]:
     """The first graphs of a store that together leave some padding of every kind: in a dense block
     of nodes, too, so without those as large as the largest, if there are others. Where a bucket is
     full with any graph (batches of one, all of one size), with the padding of its reserve alone."""
-    widest = capacity.max_graph_nodes
-    return (
-        _graphs_below(store, capacity, widest)
-        or _graphs_below(store, capacity, widest + 1)
-        or _graphs_below(store, capacity, widest + 1, full=True)
-    )
+    widest, fallback = capacity.max_graph_nodes, []
+    for bound, full in ((widest, False), (widest + 1, False), (widest + 1, True)):
+        ids = _graphs_below(store, capacity, bound, full)
+        if store.sizes[ids, 0].sum() > 1:  # one row has no variance
+            return ids
+        fallback = fallback or ids
+    return fallback
 
 
 def _graphs_below(
@@ -112,7 +113,7 @@ def _graphs_below(
     ids, total = [], np.zeros_like(limits)
     taken: list[int] = []
     for graph, size in enumerate(store.sizes[:4096]):
-        if len(ids) + (2 if ids else 1) >= capacity.graphs:
+        if len(ids) >= (capacity.graph_limit if full else max(1, capacity.graph_limit - 1)):
             break
         after = total + size
         some_left = after[0] < limits[0] and (after[1] < limits[1] or not size[1])
@@ -130,7 +131,7 @@ def _made_up(schema: Schema, capacity: Capacity) -> GraphColumns:
     if schema.axes:
         return _made_up_rows(schema, capacity)
     random = np.random.default_rng(0)
-    sizes = [1, *random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5)]
+    sizes = [*random.integers(2, max(3, min(8, capacity.max_graph_nodes + 1)), 5), 1]
     nodes = np.array([min(n, capacity.max_graph_nodes) for n in sizes], dtype=np.int64)
     edges = np.where((nodes > 1) & (capacity.edge_limit > 0), nodes, 0)
     source = np.concatenate([np.arange(e) for e in edges]).astype(np.int64)

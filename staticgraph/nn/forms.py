@@ -36,6 +36,7 @@ from torch_geometric.nn.aggr import (
     PatchTransformerAggregation,
     QuantileAggregation,
     SetTransformerAggregation,
+    SortAggregation,
 )
 from torch_geometric.nn.attention import PerformerAttention, PolynormerAttention, SGFormerAttention
 
@@ -47,6 +48,7 @@ from staticgraph.nn.aggr.aggregations import (
     StaticMedianAggregation,
     StaticPatchTransformerAggregation,
     StaticQuantileAggregation,
+    StaticSortAggregation,
 )
 from staticgraph.nn.aggr.recurrent import StaticGRU, StaticLSTM
 from staticgraph.nn.aggr.set_transformer import (
@@ -106,6 +108,7 @@ STATIC_FORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     QuantileAggregation: StaticQuantileAggregation,
     MedianAggregation: StaticMedianAggregation,
     LSTMAggregation: StaticLSTMAggregation,
+    SortAggregation: StaticSortAggregation,
     GRUAggregation: StaticGRUAggregation,
     LCMAggregation: StaticLCMAggregation,
     PatchTransformerAggregation: StaticPatchTransformerAggregation,

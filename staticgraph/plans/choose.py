@@ -249,12 +249,11 @@ def _with_components(
 ) -> tuple[Capacity, ...]:
     """The capacities of several classes with rows for the further components: as many as go with
     the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
-    dressed, low, high = [], -1, -1
+    dressed = []
     for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
-        if capacity.max_graph_nodes > high:  # graphs without nodes and those of one are one class
-            low, high = high, capacity.max_graph_nodes
-        here = sizes[(sizes[:, 0] > low) & (sizes[:, 0] <= high)]
-        mine = trained[(trained[:, 0] > low) & (trained[:, 0] <= high)]
+        mine, trained = _parted(trained, capacity)
+        here, sizes = _parted(sizes, capacity)
+        high = capacity.max_graph_nodes
         totals = (mine if len(mine) else here).sum(axis=0)
         wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
         limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
@@ -263,6 +262,14 @@ def _with_components(
             _capacity(np.concatenate([least, limits]), components, capacity.graphs, high)
         )
     return tuple(dressed)
+
+
+def _parted(sizes: IntArray, capacity: Capacity) -> tuple[IntArray, IntArray]:
+    """The graphs whose nodes and edges a capacity takes, and those left to the next."""
+    nodes, edges = sizes[:, 0], sizes[:, 1]
+    most = min(capacity.max_graph_nodes, capacity.node_limit)
+    fits = (nodes <= most) & (edges <= capacity.edge_limit)
+    return sizes[fits], sizes[~fits]
 
 
 def _mean_efficiency(

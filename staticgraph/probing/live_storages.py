@@ -162,10 +162,9 @@ def _rows_bytes(func: Any, args: tuple[Any, ...]) -> int:
 
 
 def _sdpa_bytes(func: Any, args: tuple[Any, ...]) -> int:
-    """What the backward of attention on a CPU takes and frees: a copy of a gradient, or of an
-    output, that does not lie row by row with its heads side by side (measured with torch's
-    profiler)."""
+    """What the backward of attention on a CPU takes and frees: a copy of a gradient that does not
+    lie row by row with its heads side by side (measured with torch's profiler)."""
     if func.name() != "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
         return 0
-    given = (args[0], args[4])
-    return sum(t.numel() * t.itemsize for t in given if not t.transpose(1, 2).is_contiguous())
+    grad = args[0]
+    return 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.itemsize

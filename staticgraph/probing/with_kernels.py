@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -19,19 +20,27 @@ from staticgraph.nn.convert import convert
 @contextmanager
 def with_kernels(model: torch.nn.Module) -> Iterator[None]:
     """As a ``with`` block: inside, the model is as ``convert(model, kernels=True)`` makes it."""
-    modules = [(module, type(module), dict(vars(module))) for module in model.modules()]
-    found = (own.get("_staticgraph") for _, _, own in modules)
+    modules = [(m, type(m), dict(vars(m)), _registered(m)) for m in model.modules()]
+    found = (own.get("_staticgraph") for _, _, own, _ in modules)
     context = next((one for one in found if isinstance(one, BatchContext)), None)
     before = None if context is None else (context.kernels, context.all_kernels)
     try:
         convert(model, kernels=True)
         yield
     finally:
-        for module, kind, own in modules:
+        for module, kind, own, registered in modules:
             module.__class__ = kind
             present = vars(module)
             for name in present.keys() - own.keys():
                 del present[name]
             present.update(own)
+            for name, values in registered.items():
+                present[name].clear()
+                present[name].update(values)
         if context is not None and before is not None:
             context.kernels, context.all_kernels = before
+
+
+def _registered(module: torch.nn.Module) -> dict[str, Any]:
+    """Copies of what a module keeps its buffers in: some fused forms have one more."""
+    return {name: vars(module)[name].copy() for name in ("_buffers", "_non_persistent_buffers_set")}

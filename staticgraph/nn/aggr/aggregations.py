@@ -22,6 +22,7 @@ from torch_geometric.nn.aggr import (
     MedianAggregation,
     PatchTransformerAggregation,
     QuantileAggregation,
+    SortAggregation,
 )
 
 from staticgraph.errors import NotStatic
@@ -136,6 +137,26 @@ def _refuse_open_width(layer: Aggregation, context: BatchContext, given: int | N
             "largest graph of the batch has nodes, so its result changes with the width of a "
             "fixed block: pass max_num_elements=, or use another aggregation"
         )
+
+
+class StaticSortAggregation(SortAggregation):
+    """``SortAggregation``: over a block at least as wide as the rows that it keeps, since PyG reads
+    the number that it fills further rows with."""
+
+    _staticgraph: BatchContext
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:
+        if self._staticgraph.batch is not None and index is not None and max_num_elements is None:
+            max_num_elements = max(widest(self._staticgraph, index), self.k)
+        return super().forward(x, index, ptr, dim_size, dim, max_num_elements)
 
 
 class StaticLCMAggregation(LCMAggregation):

@@ -26,8 +26,8 @@ OF_NODES = ("x", "feat", "pos", "batch", "node_type", "n_id")
 
 
 def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
-    """What the values of a field count, ``node`` or ``edge``: one level, or one for each scalar of
-    a row. None where its class does not tell.
+    """What the values of a field count, ``node`` or ``edge``, or ``""`` for something that is
+    neither: one for all, or one for each scalar of a row. None where its class cannot be asked.
 
     Args:
         data: a graph with as many nodes as edges, whose class has rules of its own.
@@ -44,9 +44,9 @@ def counted_by(data: Any, key: str, number: int) -> tuple[Level, ...] | None:
     for edge, node, before in zip(
         *(_spread(a, width) for a in (with_edge, with_node, now)), strict=True
     ):
-        if (edge == before) == (node == before):
+        if edge != before and node != before:
             return None
-        levels.append("edge" if edge != before else "node")
+        levels.append("edge" if edge != before else "node" if node != before else "")
     return tuple(levels[:1] if len(set(levels)) == 1 else levels)
 
 

@@ -112,12 +112,16 @@ class CountedFields:
             name = self.levels.get(other, other)
             if other != key and name not in LEVELS and np.array_equal(self._lengths(other), steps):
                 return name
+        return self._named_by_number(steps) or f"{key}_{place}"
+
+    def _named_by_number(self, steps: IntArray) -> str:
+        """The name of the number in every graph that says these (``num_clusters``); or nothing."""
         for other, tensors in self.values.items():
             whole = all(t.numel() == 1 and not t.is_floating_point() for t in tensors)
             name = other.removeprefix("num_") or other
             if whole and name not in LEVELS and np.array_equal([int(t) for t in tensors], steps):
                 return name
-        return f"{key}_{place}"
+        return ""
 
     def _expected_counts(self, schema: Schema) -> dict[str, tuple[Level, ...]]:
         """The schema's counts, and the axes' rows; refused where these graphs count otherwise."""

@@ -142,7 +142,9 @@ class PygReader(CountedFields):
             return found
         number, data = self.ruled
         told = counted_by(data, key, number)
-        if told is None:
+        if told is not None and "" in told:
+            told = tuple(level or self._of_number() for level in told)
+        if told is None or "" in told:
             raise BadGraph(
                 f"{key!r} counts nodes or edges (__inc__), since every graph has as many of both, "
                 "and its class does not tell which: let __inc__ return self.num_nodes or "
@@ -151,6 +153,18 @@ class PygReader(CountedFields):
         width = max(len(told), len(found))
         levels = zip(told * (width // len(told)), found * (width // len(found)), strict=True)
         return [said if guess == "node" else guess for said, guess in levels]
+
+    def _of_number(self) -> Level:
+        """What is neither told by nodes nor by edges, as many as there are: rows of the number in
+        each graph that says how many, whose name may tell that it means the one or the other."""
+        name = self._named_by_number(np.asarray(self.nodes))
+        if any(part in name for part in OF_EDGES):
+            return "edge"
+        if any(part in name for part in OF_NODES):
+            return "node"
+        if name:
+            self.axes[name] = np.asarray(self.nodes)
+        return name
 
     def _read_two_sides(self) -> None:
         """Makes ``edge_index`` a field where it joins rows of two levels.
