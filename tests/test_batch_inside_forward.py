@@ -57,7 +57,5 @@ def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, shape):
     optimizer = torch.optim.Adam(model.parameters())
     plan = sg.plan_buckets(few, 8)
     runner = sg.StaticGraphRunner(model, plan, "eager", loss=loss, optimizer=optimizer)
-    with pytest.raises(
-        ValueError, match=f"it gives a tensor of shape {shape}, .* return one value"
-    ):
+    with pytest.raises(ValueError, match=f"a tensor of shape {shape}.* return"):
         runner.step(next(iter(runner.loader(few))))
