@@ -41,6 +41,8 @@ from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 
 Oversize = Literal["error", "skip", "bucket"]
+# Open packs of a stream.
+WINDOW = 8
 
 
 class BatchIds(NamedTuple):
@@ -96,7 +98,9 @@ class Batcher:
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
         window: open packs of the stream where ``exact`` is false; None packs the sizes once,
-            looking at all of them, and deals the graphs to the packs anew each epoch.
+            looking at all of them, and deals the graphs to the packs anew each epoch. A plan made
+            with ``effort="best"`` has these packs already, for the graphs that it was made for;
+            ``auto`` is None there, and elsewhere :data:`WINDOW`.
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
@@ -116,7 +120,7 @@ class Batcher:
         world_size: int = 1,
         min_steps: int = 0,
         oversize: Oversize = "error",
-        window: int | None = 8,
+        window: int | Literal["auto"] | None = "auto",
     ) -> None:
         if exact and plan.batch_size is None:
             raise ValueError(
@@ -128,7 +132,9 @@ class Batcher:
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
         self.sizes = _planned_columns(sizes_of(sizes), plan)
-        self.exact, self.shuffle, self.seed, self.window = exact, shuffle, seed, window
+        self.exact, self.shuffle, self.seed = exact, shuffle, seed
+        by_plan = None if plan.packings else WINDOW
+        self.window: int | None = by_plan if window == "auto" else window
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         given = _checked_indices(indices, len(self.sizes))
         self.plan, self.indices = _settle_oversize(self.sizes, given, plan, oversize)
@@ -309,7 +315,9 @@ class Batcher:
         if self.window is not None:
             return streamed_epoch(order, self.sizes, self.plan.capacities, self.window)
         if self._offline is None:
-            self._offline = pack_offline(self.indices, self.sizes, self.plan.capacities)
+            self._offline = pack_offline(
+                self.indices, self.sizes, self.plan.capacities, self.plan.packings
+            )
         drawn = epoch if self.shuffle else 0
         return offline_epoch(self._offline, self.sizes, self.plan.capacities, self.seed, drawn)
 
