@@ -122,10 +122,7 @@ def test_training_nodes_fill_the_first_partitions(tmp_path):
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, hops, chunk):
     """Visits by powers of the matrix of steps, from a node to where its incoming edges come from.
-
-    Whole numbers of visits over the products of degrees, so equal ones are exactly equal only up to
-    rounding: neighbours in the order may differ by that.
-    """
+    They are compared in float32, so neighbours in the order may differ by its rounding."""
     edges, training = generated(60, 150, seed=4), np.array([7, 3, 40])
     graph = partition(
         lambda: iter(np.array_split(edges, 4, axis=1)), 60, 5, tmp_path / "g",
@@ -137,7 +134,7 @@ def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, 
     start = np.isin(np.arange(60), training).astype(float)
     visits = sum(start @ np.linalg.matrix_power(steps, k) for k in range(hops + 1))
     assert set(graph.node_ids[:3].tolist()) == {3, 7, 40}
-    assert (np.diff(visits[graph.node_ids[3:]]) < 1e-12).all()
+    assert (np.diff(visits[graph.node_ids[3:]]) < 1e-6).all()
     np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(60))
     assert graph.manifest.near == hops
 

@@ -97,7 +97,8 @@ def partition(
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
         if near:
-            reached = visits(source, first, num_nodes, near)
+            # In float32, so that nodes that are as near differ by chance and not by the chunks.
+            reached = visits(source, first, num_nodes, near).astype(np.float32)
             rest = node_ids[len(first) :]
             node_ids[len(first) :] = rest[np.argsort(-reached[rest], kind="stable")]
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
