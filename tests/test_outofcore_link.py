@@ -55,9 +55,10 @@ class Everything:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("count", [12, 7, 1])
-def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count):
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count, whole):
     config = LinkConfig(decoder, dimension=6, batch_size=12, chunks=3, negatives=5)
-    step = LinkStep(config, DECODERS[decoder]())
+    step = LinkStep(config, DECODERS[decoder](), whole=whole)
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(N, 6, generator=generator)
     relations = torch.randn(2, RELATIONS, 6, generator=generator)
