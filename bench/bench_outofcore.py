@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--cached", action="store_true", help="disk: use the page cache")
     parser.add_argument("--graph", nargs="*", choices=tuple(CASES), help="nodes: only these")
     parser.add_argument("--policy", nargs="*", choices=("NodeCache", "Dispersed"), help="nodes")
+    parser.add_argument(
+        "--near", action="store_true", help="nodes: NodeCache with near partitions as well"
+    )
     parser.add_argument("--buffers", nargs="*", type=int, default=BUFFERS, help="nodes")
     parser.add_argument("--seeds", type=int, default=10, help="nodes")
     parser.add_argument("--scratch", default=tempfile.gettempdir())

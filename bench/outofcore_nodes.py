@@ -63,6 +63,8 @@ def nodes(args: argparse.Namespace) -> dict[str, Any]:
         for policy in (NodeCache, Dispersed):
             if not args.policy or policy.__name__ in args.policy:
                 ways |= {f"{policy.__name__}({c})": (PARTITIONS, policy(c)) for c in args.buffers}
+            if policy is NodeCache and args.near:
+                ways |= {f"NodeCache({c}, near)": (PARTITIONS, policy(c, c)) for c in args.buffers}
         pyg: list[float] = []
         for way, parts in ways.items():
             started, found = time.perf_counter(), []
@@ -145,6 +147,7 @@ def our_accuracy(graph: data.NodeData, case: Case, p: int, policy: Any, seed: in
         parts = partition(
             graph.edges, len(graph.labels), p, Path(folder) / "g", features=graph.features,
             seed=seed, training_nodes=graph.train if isinstance(policy, NodeCache) else None,
+            near=len(case.fanouts) if isinstance(policy, NodeCache) and policy.near else 0,
         )  # fmt: skip
         loader = SampledLoader(
             parts, policy, case.fanouts, len(graph.train), seeds=graph.train, labels=graph.labels,

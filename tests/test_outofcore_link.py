@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from staticgraph.outofcore import (
+    Beta,
+    Comet,
     InMemory,
     LinkConfig,
     LinkTrainer,
@@ -53,9 +55,10 @@ class Everything:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("count", [12, 7, 1])
-def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count):
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_step_equals_loops_and_dense_adagrad_in_float64(decoder, count, whole):
     config = LinkConfig(decoder, dimension=6, batch_size=12, chunks=3, negatives=5)
-    step = LinkStep(config, DECODERS[decoder]())
+    step = LinkStep(config, DECODERS[decoder](), whole=whole)
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(N, 6, generator=generator)
     relations = torch.randn(2, RELATIONS, 6, generator=generator)
@@ -247,3 +250,31 @@ def test_a_configuration_that_cannot_work_is_refused(values, message):
 def test_complex_needs_halves():
     with pytest.raises(ValueError, match="even"):
         ComplEx().initial(2, 5)
+
+
+@pytest.mark.parametrize("policy", [Beta(4), Comet(8, 8)])
+def test_states_cost_little_more_than_their_edges(tmp_path, policy, monkeypatch):
+    """Rows of edges that a pass over many states computes, beside one over everything at once."""
+    rows = []
+    run = LinkStep.__call__
+
+    def counted(self, touched, relations, batch):
+        rows.append((len(batch.mask), int(batch.mask.sum()), batch.negatives.size(1)))
+        assert len(batch.source) == len(batch.destination) == len(batch.relation) == rows[-1][0]
+        return run(self, touched, relations, batch)
+
+    monkeypatch.setattr(LinkStep, "__call__", counted)
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 320, (2, 8_700))
+    graph = partition(edges, 320, 16 if isinstance(policy, Beta) else 32, tmp_path / "g")
+    config = LinkConfig(dimension=2, batch_size=100, chunks=10, negatives=3)
+    trainer = LinkTrainer(graph, policy, config, tmp_path / "e")
+    found = trainer.train_epoch()
+    trainer.close()
+    computed, real, chunks = (sum(column) for column in zip(*rows, strict=True))
+    assert real == found.edges == 8_700
+    assert computed == 10 * chunks
+    # In memory 87 batches of 100; with each state's last batch padded to 100, over 100 of them.
+    assert found.batches > 100
+    assert computed <= real + 9 * found.states
+    assert computed <= 1.05 * 8_700

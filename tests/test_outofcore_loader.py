@@ -24,6 +24,7 @@ from staticgraph.outofcore import (
     partition,
 )
 from staticgraph.outofcore.buffer.resident import ResidentGraphs
+from staticgraph.outofcore.disk import data
 from staticgraph.outofcore.sampling.hops import HopCapacity
 from staticgraph.outofcore.training.hop_runner import HopRunner
 
@@ -48,6 +49,30 @@ def cached(tmp_path_factory):
 
 
 LABELS = np.arange(N) % 7
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer"])
+def test_with_half_resident_training_nodes_see_nearly_all_that_they_would_see(tmp_path, name):
+    """Edges of the two hops from the training nodes with both ends resident, of all of them."""
+    nodes = data.open_nodes(name)
+    shares = {}
+    for near in (0, 2):
+        graph = partition(
+            nodes.edges, len(nodes.labels), 16, tmp_path / str(near), training_nodes=nodes.train,
+            near=near,
+        )  # fmt: skip
+        schedule = NodeCache(8, near=4 * near).epoch(16, (0,), np.random.default_rng(0))
+        resident = np.isin(np.arange(16), schedule.states[0].partitions)
+        new = np.empty(graph.num_nodes, np.int64)
+        new[graph.node_ids] = np.arange(graph.num_nodes)
+        here = resident[new // graph.partition_size]
+        reached = np.isin(np.arange(graph.num_nodes), nodes.train)
+        reached[nodes.edges[0][reached[nodes.edges[1]]]] = True
+        wanted = reached[nodes.edges[1]]
+        shares[near] = (here[nodes.edges[0]] & here[nodes.edges[1]])[wanted].mean()
+    # At random: half of the neighbours of those training nodes and neighbours that are there.
+    assert shares[0] < 0.5
+    assert shares[2] > 0.9
 
 
 # ---------------------------------------------------------------------- states

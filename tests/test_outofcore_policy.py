@@ -135,6 +135,7 @@ def test_a_buffer_for_everything_is_one_state_in_order(policy):
         (lambda: Comet(4, 4).epoch(16, rng()), "at least 2"),
         (lambda: Comet(5).epoch(16, rng()), "not a multiple"),
         (lambda: NodeCache(1), "at least 2"),
+        (lambda: NodeCache(3, near=-1), "near=-1 places"),
         (lambda: Dispersed(4, 5), "step=5"),
         (lambda: NodeCache(2).epoch(8, (0, 1), rng()), "raise the buffer, .* or use Dispersed"),
     ],
@@ -169,6 +170,19 @@ def test_dispersed_uses_each_training_partition_once(p, c, train, step, seed):
     assert all(len(state.partitions) == min(c, p) for state in schedule.states)
     # Each partition stays while the window is over it, so it is read once.
     assert schedule.reads == p
+
+
+@pytest.mark.parametrize(("near", "kept"), [(2, {2, 3}), (3, {2, 3, 4}), (9, {2, 3, 4})])
+def test_node_cache_keeps_the_partitions_behind_the_training_ones(near, kept):
+    generator, others = rng(), Counter()
+    for _ in range(300):
+        schedule = NodeCache(5, near).epoch(10, (0, 1), generator)
+        schedule.check((0, 1))
+        (state,) = schedule.states
+        assert len(state.partitions) == 5
+        assert {0, 1} | kept <= set(state.partitions)
+        others.update(set(state.partitions) - {0, 1} - kept)
+    assert set(others) == (set(range(4, 10)) if near == 2 else set())
 
 
 def test_node_cache_keeps_training_partitions_and_draws_the_others():

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.files import document
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.outofcore.disk.manifest import FileRecord
 
@@ -117,6 +118,46 @@ def test_training_nodes_fill_the_first_partitions(tmp_path):
     assert graph.manifest.training_partitions == (0, 1)
 
 
+@pytest.mark.parametrize("chunk", [7, 1000])
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_nodes_near_the_training_nodes_follow_them_by_expected_visits(tmp_path, hops, chunk):
+    """Visits by powers of the matrix of steps, from a node to where its incoming edges come from.
+    They are compared in float32, so neighbours in the order may differ by its rounding."""
+    edges, training = generated(60, 150, seed=4), np.array([7, 3, 40])
+    graph = partition(
+        lambda: iter(np.array_split(edges, 4, axis=1)), 60, 5, tmp_path / "g",
+        training_nodes=training, near=hops, chunk=chunk,
+    )  # fmt: skip
+    steps = np.zeros((60, 60))
+    np.add.at(steps, (edges[1], edges[0]), 1.0)
+    steps /= np.maximum(1, steps.sum(axis=1, keepdims=True))
+    start = np.isin(np.arange(60), training).astype(float)
+    visits = sum(start @ np.linalg.matrix_power(steps, k) for k in range(hops + 1))
+    assert set(graph.node_ids[:3].tolist()) == {3, 7, 40}
+    assert (np.diff(visits[graph.node_ids[3:]]) < 1e-6).all()
+    np.testing.assert_array_equal(np.sort(graph.node_ids), np.arange(60))
+    assert graph.manifest.near == hops
+
+
+def test_nodes_that_nothing_reaches_are_in_random_order(tmp_path):
+    edges = np.array([[1, 2], [0, 1]])
+    one, other = (
+        partition(edges, 40, 4, tmp_path / str(k), training_nodes=[0], near=2, seed=k)
+        for k in (0, 1)
+    )
+    assert set(one.node_ids[:3].tolist()) == set(other.node_ids[:3].tolist()) == {0, 1, 2}
+    assert one.node_ids[3:].tolist() != other.node_ids[3:].tolist()
+
+
+def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
+    graph = partition(generated(20, 30), 20, 2, tmp_path / "g")
+    path = tmp_path / "g" / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["near"], values[document.KEY]
+    document.save(path, values, indent=None)
+    assert PartitionedGraph(tmp_path / "g").manifest == graph.manifest
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -131,6 +172,8 @@ def test_training_nodes_fill_the_first_partitions(tmp_path):
         ({"num_partitions": 0}, "at least 1"),
         ({"num_nodes": 0}, "at least one node"),
         ({"training_nodes": [10]}, "there are 10 nodes"),
+        ({"near": 2}, "near=2 hops from 0 training nodes: give training_nodes"),
+        ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training nodes"),
     ],
 )
 def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):

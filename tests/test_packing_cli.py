@@ -91,7 +91,10 @@ def test_reproduction_prints(capsys):
         ((), "give one of --data and --histogram"),
         (("--histogram", ESOL, "--graphs", "3", "--batch-size", "3"), "give one of --batch-size"),
         (("--histogram", ESOL, "--certify"), "--certify needs --limits"),
-        (("--histogram", ESOL, "--effort", "best"), "--effort is of packing at given limits"),
+        (
+            ("--histogram", ESOL, "--batch-size", "8", "--effort", "best"),
+            "--effort best is of packs that are made once: give --limits or --graphs alone",
+        ),
         (
             ("--histogram", ESOL, "--limits", "55", "124", "--time-limit", "5"),
             "--time-limit is of --effort best",

@@ -35,7 +35,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     cache = args.policy == "node-cache"
     policy = InMemory() if args.policy == "in-memory" else None
     if policy is None:
-        policy = NodeCache(c) if cache else Dispersed(c)
+        policy = NodeCache(c, near=c) if cache else Dispersed(c)
     if (args.out / GRAPH / "manifest.json").exists():
         say(
             f"{args.out} has the partitions of an earlier run, which are used again; its model was "
@@ -44,7 +44,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         )
     graph = graph_of(
         args, found.edges, len(found.labels), p, features=found.features,
-        training_nodes=found.train if cache else None,
+        training_nodes=found.train if cache else None, near=len(fanouts) if cache else 0,
     )  # fmt: skip
     loader = SampledLoader(
         graph, policy, fanouts, given(args.batch_size, 64), seeds=found.train, labels=found.labels,

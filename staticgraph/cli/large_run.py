@@ -34,19 +34,23 @@ def sizes_of(args: argparse.Namespace, tuned: Tuning | None) -> tuple[int, int, 
     return given(args.partitions, p), given(args.buffer, c), args.logical
 
 
-def graph_of(args: argparse.Namespace, edges: Any, num_nodes: int, p: int, **more: Any) -> Any:
+def graph_of(
+    args: argparse.Namespace, edges: Any, num_nodes: int, p: int, near: int = 0, **more: Any
+) -> Any:
     """The partitioned graph of the run, made where it is missing."""
     from staticgraph.outofcore import PartitionedGraph, partition
 
     folder = args.out / GRAPH
     if (folder / "manifest.json").exists():
         graph = PartitionedGraph(folder)
-        found = (graph.num_nodes, graph.num_edges, graph.num_partitions, graph.manifest.seed)
-        wanted = (num_nodes, edges.shape[1], p, args.seed)
+        manifest = graph.manifest
+        sizes = manifest.num_nodes, manifest.num_edges, manifest.num_partitions
+        found = (*sizes, manifest.seed, manifest.near)
+        wanted = (num_nodes, edges.shape[1], p, args.seed, near)
         if found == wanted:
             return graph
         raise ValueError(
-            f"{folder} has nodes, edges, partitions, seed {found}, asked was {wanted}: choose "
-            "another --out, or --overwrite"
+            f"{folder} has nodes, edges, partitions, seed, hops from the training nodes {found}, "
+            f"asked was {wanted}: choose another --out, or --overwrite"
         )
-    return partition(edges, num_nodes, p, folder, seed=args.seed, **more)
+    return partition(edges, num_nodes, p, folder, seed=args.seed, near=near, **more)

@@ -26,6 +26,7 @@ examples:
   staticgraph plan --histogram sizes.csv --efficiency 0.99
   staticgraph plan --histogram sizes.csv --limits 222 502 --max-graphs 256 --json
   staticgraph plan --histogram sizes.csv --limits 111 238 --effort best
+  staticgraph plan --data examples/data/hiv.npz --graphs 10 --effort best --out plan.json
   staticgraph plan --data examples/data/hiv.npz --model gps --max-memory 20GiB
 
 A histogram is a CSV of num_nodes,num_edges,count. --limits are what real graphs may fill, as in the
@@ -102,7 +103,8 @@ def register(subparsers: Any) -> None:
     )
     more.add_argument(
         "--effort", choices=("fast", "best"), default=None,
-        help="with --limits: packs in milliseconds (the default), or by linear programs (SciPy)",
+        help="packs in milliseconds (the default), or by linear programs (SciPy): with --limits, "
+        "or with --graphs, where the plan keeps them",
     )  # fmt: skip
     more.add_argument(
         "--time-limit", type=values.number(0, more=True), metavar="S",
@@ -145,8 +147,10 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("give one of --batch-size, --graphs, --efficiency and --limits")
     if args.certify and not args.limits:
         args.parser.error("--certify needs --limits")
-    if args.effort and not args.limits:
-        args.parser.error("--effort is of packing at given limits: give --limits")
+    if args.effort == "best" and (args.batch_size or args.efficiency or args.max_memory):
+        args.parser.error(
+            "--effort best is of packs that are made once: give --limits or --graphs alone"
+        )
     if args.time_limit and args.effort != "best":
         args.parser.error("--time-limit is of --effort best")
     if args.memory and not args.max_memory:
@@ -262,6 +266,7 @@ def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
 def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> int:
     """Chooses the capacities."""
     from staticgraph.cli.reports.plan import PlanReport
+    from staticgraph.packing.packer import TIME_LIMIT
     from staticgraph.plans.choose import plan_buckets
     from staticgraph.plans.cost import StepCost
 
@@ -274,6 +279,9 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
         graphs=128 if args.graphs is None else args.graphs,
         cost=price,
         attention=args.attention,
+        effort=args.effort or "fast",
+        time_limit=args.time_limit or TIME_LIMIT,
+        progress=args.effort == "best",
         **_memory(args, source),
     )
     report = PlanReport.of(plan, histogram, price, time.perf_counter() - begin)

@@ -49,6 +49,8 @@ Oversize = Literal["error", "skip", "bucket"]
 NARROW_FROM = 1 << 22
 # Graphs that are looked at together where all of them would be another copy.
 AT_ONCE = 1 << 21
+# Open packs of a stream.
+WINDOW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Batcher:
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
         window: open packs of the stream where ``exact`` is false; None packs the sizes once,
-            looking at all of them, and deals the graphs to the packs anew each epoch.
+            looking at all of them, and deals the graphs to the packs anew each epoch. A plan made
+            with ``effort="best"`` has these packs already, for the graphs that it was made for;
+            ``auto`` is None there, and elsewhere :data:`WINDOW`.
 
     Raises:
         GraphTooLarge: a graph fits no bucket and ``oversize="error"``.
@@ -119,7 +123,7 @@ class Batcher:
         rank_bounds: ArrayLike | None = None,
         min_steps: int = 0,
         oversize: Oversize = "error",
-        window: int | None = 8,
+        window: int | Literal["auto"] | None = "auto",
     ) -> None:
         if exact and plan.batch_size is None:
             raise ValueError(
@@ -131,13 +135,15 @@ class Batcher:
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
         self.blocks = _blocks_of(shuffle)
-        if self.blocks is not None and not exact and window is None:
+        by_plan = None if plan.packings and self.blocks is None else WINDOW
+        self.window: int | None = by_plan if window == "auto" else window
+        if self.blocks is not None and not exact and self.window is None:
             raise ValueError(
                 "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
                 "all of them anew: give a window, or exact=True"
             )
         self.sizes = _planned_columns(_sizes(sizes), plan)
-        self.exact, self.shuffle, self.seed, self.window = exact, bool(shuffle), seed, window
+        self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         self._rank_bounds = _checked_bounds(rank_bounds, world_size, len(self.sizes))
         given = _checked_indices(indices, len(self.sizes))
@@ -362,7 +368,8 @@ class Batcher:
             return streamed_epoch(order, wide, self.plan.capacities, self.window)
         if self._offline is None:
             own = [self._indices_of(k).astype(np.int64) for k in range(self._shares)]
-            self._offline = [pack_offline(ids, wide, self.plan.capacities) for ids in own]
+            capacities, packings = self.plan.capacities, self.plan.packings
+            self._offline = [pack_offline(ids, wide, capacities, packings) for ids in own]
         drawn = epoch if self.shuffle else 0
         return offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
 

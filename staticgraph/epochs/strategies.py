@@ -25,8 +25,8 @@ from staticgraph.packing.place import (
 )
 from staticgraph.packing.random import stream_of
 from staticgraph.packing.stream import stream_kernel
-from staticgraph.sizes.capacity import NODES_EDGES, Capacity
-from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.plans.packings import histogram_at, kept_packing
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
 # Batches of so many graphs are re-balanced among themselves: of 100 million in one piece the sizes,
@@ -153,25 +153,24 @@ class OfflineParts(NamedTuple):
 
 
 def pack_offline(
-    indices: IntArray, sizes: IntArray, capacities: Sequence[Capacity]
+    indices: IntArray,
+    sizes: IntArray,
+    capacities: Sequence[Capacity],
+    packings: Sequence[Packing] = (),
 ) -> list[OfflineParts]:
-    """Packs the sizes of all graphs once (paper, section 2.6: the sizes that go together stay)."""
+    """Packs the sizes of all graphs once (paper, section 2.6: the sizes that go together stay), or
+    takes the packing that the plan has of just these graphs."""
     parts = []
     at_home = homes(sizes[indices], capacities)
     for home, capacity in enumerate(capacities):
         members = indices[at_home == home]
         if len(members):
-            packing = pack_histogram(
-                SizeHistogram.from_sizes(sizes[members], _names(sizes.shape[1])),
-                capacity.size_limits,
-                max_graphs=capacity.graph_limit,
+            histogram = histogram_at(sizes[members])
+            packing = kept_packing(packings, histogram, capacity) or pack_histogram(
+                histogram, capacity.size_limits, max_graphs=capacity.graph_limit
             )
             parts.append(OfflineParts(home, members, types_of(packing, sizes[members]), packing))
     return parts
-
-
-def _names(columns: int) -> tuple[str, ...]:
-    return (*NODES_EDGES, *(f"component {c}" for c in range(2, columns)))
 
 
 def offline_epoch(

@@ -4,8 +4,9 @@ The problem: a packer that fills pack by pack ends 1 to 4% above the best at thr
 pack, since what it takes early is missing later. The idea: solve the linear relaxation
 (:mod:`staticgraph.packing.columns`), which says how often each pattern is to be used but for
 fractions; use each as often as the whole part says, and solve again for the graphs that are left,
-with patterns of their own, until few are left and the quick packers do the rest. Where the
-relaxation has no solution in time (thousands of sizes) evenly dealt packs and more swaps are tried.
+with patterns of their own, until few are left and the quick packers do the rest. With
+five graphs a pack and more, and where the relaxation has no solution in time (thousands of sizes),
+pack after pack is taken away and the others mended by exchanges (:mod:`staticgraph.packing.mend`).
 
 The invariant: never more packs than it is given to begin with, and the bound that is returned is
 proven wherever the search stops.
@@ -20,7 +21,9 @@ from dataclasses import replace
 import numba
 import numpy as np
 
-from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, whole
+from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
+from staticgraph.packing.giants import giants_bound
+from staticgraph.packing.mend import MOST_GRAPHS, fewer_by_mending
 from staticgraph.packing.pack import Packing, volume_bound
 from staticgraph.packing.pricing import Grid, grid_of
 from staticgraph.packing.swap import MIN_GRAPHS, join, pack_by_swaps
@@ -39,8 +42,11 @@ ROUNDS_A_STEP = 4
 SHARE = 0.08
 # More sizes than this make linear programs of several seconds.
 MOST_SIZES = 2000
-# Even deals tried for each number of packs.
+# Even deals tried for each number of packs, where there are too many graphs to mend packs.
 DEALS = 12
+# With so many graphs a pack exchanges come first, for so large a share of the time.
+MANY_GRAPHS = 5
+EXCHANGES = 0.3
 
 
 def improve(
@@ -63,16 +69,34 @@ def improve(
     best = start
     if best.num_packs <= bound:
         return replace(best, proven=bound)
+    scipy_optimize()  # at once, not after seconds of exchanges
     with bar(desc="packing", unit=" linear programs", show=progress) as shown:
+        bound = max(bound, giants_bound(histogram, limits))
+        few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
+        if best.num_packs > bound and few <= histogram.num_graphs <= many:
+            best = _mended(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
+        if best.num_packs <= bound:
+            return replace(best, proven=bound)
         grid = grid_of(histogram, limits)
         if not grid.coarse and len(grid.keep) <= MOST_SIZES:
-            search = _Search(grid, start, quick, until, shown)
+            search = _Search(grid, best, quick, until, shown)
             bound = max(bound, search.relax())
             if best.num_packs > bound:
                 best = search.whole_packs(bound)
         if best.num_packs > bound:
-            best = _deal_again(best, bound, until)
+            best = _mended(best, bound, until, shown)
     return replace(best, proven=bound)
+
+
+def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
+    """Fewer packs by exchanges; of very many graphs by even deals."""
+    if best.histogram.num_graphs > MOST_GRAPHS:
+        return _deal_again(best, bound, until)
+
+    def tell(packs: int) -> None:
+        shown.set_postfix_str(f"{packs:,} packs, at least {bound:,}")
+
+    return fewer_by_mending(best, bound, until, shown=tell)
 
 
 class _Search:
@@ -123,7 +147,7 @@ class _Search:
             columns = generation.columns.within(kept, len(rows))
             trusted = generation.trusted[kept]
             rows = now
-            part = Grid(self.grid.sizes[rows], self.grid.room, rows, False)
+            part = self.grid._replace(sizes=self.grid.sizes[rows], keep=rows)
             limits = (self.sizes[rows], self.limits)
             generation = ColumnGeneration(part, left[rows], limits, columns, trusted)
             if not self._generate(generation, ROUNDS_A_STEP, self.until):

@@ -30,6 +30,7 @@ from staticgraph.packing.columns import (
     whole,
 )
 from staticgraph.packing.fill import fill_histogram
+from staticgraph.packing.giants import giants_bound
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
 from staticgraph.packing.pricing import grid_of
 from staticgraph.sizes.histogram import SizeHistogram
@@ -43,7 +44,8 @@ class PackingBound:
     """A proven lower bound on the number of packs.
 
     Attributes:
-        packs: no packing has fewer packs than this.
+        packs: no packing has fewer packs than this: by the relaxation, by volume, or by what very
+            large graphs leave empty (:mod:`staticgraph.packing.giants`).
         linear: the value of the relaxation (its proven part), before rounding up.
         volume: the bound by volume alone.
         columns: patterns generated.
@@ -98,5 +100,5 @@ def packing_bound(
             break
         if not search.grow():
             break
-    packs = max(volume, whole(search.proven))
+    packs = max(volume, whole(search.proven), giants_bound(histogram, bounds))
     return PackingBound(packs, search.proven, volume, columns.count, search.solved, grid.coarse)

@@ -1,9 +1,9 @@
 """The front door of packing: a histogram and limits to as few packs as the effort allows.
 
 No one way of packing is best everywhere: filling pack by pack wins at four to ten graphs a pack,
-best fit over all open packs at two or three, an even deal and swaps above. So ``effort="fast"``
-runs all of them, which takes milliseconds, and keeps the best; ``effort="best"`` goes on from there
-with linear programs until a bound is reached or the time is up.
+best fit over all open packs at two or three, an even deal and exchanges above. So
+``effort="fast"`` runs all of them, which takes milliseconds, and keeps the best; ``effort="best"``
+goes on from there with exchanges and linear programs until a bound is reached or the time is up.
 
 The invariant: up to :data:`~staticgraph.packing.coarse.MOST_SIZES` distinct sizes, never more packs
 than the published listing makes with the best of its measures; and ``best`` never more than
@@ -21,6 +21,7 @@ from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.correction import fewer_by_correction
 from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.listing import listings
+from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
 from staticgraph.packing.swap import fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
@@ -30,6 +31,11 @@ PackingEffort = Literal["fast", "best"]
 EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
+# ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
+# pairs of graphs, about 20 ms.
+FEW_GRAPHS, MANY_GRAPHS = 5, 30
+MENDED_GRAPHS = 50_000
+PAIRS = 1_000_000
 
 
 def pack_histogram(
@@ -84,4 +90,8 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
             break
         if found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
-    return fewer_by_correction(best)
+    best = fewer_by_correction(best)
+    few, many = FEW_GRAPHS * best.num_packs, MANY_GRAPHS * best.num_packs
+    if few <= histogram.num_graphs <= min(many, MENDED_GRAPHS):
+        best = fewer_by_mending(best, least, pairs=PAIRS)
+    return best

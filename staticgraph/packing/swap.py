@@ -56,7 +56,7 @@ def pack_by_swaps(
     shuffle(order, key)
     bounds = even_bounds(total, packs)
     left = repair(order, histogram.sizes, bounds, limits.tolist(), key)[2]
-    return None if left else _as_packing(histogram, limits, max_graphs, order, bounds)
+    return None if left else as_packing(histogram, limits, max_graphs, order, bounds)
 
 
 def _repeated(
@@ -173,14 +173,18 @@ def _divide(packing: Packing, keep: NDArray[np.bool_]) -> tuple[Packing, SizeHis
     return kept, SizeHistogram(histogram.sizes[rows], left[rows], histogram.components), rows
 
 
-def _as_packing(
+def as_packing(
     histogram: SizeHistogram,
     limits: IntArray,
     max_graphs: int | None,
     order: IntArray,
     bounds: IntArray,
+    method: str = "swap",
 ) -> Packing:
-    """Each batch as a pattern of its own, equal types merged."""
+    """Each batch as a pattern of its own, equal types merged.
+
+    ``order`` ``[n]`` are rows of the histogram, ``bounds`` ``[packs + 1]`` where a batch begins.
+    """
     packs = len(bounds) - 1
     pack_of = np.repeat(np.arange(packs), np.diff(bounds))
     keys = pack_of * len(histogram.counts) + order
@@ -189,5 +193,5 @@ def _as_packing(
     starts = np.searchsorted(owner, np.arange(packs + 1)).astype(np.int64)
     ones = np.ones(packs, dtype=np.int64)
     return Packing(
-        histogram, limits, max_graphs, starts, types, copies.astype(np.int64), ones, method="swap"
+        histogram, limits, max_graphs, starts, types, copies.astype(np.int64), ones, method
     )

@@ -23,6 +23,8 @@ from staticgraph.files.versions import ARITHMETIC, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.packing.coarse import coarsened
+from staticgraph.packing.pack import Packing
+from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
 from staticgraph.packing.place import fits_alone
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
 from staticgraph.plans.cost import StepCost
@@ -36,6 +38,7 @@ from staticgraph.plans.margin import (
     whole_limits,
 )
 from staticgraph.plans.order_statistics import likely_order_statistics
+from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
 from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.sizes.capacity import Capacity
@@ -66,6 +69,9 @@ def plan_buckets(
     budget: MemoryBudget | None = None,
     min_steps_per_epoch: int = MIN_STEPS,
     attention: str | None = None,
+    effort: PackingEffort = "fast",
+    time_limit: float = TIME_LIMIT,
+    progress: bool = False,
     seed: int = 0,
 ) -> BucketPlan:
     """Chooses the capacities for a data set.
@@ -96,9 +102,14 @@ def plan_buckets(
             bucket promises how large the k-th largest graph of a batch is, as the data shows it
             (:mod:`staticgraph.plans.order_statistics`); the few batches that are wider exchange
             graphs with others (:mod:`staticgraph.packing.exchange`).
+        effort: ``best`` packs the graphs by linear programs (SciPy), once, and the plan keeps the
+            packs, for a loader to deal the graphs to; only without a ``batch_size``.
+        time_limit: seconds for that.
+        progress: whether to show how far that is, on stderr.
         seed: of the trials.
 
     Raises:
+        ImportError: ``best`` without SciPy.
         BudgetExceeded: the batches that were asked for, or any, need more than the budget.
         ValueError: there are no graphs, or more than two buckets are asked for exact batches, or a
             bucket does not fit the device.
@@ -110,6 +121,11 @@ def plan_buckets(
     trained = sizes if indices is None else sizes[np.asarray(indices)]
     if not len(trained):
         raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    if effort != "fast" and (batch_size is not None or memory is not None or budget is not None):
+        raise ValueError(
+            f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
+            "number are drawn anew each epoch: give graphs= and no batch_size, memory or budget"
+        )
     if memory is None and budget is not None:
         memory = budget.memory
     if memory is not None or budget is not None:
@@ -152,7 +168,7 @@ def plan_buckets(
             trained, maxima, batch_size, found, num_buckets, price, seed, components
         )
         efficiency = _mean_efficiency(trained, batch_size, capacities[0])
-    elif num_buckets == 1:
+    elif num_buckets == 1 and effort == "fast":
         capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
         found = None
     else:
@@ -167,11 +183,18 @@ def plan_buckets(
             note = f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing"
         if len(capacities) == 1:
             note = ""
-            capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
+            if effort == "fast":
+                capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
     capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
         capacities = _with_order_statistics(capacities, trained[:, 0], batch_size, seed)
     _check_fits(capacities, fits)
+    packings: tuple[Packing, ...] = ()
+    if effort != "fast":
+        packings = packings_for(
+            trained, capacities, effort=effort, time_limit=time_limit, progress=progress
+        )
+        note, efficiency = _of_packings(packings, capacities)
     return BucketPlan(
         capacities=capacities,
         batch_size=batch_size,
@@ -184,7 +207,24 @@ def plan_buckets(
         efficiency=efficiency,
         note=note,
         versions=tuple(versions(ARITHMETIC).items()),
+        packings=packings,
     )
+
+
+def _of_packings(
+    packings: tuple[Packing, ...], capacities: tuple[Capacity, ...]
+) -> tuple[str, tuple[float, float, float]]:
+    """A note, and real rows over physical rows of nodes, edges and graphs, of kept packs."""
+    of = {capacity.size_limits: capacity for capacity in capacities}
+    real, rows = np.zeros(3), np.zeros(3)
+    for packing in packings:
+        c = of[tuple(packing.limits.tolist())]
+        real += [*packing.histogram.totals[:2], packing.histogram.num_graphs]
+        rows += np.array([c.nodes, c.edges, c.graphs], dtype=np.float64) * packing.num_packs
+    packs = sum(packing.num_packs for packing in packings)
+    least = sum(packing.proven or packing.volume_bound for packing in packings)
+    nodes, edges, graphs = (real / np.maximum(1, rows)).tolist()
+    return f"{packs:,} packs are kept; none of fewer than {least:,} exist", (nodes, edges, graphs)
 
 
 def _exact_capacities(

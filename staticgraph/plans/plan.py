@@ -11,7 +11,7 @@ and the error says what changed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from numpy.typing import ArrayLike
 from staticgraph.errors import PlanMismatch
 from staticgraph.files import document
 from staticgraph.files.document import read_document
+from staticgraph.packing.pack import Packing
+from staticgraph.plans.packings import packing_from_dict, packing_to_dict
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
@@ -48,6 +50,8 @@ class BucketPlan:
         efficiency: expected real rows over physical rows of nodes, edges and graphs.
         note: for people.
         versions: name and version of what made it.
+        packings: packs that were made once, for graphs dealt to them (``window=None``); see
+            :mod:`staticgraph.plans.packings`.
     """
 
     capacities: tuple[Capacity, ...]
@@ -61,6 +65,7 @@ class BucketPlan:
     efficiency: tuple[float, ...] = ()
     note: str = ""
     versions: tuple[tuple[str, str], ...] = ()
+    packings: tuple[Packing, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.capacities:
@@ -164,6 +169,7 @@ class BucketPlan:
             },
             "versions": dict(self.versions),
             "schema": None if self.schema is None else self.schema.to_dict(),
+            **({"packings": [packing_to_dict(p) for p in self.packings]} if self.packings else {}),
         }
 
     @classmethod
@@ -197,6 +203,7 @@ class BucketPlan:
                 efficiency=tuple(values.get("efficiency", {}).values()),
                 note=values.get("note", ""),
                 versions=tuple(values.get("versions", {}).items()),
+                packings=tuple(packing_from_dict(p) for p in values.get("packings", ())),
             )
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the plan is incomplete or has an unknown field: {error}") from error

@@ -86,6 +86,7 @@ class Manifest:
     training_partitions: tuple[int, ...]
     seed: int
     files: dict[str, FileRecord]
+    near: int = 0
 
     def save(self, folder: Path) -> None:
         """Writes the manifest in one move."""
@@ -152,7 +153,7 @@ class Manifest:
     def _require_consistent(self) -> None:
         """Raises ValueError where sizes contradict each other."""
         n, p, size = self.num_nodes, self.num_partitions, self.partition_size
-        counts = (n, self.num_edges, p, size, self.num_relations, self.columns)
+        counts = (n, self.num_edges, p, size, self.num_relations, self.columns, self.near)
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError("a size is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):

@@ -1,10 +1,11 @@
 """Cutting a graph into partitions on disk, in bounded memory.
 
-Nodes get new numbers at random (training nodes first, where they are named), so that partitions are
-alike whatever order the caller's numbers have; a node's partition is its new number divided by
-ceil(N / p). What is written: the edges by cell, the features in the new order, the way back to
-the caller's numbers, and a manifest. The only arrays as long as the graph is wide are two of one
-integer a node. Source: MariusGNN, EuroSys 2023, section 3.
+Nodes get new numbers at random (training nodes first, where they are named, and behind them, where
+that is asked for, those that they reach most), so that partitions are alike whatever order the
+caller's numbers have; a node's partition is its new number divided by ceil(N / p). What is written:
+the edges by cell, the features in the new order, the way back to the caller's numbers, and a
+manifest. The only arrays as long as the graph is wide are two of one integer a node, and with
+``near`` five more. Source: MariusGNN, EuroSys 2023, section 3.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from staticgraph.outofcore.disk.manifest import (
     FileRecord,
     Manifest,
 )
+from staticgraph.outofcore.disk.nearness import visits
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
 
 # Edges in memory at once: 4 Mi rows of three int64, four times over, are 400 MiB.
@@ -46,6 +48,7 @@ def partition(
     features: NDArray[Any] | None = None,
     relations: NDArray[Any] | None = None,
     training_nodes: ArrayLike | None = None,
+    near: int = 0,
     seed: int = 0,
     chunk: int = CHUNK,
     progress: Progress | None = None,
@@ -62,6 +65,10 @@ def partition(
         features: ``[N, F]``, also memory-mapped.
         relations: ``[E]`` integers, where the edges are ``[2, E]``.
         training_nodes: nodes to number first, so that they fill the first partitions.
+        near: number the other nodes by how often that many hops from the training nodes reach them,
+            as many as the model has layers, for ``NodeCache(near=)``; 0 numbers them at random. The
+            edges are read ``near + 1`` times more, so a function that makes them is called so often
+            and must make the same ones.
         seed: of the new numbers.
         chunk: edges in memory at once.
         progress: called with a stage and how many edges it has done.
@@ -82,8 +89,18 @@ def partition(
     p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
     size = _partition_size(num_nodes, p)
     first = _training(training_nodes, num_nodes)
+    if near < 0 or (near and not len(first)):
+        raise BadGraph(
+            f"near={near} hops from {len(first)} training nodes: give training_nodes, and hops of "
+            "0 or more"
+        )
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
+        if near:
+            # In float32, so that nodes that are as near differ by chance and not by the chunks.
+            reached = visits(source, first, num_nodes, near).astype(np.float32)
+            rest = node_ids[len(first) :]
+            node_ids[len(first) :] = rest[np.argsort(-reached[rest], kind="stable")]
         small = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
         new_ids = np.empty(num_nodes, small)
         new_ids[node_ids] = np.arange(num_nodes, dtype=small)
@@ -119,6 +136,7 @@ def partition(
             features=described,
             training_partitions=tuple(range(math.ceil(len(first) / size))),
             seed=seed,
+            near=near,
             files=files,
         ).save(scratch)
     return PartitionedGraph(folder)

@@ -3,8 +3,11 @@
 A training node needs its neighbourhood, of which only the resident part can be sampled. Training
 nodes are few, so the published answer stores them in the first partitions and keeps those resident
 all epoch, beside a random choice of the others that is drawn anew each epoch: no swap within an
-epoch. Where they are too many for that, they stay dispersed over all partitions, which then pass
-through the buffer a group at a time. Source: MariusGNN, EuroSys 2023, section 5.2.
+epoch. Where the partitions behind them hold what the training nodes reach
+(:mod:`staticgraph.outofcore.disk.nearness`), those are kept too: in place of a random part of each
+neighbourhood all of it is there, or most. Where training nodes are too many for that, they stay
+dispersed over all partitions, which then pass through the buffer a group at a time. Source:
+MariusGNN, EuroSys 2023, section 5.2.
 """
 
 from __future__ import annotations
@@ -22,12 +25,17 @@ class NodeCache:
 
     Args:
         buffer: partitions that fit.
+        near: of the other places, how many belong to the partitions right behind the training ones
+            in every epoch; all where there are fewer. For graphs of ``partition(near=)``.
     """
 
     buffer: int
+    near: int = 0
 
     def __post_init__(self) -> None:
         _check(self.buffer)
+        if self.near < 0:
+            raise ValueError(f"near={self.near} places; give 0 or more")
 
     def epoch(
         self, num_partitions: int, training: tuple[int, ...], rng: np.random.Generator
@@ -45,8 +53,9 @@ class NodeCache:
                 "leaves no place beside them: raise the buffer, partition with training_nodes=, "
                 "or use Dispersed"
             )
-        drawn = rng.choice(others, places, replace=False).tolist() if places else []
-        resident = tuple(sorted([*training, *drawn]))
+        kept = min(self.near, places)
+        drawn = rng.choice(others[kept:], places - kept, replace=False) if places > kept else []
+        resident = tuple(sorted([*training, *others[:kept].tolist(), *np.asarray(drawn).tolist()]))
         return NodeSchedule(num_partitions, (NodeState(resident, tuple(sorted(training))),))
 
     def slots(self, num_partitions: int) -> int:

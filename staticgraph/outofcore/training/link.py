@@ -62,7 +62,7 @@ class LinkTrainer(CommittedEpochs):
         self.file = open_for(Path(folder), graph, config, "", extras)
         self._restore()
         self.buffer = EmbeddingBuffer(graph, self.file, slots, group)
-        self.step = LinkStep(config, self.decoder)
+        self.step = LinkStep(config, self.decoder, whole=False)
         self._place = np.full(len(self.buffer.values), -1, np.int32)
 
     def close(self) -> None:

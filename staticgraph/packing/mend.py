@@ -1,0 +1,304 @@
+"""One pack fewer, again and again: its graphs go to the others, which are mended by exchanges.
+
+The problem: with ten graphs a pack the best packing leaves a thousandth open or nothing at all, and
+whoever fills pack by pack, or rounds a linear program, is left with graphs that fit nowhere. Swaps
+of one graph for one (:mod:`staticgraph.packing.exact`) end where no swap lowers the excess. The
+idea: take a pack away, give its graphs to packs that then hold too much, and exchange up to two
+graphs for up to two between such a pack and another one, the best of all pairs, also where that
+lowers nothing: what is too much then wanders until it meets a pack with just that room (a walk on
+plateaus, as in WalkSAT: Selman, Kautz and Cohen 1994, "Noise strategies for improving local
+search").
+
+The invariant: what is returned keeps the limits and holds every graph once. Steps are counted and
+random numbers have a seed, so the result depends on the time limit alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+from staticgraph.packing.fill import with_graphs
+from staticgraph.packing.pack import Packing
+from staticgraph.packing.random import STEP, below, mix, stream_of
+from staticgraph.packing.swap import as_packing
+from staticgraph.sizes.whole_numbers import IntArray
+
+# More graphs than this take longer than linear programs.
+MOST_GRAPHS = 100_000
+# Steps for one pack fewer, for each pack that stays.
+STEPS_A_PACK = 6000
+# Pairs of graphs between two looks at the clock, about 0.05 s.
+PAIRS_AT_ONCE = 3_000_000
+# Of the packs above the bound, so many of a hundred are taken away at once.
+TAKEN = 30
+# Other packs of which the emptiest is the partner in every second step.
+PROBES = 6
+# How readily an exchange that is worse is made, in smallest units of a component.
+HEAT = 0.25
+
+
+def fewer_by_mending(
+    best: Packing,
+    least: int,
+    until: float = math.inf,
+    *,
+    pairs: float = math.inf,
+    shown: Callable[[int], object] | None = None,
+) -> Packing:
+    """A packing of fewer packs than ``best``, down to ``least``, where exchanges find one.
+
+    Args:
+        best: a packing.
+        least: a bound; at it the search ends.
+        until: when to end, as ``time.perf_counter`` counts.
+        pairs: of graphs to look at, all packs together, where the result must not depend on time.
+        shown: told the number of packs at each success.
+    """
+    if best.histogram.num_graphs > MOST_GRAPHS:
+        return best
+    taken = max(1, (best.num_packs - least) * TAKEN // 100)
+    while best.num_packs > least and time.perf_counter() < until and pairs > 0:
+        found, looked_at = _mended(best, taken, until, pairs)
+        pairs -= looked_at
+        if found is not None:
+            best = found
+            taken = min(taken, max(1, (best.num_packs - least) * TAKEN // 100))
+            if shown is not None:
+                shown(best.num_packs)
+        elif taken > 1:
+            taken = max(1, taken // 3)
+        else:
+            break
+    return best
+
+
+def _mended(best: Packing, taken: int, until: float, pairs: float) -> tuple[Packing | None, float]:
+    """``taken`` packs fewer, None where time or steps did not suffice; pairs looked at, about."""
+    histogram, packs = best.histogram, best.num_packs - taken
+    if packs < 1:
+        return None, 0
+    sizes, limits = with_graphs(histogram, best.limits, best.max_graphs)
+    members, held = _places(best)
+    load = np.zeros((len(held), sizes.shape[1]), dtype=np.int64)
+    for column in range(members.shape[1]):
+        there = held > column
+        load[there] += sizes[members[there, column]]
+    # The emptiest go: their graphs are the fewest to place.
+    order = np.argsort(-(load / np.maximum(1, limits)).sum(axis=1), kind="stable")
+    members, held, load = members[order], held[order], load[order]
+    homeless = np.concatenate([members[b, : held[b]] for b in range(packs, len(held))])
+    members, held, load = members[:packs].copy(), held[:packs].copy(), load[:packs].copy()
+    units = np.maximum(1, np.gcd.reduce(sizes, axis=0)) / np.maximum(1, limits)
+    weights, heat = 1.0 / np.maximum(1, limits), HEAT * float(units.min())
+    _settle(homeless, members, held, load, sizes, limits, weights)
+    key = stream_of(packs, taken)
+    a_step = (1 + histogram.num_graphs / packs) ** 2
+    left = min(STEPS_A_PACK * packs, max(1, math.ceil(min(pairs, 1e15) / a_step)))
+    looked_at = 0.0
+    while left > 0:
+        steps = min(left, max(1, int(PAIRS_AT_ONCE / a_step)))
+        over, made, after = _exchange(members, held, load, sizes, limits, weights, heat, steps, key)
+        key = np.uint64(after)
+        left, looked_at = left - steps, looked_at + made * a_step
+        if not over:
+            kept = np.flatnonzero(held)
+            flat = np.concatenate([members[b, : held[b]] for b in kept])
+            bounds = np.concatenate([[0], np.cumsum(held[kept])]).astype(np.int64)
+            found = as_packing(histogram, best.limits, best.max_graphs, flat, bounds, "exchanges")
+            return found, looked_at
+        if time.perf_counter() > until:
+            break
+    return None, looked_at
+
+
+def _places(packing: Packing) -> tuple[IntArray, IntArray]:
+    """``[packs, W]`` the graphs of each pack by type, with room to add; ``[packs]`` how many."""
+    graphs = packing.graphs
+    mean = packing.histogram.num_graphs // packing.num_packs
+    width = int(graphs.max()) + 2 * mean + 8
+    patterns = np.zeros((len(graphs), width), dtype=np.int64)
+    each = np.repeat(packing.types, packing.copies)
+    owner = np.repeat(packing.pattern_of_entry, packing.copies)
+    starts = np.concatenate([[0], np.cumsum(graphs)])
+    patterns[owner, np.arange(len(each)) - starts[owner]] = each
+    number = np.repeat(np.arange(len(graphs)), packing.counts)
+    return patterns[number], graphs[number].astype(np.int64)
+
+
+@numba.njit(inline="always")
+def _excess(load, row, limits, weights):
+    """How far a pack is over its limits, weighted."""
+    excess = 0.0
+    for c in range(len(limits)):
+        if load[row, c] > limits[c]:
+            excess += (load[row, c] - limits[c]) * weights[c]
+    return excess
+
+
+@numba.njit(nogil=True, cache=True)
+def _settle(homeless, members, held, load, sizes, limits, weights):
+    """Every graph without a pack goes where it makes the least excess, of those the fullest."""
+    for t in homeless:
+        best, least, fullest = -1, np.inf, -1.0
+        for b in range(len(held)):
+            if held[b] >= members.shape[1]:
+                continue
+            excess, full = 0.0, 0.0
+            for c in range(len(limits)):
+                after = load[b, c] + sizes[t, c]
+                full += after * weights[c]
+                if after > limits[c]:
+                    excess += (after - max(limits[c], load[b, c])) * weights[c]
+            if excess < least or (excess == least and full > fullest):
+                best, least, fullest = b, excess, full
+        members[best, held[best]] = t
+        held[best] += 1
+        load[best] += sizes[t]
+
+
+@numba.njit(nogil=True, cache=True)
+def _exchange(members, held, load, sizes, limits, weights, heat, steps, counter):
+    """Steps of exchanges, in place; packs that are over a limit then, steps made, the counter."""
+    packs, width, components = len(held), members.shape[1], len(limits)
+    excess = np.empty(packs)
+    over = np.empty(packs, np.int64)
+    place = np.full(packs, -1, np.int64)
+    count = 0
+    for b in range(packs):
+        excess[b] = _excess(load, b, limits, weights)
+        if excess[b] > 0:
+            over[count], place[b] = b, count
+            count += 1
+    change = np.zeros(components, np.int64)
+    made = 0
+    while made < steps and count > 0 and packs > 1:
+        made += 1
+        counter += STEP
+        a = over[below(counter, count)]
+        b = _partner(a, load, weights, counter)
+        counter += np.uint64(PROBES + 2) * STEP
+        # Beside the pair that is looked for, one graph of each may be exchanged too.
+        x, y = -1, -1
+        counter += STEP
+        kind = below(counter, 4)
+        if kind >= 2:
+            counter += STEP
+            x = below(counter, held[a]) if held[a] > 1 else -1
+        if kind % 2 == 1 and held[b] > 0:
+            counter += STEP
+            y = below(counter, held[b])
+        for c in range(components):
+            change[c] = 0
+            if x >= 0:
+                change[c] -= sizes[members[a, x], c]
+            if y >= 0:
+                change[c] += sizes[members[b, y], c]
+        before = excess[a] + excess[b]
+        best, gives, takes, ties = np.inf, -2, -2, 0
+        for i in range(-1, held[a]):
+            if i == x and i >= 0:
+                continue
+            for j in range(-1, held[b]):
+                if j >= 0 and j == y:
+                    continue
+                if i < 0 and j < 0 and x < 0 and y < 0:
+                    continue
+                if i >= 0 and j >= 0 and members[a, i] == members[b, j]:
+                    continue
+                after = 0.0
+                for c in range(components):
+                    delta = change[c]
+                    if i >= 0:
+                        delta -= sizes[members[a, i], c]
+                    if j >= 0:
+                        delta += sizes[members[b, j], c]
+                    ours, theirs = load[a, c] + delta, load[b, c] - delta
+                    if ours > limits[c]:
+                        after += (ours - limits[c]) * weights[c]
+                    if theirs > limits[c]:
+                        after += (theirs - limits[c]) * weights[c]
+                    if after > best:
+                        break
+                if after < best:
+                    best, gives, takes, ties = after, i, j, 1
+                elif after == best:
+                    ties += 1
+                    counter += STEP
+                    if below(counter, ties) == 0:
+                        gives, takes = i, j
+        if gives == -2:
+            continue
+        if best > before + 1e-12:
+            counter += STEP
+            chance = float(mix(counter) >> np.uint64(11)) / 9007199254740992.0
+            if chance >= np.exp((before - best) / heat):
+                continue
+        grown = held[a] - (x >= 0) - (gives >= 0) + (y >= 0) + (takes >= 0)
+        shrunk = held[a] + held[b] - grown
+        if grown > width or shrunk > width:
+            continue
+        _swap(members, held, a, b, x, gives, y, takes)
+        for c in range(components):
+            load[a, c], load[b, c] = 0, 0
+        for pack in (a, b):
+            for k in range(held[pack]):
+                for c in range(components):
+                    load[pack, c] += sizes[members[pack, k], c]
+            excess[pack] = _excess(load, pack, limits, weights)
+            if excess[pack] > 0 and place[pack] < 0:
+                over[count], place[pack] = pack, count
+                count += 1
+            elif excess[pack] == 0 and place[pack] >= 0:
+                count -= 1
+                last = over[count]
+                over[place[pack]], place[last] = last, place[pack]
+                place[pack] = -1
+    return count, made, counter
+
+
+@numba.njit(nogil=True, cache=True)
+def _partner(a, load, weights, counter):
+    """Another pack: any, or the emptiest of a few."""
+    counter += STEP
+    probes = PROBES if below(counter, 2) else 1
+    best, least = -1, np.inf
+    for _ in range(probes):
+        counter += STEP
+        b = below(counter, len(load) - 1)
+        b += b >= a
+        full = 0.0
+        for c in range(len(weights)):
+            full += load[b, c] * weights[c]
+        if full < least:
+            best, least = b, full
+    return best
+
+
+@numba.njit(nogil=True, cache=True)
+def _swap(members, held, a, b, x, i, y, j):
+    """Graphs at places ``x`` and ``i`` of pack ``a`` for those at ``y`` and ``j`` of ``b``."""
+    ours, theirs = np.empty(2, np.int64), np.empty(2, np.int64)
+    given, taken = 0, 0
+    for k in (max(x, i), min(x, i)):  # the higher place first, so that the lower one stays true
+        if k >= 0:
+            ours[given] = members[a, k]
+            given += 1
+            held[a] -= 1
+            members[a, k] = members[a, held[a]]
+    for k in (max(y, j), min(y, j)):
+        if k >= 0:
+            theirs[taken] = members[b, k]
+            taken += 1
+            held[b] -= 1
+            members[b, k] = members[b, held[b]]
+    for k in range(taken):
+        members[a, held[a]] = theirs[k]
+        held[a] += 1
+    for k in range(given):
+        members[b, held[b]] = ours[k]
+        held[b] += 1

@@ -1,0 +1,125 @@
+"""The packs of a plan, made once and kept in its file.
+
+The problem: a packing by linear programs takes seconds and, stopped by the clock, depends on the
+machine; ranks that each made their own would not agree, nor a run that is resumed. The idea: it is
+made with the plan and written into the plan's file, and whoever deals graphs to packs
+(``window=None``) takes it from there.
+
+The invariant: a packing serves the graphs that it was made for, size by size, in a bucket of the
+same limits; of any other graphs it says nothing and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from staticgraph.packing.pack import Packing
+from staticgraph.packing.packer import TIME_LIMIT, PackingEffort, pack_histogram
+from staticgraph.packing.place import homes
+from staticgraph.sizes.capacity import NODES_EDGES, Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+
+ARRAYS = ("starts", "types", "copies", "counts")
+
+
+def packings_for(
+    sizes: IntArray,
+    capacities: Sequence[Capacity],
+    *,
+    effort: PackingEffort = "best",
+    time_limit: float = TIME_LIMIT,
+    progress: bool = False,
+) -> tuple[Packing, ...]:
+    """The graphs ``[n, C]`` packed into the buckets that are their homes, a packing a bucket.
+
+    Args:
+        sizes: of all graphs that are to be packed.
+        capacities: of the buckets.
+        effort: of :func:`pack_histogram`.
+        time_limit: seconds for all buckets together.
+        progress: whether to show how far it is.
+    """
+    found = []
+    at_home = homes(sizes, capacities)
+    used = [k for k in range(len(capacities)) if (at_home == k).any()]
+    for number in used:
+        histogram = histogram_at(sizes[at_home == number])
+        limits, graphs = capacities[number].size_limits, capacities[number].graph_limit
+        share = time_limit / len(used)
+        found.append(
+            pack_histogram(
+                histogram, limits, max_graphs=graphs, effort=effort, time_limit=share,
+                progress=progress,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def histogram_at(sizes: IntArray) -> SizeHistogram:
+    """The histogram of ``[n, C]`` sizes, whatever the further components are called."""
+    more = (f"component {c}" for c in range(2, sizes.shape[1]))
+    return SizeHistogram.from_sizes(sizes, (*NODES_EDGES, *more))
+
+
+def kept_packing(
+    packings: Sequence[Packing], histogram: SizeHistogram, capacity: Capacity
+) -> Packing | None:
+    """Of a plan's packings the one of just these graphs in this bucket, or None."""
+    for packing in packings:
+        most, known = packing.max_graphs, packing.histogram
+        if (
+            tuple(packing.limits.tolist()) == tuple(capacity.size_limits)
+            and most is not None
+            and most <= capacity.graph_limit
+            and np.array_equal(known.sizes, histogram.sizes)
+            and np.array_equal(known.counts, histogram.counts)
+        ):
+            return packing
+    return None
+
+
+def packing_to_dict(packing: Packing) -> dict[str, Any]:
+    """Plain numbers, sizes and patterns, for a file."""
+    return {
+        "packs": packing.num_packs,
+        "proven": packing.proven,
+        "method": packing.method,
+        "components": list(packing.histogram.components),
+        "sizes": packing.histogram.sizes.tolist(),
+        "graphs": packing.histogram.counts.tolist(),
+        "limits": packing.limits.tolist(),
+        "max_graphs": packing.max_graphs,
+        **{name: getattr(packing, name).tolist() for name in ARRAYS},
+    }
+
+
+def packing_from_dict(values: dict[str, Any]) -> Packing:
+    """What :func:`packing_to_dict` gave.
+
+    Raises:
+        ValueError: a limit is exceeded, or a graph is missing or there twice.
+    """
+    sizes = whole_numbers(np.array(values["sizes"]), "sizes of a packing")
+    histogram = SizeHistogram(
+        sizes, whole_numbers(np.array(values["graphs"]), "graphs"), tuple(values["components"])
+    )
+    starts, types, copies, counts = (
+        whole_numbers(np.array(values[name]), f"{name} of a packing") for name in ARRAYS
+    )
+    limits = whole_numbers(np.array(values["limits"]), "limits of a packing")
+    packing = Packing(
+        histogram, limits, values["max_graphs"], starts, types, copies, counts,
+        str(values["method"]), values["proven"],
+    )  # fmt: skip
+    try:
+        packing.check()
+        right = len(starts) == len(counts) + 1 and packing.num_packs == values["packs"]
+    except (AssertionError, IndexError, ValueError) as error:
+        raise ValueError(f"a packing of the plan is wrong ({error}): make the plan again") from None
+    if not right:
+        raise ValueError("a packing of the plan is incomplete: make the plan again")
+    return packing
