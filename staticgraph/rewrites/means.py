@@ -67,7 +67,7 @@ def _added(captured: Captured, zeros: Any, clamped: Call) -> Call | None:
     """What adds ones into zeros before they are clamped, where nothing else happens to them."""
     if not is_method(zeros, "new_zeros") or shape(zeros) != (captured.nodes,):
         return None
-    readers = list(zeros.users)
+    readers = [node for node in captured.graph.nodes if node in zeros.users]
     if len(readers) != 2 or readers[1] is not clamped or readers[0].users:
         return None
     added = readers[0]
