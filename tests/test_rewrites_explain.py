@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support.written_by_hand import OwnConv, Tables, Trunk, gine
+from support.written_by_hand import EdgeMLP, OwnConv, Tables, Transformer, Trunk, gine
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, global_add_pool
+from torch_geometric.nn.aggr import MinAggregation
 
 import staticgraph as sg
+from staticgraph.rewrites import graph_attention
 
 CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
@@ -58,6 +60,13 @@ class Tanh(Summing):
         return torch.tanh(x_j + edge_attr)
 
 
+class Gelu(OwnConv):
+    """An activation that has no kernel."""
+
+    def __init__(self, hidden):
+        super().__init__(hidden, F.gelu)
+
+
 class Kept(Summing):
     """Its messages are read again."""
 
@@ -67,6 +76,14 @@ class Kept(Summing):
 
     def update(self, out):
         return out + self.messages.mean()
+
+
+class KeptLeast(Kept):
+    """The least of messages that are read again."""
+
+    def __init__(self, hidden):
+        super().__init__(hidden)
+        self.aggr_module = MinAggregation()
 
 
 class Halved(Summing):
@@ -112,8 +129,9 @@ def test_what_fits_is_rewritten_and_named_by_its_line(esol):
     [
         (Reversed, "neighbour_sum", "its index is not the batch's own"),
         (Tanh, "neighbour_sum", "tanh is no known message"),
-        (OwnConv, "neighbour_sum", "silu is no activation of the kernel"),
+        (Gelu, "neighbour_sum", "gelu is no activation of the kernel"),
         (Kept, "neighbour_sum", "the message is used elsewhere"),
+        (KeptLeast, "neighbour_reduce", "the message is read by more than reductions"),
         (Halved, "neighbour_sum", "a sum of something else than a neighbour's row and an edge's"),
     ],
 )
@@ -181,13 +199,21 @@ def test_the_model_that_is_explained_stays_as_it_was(esol):
         assert torch.equal(value, before[key])
 
 
+def test_attention_of_large_graphs_stays_in_blocks(esol, monkeypatch):
+    monkeypatch.setattr(graph_attention, "WIDEST", 4)
+    found = sg.explain(Transformer(), [CAPACITY], esol)
+    assert "graph_attention" not in {place.rewrite for place in found.done}
+    assert "torch's products are faster" in reasons(found)["graph_attention"]
+    parity(Transformer(), esol)
+
+
 class Forces(nn.Module):
     """Energies, and their derivative by the node features, which training differentiates again."""
 
-    def __init__(self, hidden=8):
+    def __init__(self, conv, hidden=8):
         super().__init__()
         self.atoms, self.bonds = nn.Linear(9, hidden), nn.Linear(3, hidden)
-        self.conv, self.head = Summing(hidden), nn.Linear(hidden, 1)
+        self.conv, self.head = conv(hidden), nn.Linear(hidden, 1)
 
     def forward(self, x, edge_index, edge_attr, batch):
         x = x.to(self.head.weight) * self.head.weight.sum()
@@ -198,9 +224,11 @@ class Forces(nn.Module):
         return energy + global_add_pool(force.square().sum(-1, keepdim=True), batch)
 
 
-def test_where_the_forward_differentiates_the_graph_stays(esol):
+@pytest.mark.parametrize("conv", [Summing, OwnConv, EdgeMLP])
+def test_where_the_forward_differentiates_the_graph_stays(conv, esol):
     """No operator here has a second derivative; told from the graph."""
-    found = sg.explain(Forces(), [CAPACITY], esol)
-    assert "neighbour_sum" not in {place.rewrite for place in found.done}
+    found = sg.explain(Forces(conv), [CAPACITY], esol)
+    operators = {"neighbour_sum", "neighbour_reduce", "edge_rows"}
+    assert not operators & {place.rewrite for place in found.done}
     assert "derivative is taken in the forward" in reasons(found)["neighbour_sum"]
-    parity(Forces(), esol)
+    parity(Forces(conv), esol)

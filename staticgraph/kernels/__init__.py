@@ -8,12 +8,14 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 
 from staticgraph.kernels.batch_norm import batch_norm
 from staticgraph.kernels.dropout_sum import dropout_sum
+from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.kernels.head_blocks import nodes_of_blocks, qkv_blocks
 from staticgraph.kernels.linear import linear
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.neighbour_max import neighbour_max
+from staticgraph.kernels.neighbour_reduce import neighbour_reduce
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segments import segment_max, segment_softmax, segment_sum
@@ -22,12 +24,14 @@ from staticgraph.kernels.table_sum import table_sum
 __all__ = [
     "batch_norm",
     "dropout_sum",
+    "edge_rows",
     "gcn_degrees",
     "gcn_sum",
     "graph_attention",
     "linear",
     "neighbour_attention",
     "neighbour_max",
+    "neighbour_reduce",
     "neighbour_sum",
     "nodes_of_blocks",
     "pair_score",

@@ -66,6 +66,7 @@ class Captured:
         folded: gathers of small tables, and what of them one lookup takes.
         refused: whether the graph must run as it came.
         degrees: roots and loops of GCN's normalisation, by its options.
+        made: slices that several places read, by what they are of.
         fake_mode: of the dry run that this is; None elsewhere.
     """
 
@@ -76,9 +77,10 @@ class Captured:
     done: list[Rewritten] = field(default_factory=list)
     missed: dict[Call, Rewritten] = field(default_factory=dict)
     relied: set[str] = field(default_factory=set)
-    folded: dict[Call, tuple[Call, Call, Call]] = field(default_factory=dict)
+    folded: dict[Call, tuple[Call, Call | None, Call]] = field(default_factory=dict)
     refused: bool = False
     degrees: dict[Any, list[Call]] = field(default_factory=dict)
+    made: dict[Any, Call] = field(default_factory=dict)
     _heads: dict[Any, Call] = field(default_factory=dict)
     _constants: dict[str, Call] = field(default_factory=dict)
 

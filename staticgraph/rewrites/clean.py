@@ -35,11 +35,15 @@ _PURE = {
     *(operator.and_, operator.or_, operator.invert, operator.neg),
     *(torch.where, torch.cat, torch.stack, torch.zeros, torch.ones, torch.arange, torch.full),
     *(torch.zeros_like, torch.ones_like, torch.exp, torch.unbind, torch.unsqueeze, torch.isnan),
+    *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
+    *(torch.empty_like, torch.reshape),
+    torch.Tensor.contiguous,
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
 }
 _PURE_METHODS = {
     *SHAPES,
     *("expand", "expand_as", "new_zeros", "new_ones", "new_full", "to", "long", "float", "double"),
+    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy"),
     *("sum", "mean", "clamp", "detach", "transpose", "t", "permute", "repeat", "type_as", "unbind"),
     *(
         "diff",
@@ -54,7 +58,7 @@ _PURE_METHODS = {
     ),
 }
 # Of these, equal calls give equal results: their operands are never changed in place.
-_ONCE = {GATHER, SELECT, gcn_normed, loops_added, loops_removed, operator.getitem}
+_ONCE = {GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem}
 _ONCE_METHODS = {"view"}
 
 

@@ -11,13 +11,18 @@ from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites import (
     batch_norm,
+    cat_linear,
     dropout,
+    edge_rows,
     gcn_sum,
+    graph_attention,
     handing_on,
     linear,
     neighbour_attention,
+    neighbour_reduce,
     neighbour_sum,
     segments,
+    small_tables,
     tables,
 )
 from staticgraph.rewrites.captured import Captured, Target
@@ -31,10 +36,15 @@ Rewrite = Callable[[Captured], None]
 # What takes more of a graph comes before what takes a part of it.
 ORDER: Sequence[Rewrite] = (
     tables.rewrite,
+    small_tables.rewrite,
     gcn_sum.rewrite,
+    graph_attention.rewrite,
     neighbour_attention.rewrite,
     segments.rewrite,
+    neighbour_reduce.rewrite,
     neighbour_sum.rewrite,
+    edge_rows.rewrite,
+    cat_linear.rewrite,
     tables.unfold,
     dropout.rewrite,
     batch_norm.rewrite,

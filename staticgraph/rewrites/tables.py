@@ -46,10 +46,11 @@ class Lookup(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What a gather of a small table stands for, to be made one lookup again."""
+    """What a gather of a small table stands for, to be made one lookup again; without offsets the
+    rows of ``weight`` at ``index [E]``."""
 
     index: Call
-    offsets: Call
+    offsets: Call | None
     weight: Call
 
 
@@ -71,7 +72,12 @@ def unfold(captured: Captured) -> None:
     """Gathers of small tables that no sum over neighbours took up are one lookup again."""
     for node, folded in captured.folded.items():
         if node.users:
-            made = captured.before(node, table_sum, *folded)
+            index, offsets, weight = folded
+            if offsets is None:
+                rows = (shape(weight) or (0,))[0]
+                offsets = captured.constant(f"offsets_of_{rows}", torch.tensor([0, rows]))
+                index = captured.before(node, torch.unsqueeze, index, 1)
+            made = captured.before(node, table_sum, index, offsets, weight)
             node.replace_all_uses_with(made)
 
 

@@ -13,12 +13,16 @@ import torch
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
+from staticgraph.kernels.edge_rows import edge_rows_reference  # noqa: E402
+from staticgraph.kernels.edge_rows import gpu as rows_of_edges  # noqa: E402
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference  # noqa: E402
 from staticgraph.kernels.gcn_sum import gpu as gcn  # noqa: E402
 from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E402
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference  # noqa: E402
 from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
 from staticgraph.kernels.neighbour_max import neighbour_max_reference  # noqa: E402
+from staticgraph.kernels.neighbour_reduce import gpu as reduced  # noqa: E402
+from staticgraph.kernels.neighbour_reduce import neighbour_reduce_reference  # noqa: E402
 from staticgraph.kernels.pair_score import gpu as pairs  # noqa: E402
 from staticgraph.kernels.pair_score import pair_score_reference  # noqa: E402
 from staticgraph.kernels.segments import gpu as segments  # noqa: E402
@@ -167,3 +171,48 @@ def test_pair_score(dtype, more, heads, width):
     found = [value for value, one in zip(found, given, strict=True) if one is not None]
     for value, gradient in zip(found, gradients, strict=True):
         assert close(value, gradient, EDGES + NODES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("coded", [False, True])
+def test_edge_rows(dtype, coded):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    code = torch.arange(EDGES) % 3 if coded else None
+    parts = [torch.randn(n, 20).to(dtype) for n in (NODES, NODES, 3 if coded else EDGES)]
+    grad = torch.randn(EDGES, 20).to(dtype)
+    expected, gradients = exact(
+        lambda *given: edge_rows_reference(*given, code, src, dst), parts, grad
+    )
+    assert close(rows_of_edges.forward(*parts, code, src, dst), expected, 3)
+    pointers = row_ptr, col_ptr, transpose
+    found = rows_of_edges.backward(grad, code, *pointers, 3, (True, True, True))
+    if not coded:
+        assert not found[2].numel()
+        found = *found[:2], grad
+    for ours, right in zip(found, gradients, strict=True):
+        assert close(ours, right, EDGES)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "leaky_relu", "silu", "sigmoid"])
+def test_neighbour_reduce(activation):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph()
+    names = ["sum", "mean", "min", "max", "var", "std"]
+    parts = [steps(n, 8).float() for n in (NODES, NODES, EDGES)]
+    if activation in ("silu", "sigmoid"):
+        names = ["sum", "mean", "var", "std"]
+    grad = torch.randn(2, NODES, 4 * len(names))
+    options = activation, 0.2, names, 2
+
+    def right(*given):
+        return neighbour_reduce_reference(*given, None, src, dst, NODES, *options)
+
+    expected, gradients = exact(right, parts, grad)
+    edges = reduced.Edges(src, dst, row_ptr)
+    out = reduced.forward(tuple(parts), None, edges, *options)
+    assert close(out, expected, EDGES)
+    ends = col_ptr, transpose
+    found = reduced.backward(grad, out, tuple(parts), None, edges, ends, *options)
+    for ours, wide in zip(found, gradients, strict=True):
+        assert close(ours, wide, 100 * EDGES)

@@ -27,11 +27,13 @@ from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.kernels import (
     batch_norm,
     dropout_sum,
+    edge_rows,
     gcn_degrees,
     gcn_sum,
     graph_attention,
     neighbour_attention,
     neighbour_max,
+    neighbour_reduce,
     neighbour_sum,
     nodes_of_blocks,
     pair_score,
@@ -244,6 +246,10 @@ CASES: dict[str, Run] = {
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
+    "edge_rows": lambda v, w: edge_rows(v["x"], v["right"], v["rows"], *w.edges),
+    "edge_rows coded": lambda v, w: edge_rows(
+        v["x"], None, v["table"], *w.edges, code=w.index[w.edges[0], 0]
+    ),
     "fold_codes": lambda v, w: fold_codes(w.index, _offsets(w)),
     "gcn_sum": lambda v, w: gcn_sum(v["x"], *_degrees(v, w), *w.edges, bias=v["bias"]),
     "gcn_sum weighted": _weighted_gcn,
@@ -257,6 +263,23 @@ CASES: dict[str, Run] = {
     ),
     "neighbour_max": lambda v, w: neighbour_max(v["x"], v["rows"], *w.edges),
     "neighbour_max of rows": lambda v, w: neighbour_max(v["x"], None, *w.edges),
+    "neighbour_reduce": lambda v, w: neighbour_reduce(
+        v["x"],
+        v["right"],
+        v["rows"],
+        *w.edges,
+        reductions=["mean", "min", "max", "std"],
+        towers=2,
+    ),
+    "neighbour_reduce activated": lambda v, w: neighbour_reduce(
+        v["x"],
+        None,
+        v["table"],
+        *w.edges,
+        reductions=["sum", "var"],
+        code=w.index[w.edges[0], 0],
+        activation="silu",
+    ),
     "neighbour_sum": lambda v, w: neighbour_sum(
         v["x"],
         v["rows"],

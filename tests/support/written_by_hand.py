@@ -70,6 +70,53 @@ class GatedConv(MessagePassing):
         return gate * x_j
 
 
+class EdgeMLP(MessagePassing):
+    """A message by a network of both ends and the edge, as interaction networks write it."""
+
+    def __init__(self, hidden, aggr="add"):
+        super().__init__(aggr=aggr)
+        self.mlp = nn.Sequential(
+            nn.Linear(3 * hidden, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        self.out = nn.Linear(hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.out(self.propagate(edge_index, x=x, edge_attr=edge_attr)) + x
+
+    def message(self, x_i, x_j, edge_attr):
+        return self.mlp(torch.cat([x_i, x_j, edge_attr], dim=-1))
+
+
+class Differences(MessagePassing):
+    """Edge convolution with the largest and the mean of one linear message."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr=["max", "mean", "var"])
+        self.lin, self.out = nn.Linear(2 * hidden, hidden), nn.Linear(3 * hidden, hidden)
+
+    def forward(self, x, edge_index):
+        return self.out(self.propagate(edge_index, x=x))
+
+    def message(self, x_i, x_j):
+        return F.leaky_relu(self.lin(torch.cat([x_i, x_j - x_i], dim=-1)), 0.1)
+
+
+class Heads(MessagePassing):
+    """The least and the spread of rows with heads, which nothing else is known of."""
+
+    def __init__(self, hidden):
+        super().__init__(aggr=["min", "std"], node_dim=0)
+        self.out = nn.Linear(2 * hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        x, edge_attr = (value.view(len(value), 4, -1) for value in (x, edge_attr))
+        found = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return self.out(found.flatten(1))
+
+    def message(self, x_j, edge_attr):
+        return torch.tanh(x_j) * edge_attr
+
+
 class OverriddenGINE(GINEConv):
     """A subclass with a message of its own."""
 
@@ -256,6 +303,13 @@ def pna(hidden):
     return PNAConv(hidden, hidden, aggregators, scalers, DEGREES, edge_dim=hidden, towers=2)
 
 
+def pna_apart(hidden):
+    """Towers that each have columns of their own, every scaler, no edges."""
+    aggregators, scalers = ["std", "sum", "max"], ["attenuation", "linear", "inverse_linear"]
+    options = {"towers": 2, "divide_input": True, "pre_layers": 2, "train_norm": True}
+    return PNAConv(hidden, hidden, aggregators, scalers, DEGREES, **options)
+
+
 def gat(hidden, **options):
     return GATConv(hidden, hidden // 4, heads=4, **options)
 
@@ -281,7 +335,16 @@ MODELS = {
         lambda h: TransformerConv(h, h // 4, heads=4, edge_dim=h), **o
     ),
     "pna": lambda **o: Trunk(pna, **o),
+    "pna, apart": lambda **o: Trunk(pna_apart, edges=False, **o),
+    "pna, one tower": lambda **o: Trunk(
+        lambda h: PNAConv(h, h, ["mean", "min"], ["identity", "linear"], DEGREES, edge_dim=h), **o
+    ),
     "own": lambda **o: Trunk(OwnConv, **o),
+    "own, gelu": lambda **o: Trunk(lambda h: OwnConv(h, F.gelu), **o),
+    "own, smallest": lambda **o: Trunk(lambda h: OwnConv(h, torch.sigmoid, "min"), **o),
+    "own, edge mlp": lambda **o: Trunk(EdgeMLP, **o),
+    "own, differences": lambda **o: Trunk(Differences, edges=False, **o),
+    "own, heads": lambda **o: Trunk(Heads, **o),
     "own, gated": lambda **o: Trunk(GatedConv, **o),
     "by hand, index_add": lambda **o: Trunk(lambda h: ByHand(h, "index_add"), **o),
     "by hand, scatter_add": lambda **o: Trunk(lambda h: ByHand(h, "scatter_add"), **o),

@@ -1,8 +1,9 @@
-"""``neighbour_attention`` on one core: one loop over destinations each way.
+"""``neighbour_attention`` on one core: loops over destinations each way.
 
-``pair``, ``edge`` and ``own`` are empty where they were not given. The softmax's shares are kept
-for the way back, since an exponential costs more than reading one. Backward scatters as it goes:
-one core adds in one order.
+``pair``, ``edge`` and ``own`` are empty where they were not given. Forward takes all scores first,
+then all exponentials in one loop of the vector unit, then the sums. The softmax's shares are kept
+for the way back, since an exponential costs more than reading one. Backward knows ``grad . out`` of
+a node before its edges; it scatters as it goes: one core adds in one order.
 """
 
 from __future__ import annotations
@@ -11,19 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.jit import kernel
 from staticgraph.store.columns import Array
-
-
-@kernel
-def _score(pair: Array, edge: Array, r: int, j: int, i: int, h: int, zero: Any) -> Any:
-    """Before the leaky ReLU."""
-    value = zero
-    if pair.shape[0] > 0:
-        value += pair[h, j, 0] + pair[h, i, 1]
-    if edge.shape[0] > 0:
-        value += edge[r, h]
-    return value
 
 
 @kernel
@@ -32,22 +23,37 @@ def _leaky(value: Any, slope: Any) -> Any:
 
 
 @kernel
-def _towards(grad: Array, x: Array, out: Array, zero: Any) -> Any:
-    """``grad . (x - out)``, in eight sums that the vector unit can hold side by side."""
-    width = len(grad)
+def _turned(pair: Array, place: int, out: Array) -> None:
+    """``out [N, H]`` of ``pair [H, N, 2]``; zeros where there is no pair."""
+    nodes, heads = out.shape
+    for i in range(nodes):
+        for h in range(heads):
+            out[i, h] = pair[h, i, place] if len(pair) > 0 else 0
+
+
+@kernel
+def _exponentials(values: Array) -> None:
+    flat = values.reshape(-1)
+    for k in range(len(flat)):
+        flat[k] = exp(flat[k])
+
+
+@kernel
+def _sum(values: Array, zero: Any) -> Any:
+    """In eight sums that the vector unit can hold side by side."""
     a = b = c = d = p = q = r = s = zero
-    whole = width - width % 8
+    whole = len(values) - len(values) % 8
     for k in range(0, whole, 8):
-        a += grad[k] * (x[k] - out[k])
-        b += grad[k + 1] * (x[k + 1] - out[k + 1])
-        c += grad[k + 2] * (x[k + 2] - out[k + 2])
-        d += grad[k + 3] * (x[k + 3] - out[k + 3])
-        p += grad[k + 4] * (x[k + 4] - out[k + 4])
-        q += grad[k + 5] * (x[k + 5] - out[k + 5])
-        r += grad[k + 6] * (x[k + 6] - out[k + 6])
-        s += grad[k + 7] * (x[k + 7] - out[k + 7])
-    for k in range(whole, width):
-        a += grad[k] * (x[k] - out[k])
+        a += values[k]
+        b += values[k + 1]
+        c += values[k + 2]
+        d += values[k + 3]
+        p += values[k + 4]
+        q += values[k + 5]
+        r += values[k + 6]
+        s += values[k + 7]
+    for k in range(whole, len(values)):
+        a += values[k]
     return ((a + b) + (c + d)) + ((p + q) + (r + s))
 
 
@@ -67,44 +73,68 @@ def forward(
 ) -> None:
     """Every element of ``out [N, H, C]``, ``share [E, H]`` and ``own_share [N, H]`` is written."""
     nodes, heads, width = x.shape
-    zero, one, tilt = x.dtype.type(0), x.dtype.type(1), x.dtype.type(slope)
+    kind = x.dtype.type
+    zero, one, tilt, lowest = kind(0), kind(1), kind(slope), kind(-np.inf)
+    left, right = np.empty((nodes, heads), x.dtype), np.empty((nodes, heads), x.dtype)
+    _turned(pair, 0, left)
+    _turned(pair, 1, right)
+    edged, looped = edge.shape[0] > 0, own.shape[0] > 0
+    best, total = np.empty(heads, x.dtype), np.empty(heads, x.dtype)
     for i in range(nodes):
         first, last = row_ptr[i], row_ptr[i + 1]
         for h in range(heads):
-            largest = x.dtype.type(-np.inf)
-            if loops:
-                largest = _leaky(_score(pair, own, i, i, i, h, zero), tilt)
-                own_share[i, h] = largest
-            for e in range(first, last):
-                if loops and src[e] == i:
-                    continue
-                value = _leaky(_score(pair, edge, e, src[e], i, h, zero), tilt)
+            best[h] = lowest
+        if loops:
+            for h in range(heads):
+                value = left[i, h] + right[i, h] + (own[i, h] if looped else zero)
+                value = _leaky(value, tilt)
+                own_share[i, h] = value
+                best[h] = value
+        for e in range(first, last):
+            j = src[e]
+            if loops and j == i:
+                for h in range(heads):
+                    share[e, h] = lowest
+                continue
+            for h in range(heads):
+                value = left[j, h] + right[i, h] + (edge[e, h] if edged else zero)
+                value = _leaky(value, tilt)
                 share[e, h] = value
-                if value > largest or value != value:
-                    largest = value
-            total = zero
-            if loops:
-                own_share[i, h] = np.exp(own_share[i, h] - largest)
-                total += own_share[i, h]
-            for e in range(first, last):
-                if loops and src[e] == i:
-                    share[e, h] = zero
-                    continue
-                share[e, h] = np.exp(share[e, h] - largest)
-                total += share[e, h]
-            part = one / total
-            if loops:
-                own_share[i, h] *= part
-            for e in range(first, last):
-                share[e, h] *= part
+                most = best[h]
+                best[h] = value if value > most or value != value else most
+        if loops:
+            for h in range(heads):
+                own_share[i, h] -= best[h]
+        for e in range(first, last):
+            if loops and src[e] == i:
+                continue
+            for h in range(heads):
+                share[e, h] -= best[h]
+    _exponentials(share)
+    _exponentials(own_share)
+    for i in range(nodes):
+        first, last = row_ptr[i], row_ptr[i + 1]
         for h in range(heads):
-            mine = own_share[i, h] if loops else zero
-            for c in range(width):
-                out[i, h, c] = mine * x[i, h, c] if loops else zero
+            total[h] = own_share[i, h] if loops else zero
+        for e in range(first, last):
+            for h in range(heads):
+                total[h] += share[e, h]
+        for h in range(heads):
+            total[h] = one / total[h]
+        for h in range(heads):
+            if loops:
+                own_share[i, h] *= total[h]
+                part = own_share[i, h]
+                for c in range(width):
+                    out[i, h, c] = part * x[i, h, c]
+            else:
+                for c in range(width):
+                    out[i, h, c] = zero
         for e in range(first, last):
             j = src[e]
             for h in range(heads):
-                part = share[e, h]
+                part = share[e, h] * total[h]
+                share[e, h] = part
                 for c in range(width):
                     out[i, h, c] += part * x[j, h, c]
 
@@ -128,33 +158,50 @@ def backward(
     dedge: Array,
     down: Array,
 ) -> None:
-    """``dx`` and ``dpair`` come zeroed; every element of ``dedge`` and ``down`` is written."""
+    """``dx`` comes zeroed; every element of ``dpair``, ``dedge`` and ``down`` is written."""
     nodes, heads, width = x.shape
-    zero, tilt = x.dtype.type(0), x.dtype.type(slope)
-    paired = pair.shape[0] > 0
+    kind = x.dtype.type
+    zero, one, tilt = kind(0), kind(1), kind(slope)
+    paired, edged, looped = pair.shape[0] > 0, edge.shape[0] > 0, own.shape[0] > 0
+    left, right = np.empty((nodes, heads), x.dtype), np.empty((nodes, heads), x.dtype)
+    _turned(pair, 0, left)
+    _turned(pair, 1, right)
+    dleft, dright = np.zeros((nodes, heads), x.dtype), np.zeros((nodes, heads), x.dtype)
+    product, mean = np.empty(width, x.dtype), np.empty(heads, x.dtype)
     for i in range(nodes):
+        for h in range(heads):
+            for c in range(width):
+                product[c] = grad[i, h, c] * out[i, h, c]
+            mean[h] = _sum(product, zero)
         if loops:
             for h in range(heads):
                 part = own_share[i, h]
                 for c in range(width):
+                    product[c] = grad[i, h, c] * x[i, h, c]
+                for c in range(width):
                     dx[i, h, c] += part * grad[i, h, c]
-                value = part * _towards(grad[i, h], x[i, h], out[i, h], zero)
-                if not _score(pair, own, i, i, i, h, zero) > 0:
-                    value *= tilt
+                value = part * (_sum(product, zero) - mean[h])
+                score = left[i, h] + right[i, h] + (own[i, h] if looped else zero)
+                value *= one if score > zero else tilt
                 down[i, h] = value
-                if paired:
-                    dpair[h, i, 0] += value
-                    dpair[h, i, 1] += value
+                dleft[i, h] += value
+                dright[i, h] += value
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = src[e]
             for h in range(heads):
-                part = share[e, h]  # zero of an edge that is a loop, and all that follows
+                part = share[e, h]  # zero of an edge that is a loop
+                for c in range(width):
+                    product[c] = grad[i, h, c] * x[j, h, c]
                 for c in range(width):
                     dx[j, h, c] += part * grad[i, h, c]
-                value = part * _towards(grad[i, h], x[j, h], out[i, h], zero)
-                if not _score(pair, edge, e, j, i, h, zero) > 0:
-                    value *= tilt
+                value = part * (_sum(product, zero) - mean[h])
+                score = left[j, h] + right[i, h] + (edge[e, h] if edged else zero)
+                value *= one if score > zero else tilt
                 dedge[e, h] = value
-                if paired:
-                    dpair[h, j, 0] += value
-                    dpair[h, i, 1] += value
+                dleft[j, h] += value
+                dright[i, h] += value
+    if paired:
+        for i in range(nodes):
+            for h in range(heads):
+                dpair[h, i, 0] = dleft[i, h]
+                dpair[h, i, 1] = dright[i, h]

@@ -74,7 +74,7 @@ def _backward_on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     wide, shape = share.dtype, (len(x), heads, x.size(1) // heads)
     dx = torch.zeros(x.shape, dtype=wide)
-    dpair = torch.zeros((0, 0, 2) if pair is None else pair.shape, dtype=wide)
+    dpair = torch.empty((0, 0, 2) if pair is None else pair.shape, dtype=wide)
     dedge, down = torch.empty_like(share), torch.empty_like(own_share)
     cpu.backward(
         grad.to(wide).view(shape).numpy(),

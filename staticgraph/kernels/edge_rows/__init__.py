@@ -1,0 +1,6 @@
+"""Rows of nodes at both ends of the edges, and rows of edges, added up edge by edge."""
+
+from staticgraph.kernels.edge_rows.op import edge_rows
+from staticgraph.kernels.edge_rows.reference import edge_rows_reference
+
+__all__ = ["edge_rows", "edge_rows_reference"]

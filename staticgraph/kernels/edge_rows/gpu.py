@@ -1,0 +1,40 @@
+"""``edge_rows`` on CUDA: gathers of torch forward; back by the row pointers, without atomics, in
+the kernels of :mod:`staticgraph.kernels.segments` and :mod:`staticgraph.kernels.table_sum`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.edge_rows.reference import edge_rows_reference
+from staticgraph.kernels.segments import gpu as segments
+from staticgraph.kernels.table_sum.op import table_gradient
+
+Found = tuple[Tensor, Tensor, Tensor]
+
+
+def forward(*operands: Tensor) -> Tensor:
+    """As the operator."""
+    return edge_rows_reference(*operands)
+
+
+def backward(
+    grad: Tensor,
+    code: Tensor | None,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    entries: int,
+    wants: tuple[bool, bool, bool],
+) -> Found:
+    """As the operator; a launch for each operand, and one that puts the edges in another order."""
+    nothing = grad.new_empty(0, grad.size(1))
+    by_source, by_target, by_edge = nothing, nothing, nothing
+    if wants[0]:
+        ordered = grad.index_select(0, transpose.to(torch.int64))
+        by_source = segments.sum_forward(ordered, col_ptr, False)
+    if wants[1]:
+        by_target = segments.sum_forward(grad, row_ptr, False)
+    if wants[2] and code is not None:
+        by_edge = table_gradient(grad, code.view(-1, 1), None, entries)
+    return by_source, by_target, by_edge

@@ -1,0 +1,353 @@
+"""``neighbour_reduce`` on one core: a loop over destinations each way, rows of one message in the
+first-level cache and nothing of size ``[E, F]``.
+
+Each step of a message is a loop of its own over its columns, over few enough arrays for LLVM to
+prove that they do not overlap and use the vector unit. Spread is added up around the first message
+of a node, which keeps the digits that a mean of squares would lose. Backward computes the messages
+again and scatters as it goes: one core adds in one order. Measured (one of 2 shared cores,
+2026-11-22, 1,800 nodes, 3,700 edges): see ``docs/rewrites.md``.
+
+Operands that were not given are one row of zeros, which is read for every edge; ``code`` is empty
+where edge ``e`` reads row ``e``. ``kinds`` are places in
+:data:`staticgraph.kernels.neighbour_reduce.reference.REDUCTIONS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from staticgraph.kernels.exponential import exp
+from staticgraph.kernels.jit import kernel
+from staticgraph.store.columns import Array
+
+SUM, MEAN, MIN, MAX, VAR, STD = range(6)
+RELU, LEAKY_RELU, SILU, SIGMOID = 1, 2, 3, 4
+LEAST_VARIANCE = 1e-5
+# Put where it is called: a call with four arrays costs as much as what it does for a row.
+inlined = numba.njit(inline="always")
+
+
+@inlined
+def _message(
+    source: Array,
+    j: int,
+    target: Array,
+    i: int,
+    edge: Array,
+    r: int,
+    activation: int,
+    slope: Any,
+    zero: Any,
+    one: Any,
+    message: Array,
+) -> None:
+    """The sum of the operands under its activation."""
+    width = len(message)
+    if activation == RELU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            message[f] = zero if value <= zero else value
+    elif activation == LEAKY_RELU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            message[f] = value if value > zero else slope * value
+    elif activation == SILU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            message[f] = value / (one + exp(-value))
+    elif activation == SIGMOID:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            message[f] = one / (one + exp(-value))
+    else:
+        for f in range(width):
+            message[f] = source[j, f] + target[i, f] + edge[r, f]
+
+
+@inlined
+def _rise(
+    source: Array,
+    j: int,
+    target: Array,
+    i: int,
+    edge: Array,
+    r: int,
+    activation: int,
+    slope: Any,
+    zero: Any,
+    one: Any,
+    given: Array,
+) -> None:
+    """A gradient times the derivative of the activation."""
+    width = len(given)
+    if activation == RELU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            given[f] = zero if value <= zero else given[f]
+    elif activation == LEAKY_RELU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            given[f] *= one if value > zero else slope
+    elif activation == SILU:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            share = one / (one + exp(-value))
+            given[f] *= share * (one + value * (one - share))
+    elif activation == SIGMOID:
+        for f in range(width):
+            value = source[j, f] + target[i, f] + edge[r, f]
+            share = one / (one + exp(-value))
+            given[f] *= share * (one - share)
+
+
+@kernel
+def _wanted(kinds: Array, kind: int) -> bool:
+    found = False
+    for k in kinds:
+        found = found or k == kind
+    return found
+
+
+@kernel
+def forward(
+    source: Array,
+    target: Array,
+    edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    activation: int,
+    slope: float,
+    kinds: Array,
+    sourced: bool,
+    targeted: bool,
+    edged: bool,
+    out: Array,
+) -> None:
+    """Every element of ``out [T, N, R, F / T]`` is written."""
+    towers, nodes, _, part = out.shape
+    width, kind = towers * part, out.dtype.type
+    zero, one, tilt, least_variance = kind(0), kind(1), kind(slope), kind(LEAST_VARIANCE)
+    spread = _wanted(kinds, VAR) or _wanted(kinds, STD)
+    lowest, highest = _wanted(kinds, MIN), _wanted(kinds, MAX)
+    message, first = np.empty(width, out.dtype), np.empty(width, out.dtype)
+    totals, leasts = np.empty((towers, part), out.dtype), np.empty((towers, part), out.dtype)
+    mosts, aways = np.empty((towers, part), out.dtype), np.empty((towers, part), out.dtype)
+    squares = np.empty((towers, part), out.dtype)
+    total, least, most = totals.reshape(width), leasts.reshape(width), mosts.reshape(width)
+    away, square = aways.reshape(width), squares.reshape(width)
+    coded = len(code) > 0
+    for i in range(nodes):
+        begin, end = row_ptr[i], row_ptr[i + 1]
+        own = i if targeted else 0
+        for f in range(width):
+            total[f] = zero
+        if begin == end:
+            for f in range(width):
+                least[f] = zero
+            for f in range(width):
+                most[f] = zero
+        if spread:
+            for f in range(width):
+                away[f] = zero
+            for f in range(width):
+                square[f] = zero
+        for e in range(begin, end):
+            j = src[e] if sourced else 0
+            r = 0
+            if edged:
+                r = code[e] if coded else e
+            _message(source, j, target, own, edge, r, activation, tilt, zero, one, message)
+            for f in range(width):
+                total[f] += message[f]
+            if e == begin:
+                for f in range(width):
+                    least[f] = message[f]
+                for f in range(width):
+                    most[f] = message[f]
+                for f in range(width):
+                    first[f] = message[f]
+                continue
+            if lowest:
+                for f in range(width):
+                    value, best = message[f], least[f]
+                    least[f] = value if value < best or value != value else best
+            if highest:
+                for f in range(width):
+                    value, best = message[f], most[f]
+                    most[f] = value if value > best or value != value else best
+            if spread:
+                for f in range(width):
+                    away[f] += message[f] - first[f]
+                for f in range(width):
+                    gap = message[f] - first[f]
+                    square[f] += gap * gap
+        share = one / kind(max(end - begin, 1))
+        for k in range(len(kinds)):
+            for t in range(towers):
+                if kinds[k] == SUM:
+                    for f in range(part):
+                        out[t, i, k, f] = totals[t, f]
+                elif kinds[k] == MEAN:
+                    for f in range(part):
+                        out[t, i, k, f] = share * totals[t, f]
+                elif kinds[k] == MIN:
+                    for f in range(part):
+                        out[t, i, k, f] = leasts[t, f]
+                elif kinds[k] == MAX:
+                    for f in range(part):
+                        out[t, i, k, f] = mosts[t, f]
+                elif kinds[k] == VAR:
+                    for f in range(part):
+                        gap = share * aways[t, f]
+                        out[t, i, k, f] = share * squares[t, f] - gap * gap
+                else:
+                    for f in range(part):
+                        gap = share * aways[t, f]
+                        value = share * squares[t, f] - gap * gap
+                        root = np.sqrt(value)
+                        out[t, i, k, f] = zero if value <= least_variance else root
+
+
+@kernel
+def backward(
+    grad: Array,
+    out: Array,
+    source: Array,
+    target: Array,
+    edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    activation: int,
+    slope: float,
+    kinds: Array,
+    sourced: bool,
+    targeted: bool,
+    edged: bool,
+    dsource: Array,
+    dtarget: Array,
+    dedge: Array,
+) -> None:
+    """``dsource`` comes zeroed, and so does ``dedge`` where edges have a code; every element of
+    ``dtarget``, and of ``dedge`` else, is written. Those that are empty are left alone."""
+    towers, nodes, _, part = out.shape
+    width, kind = towers * part, out.dtype.type
+    zero, one, two, tilt = kind(0), kind(1), kind(2), kind(slope)
+    spread = _wanted(kinds, VAR) or _wanted(kinds, STD)
+    lowest, highest = _wanted(kinds, MIN), _wanted(kinds, MAX)
+    rows = np.empty((11, towers, part), out.dtype)
+    bases, leans, lows, highs = rows[0], rows[1], rows[2], rows[3]
+    leasts, mosts = rows[4], rows[5]
+    base, lean, low = bases.reshape(width), leans.reshape(width), lows.reshape(width)
+    high, least, most = highs.reshape(width), leasts.reshape(width), mosts.reshape(width)
+    message, given, mean = rows[6].reshape(width), rows[7].reshape(width), rows[8].reshape(width)
+    fewest, often = rows[9].reshape(width), rows[10].reshape(width)
+    mine = np.empty(width, out.dtype)
+    coded = len(code) > 0
+    for i in range(nodes):
+        begin, end = row_ptr[i], row_ptr[i + 1]
+        own = i if targeted else 0
+        for f in range(width):
+            mine[f] = zero
+        share = one / kind(max(end - begin, 1))
+        for f in range(width):
+            base[f] = zero
+        for f in range(width):
+            lean[f] = zero
+        for k in range(len(kinds)):
+            for t in range(towers):
+                if kinds[k] == SUM:
+                    for f in range(part):
+                        bases[t, f] += grad[t, i, k, f]
+                elif kinds[k] == MEAN:
+                    for f in range(part):
+                        bases[t, f] += share * grad[t, i, k, f]
+                elif kinds[k] == MIN:
+                    for f in range(part):
+                        lows[t, f] = grad[t, i, k, f]
+                    for f in range(part):
+                        leasts[t, f] = out[t, i, k, f]
+                elif kinds[k] == MAX:
+                    for f in range(part):
+                        highs[t, f] = grad[t, i, k, f]
+                    for f in range(part):
+                        mosts[t, f] = out[t, i, k, f]
+                elif kinds[k] == VAR:
+                    for f in range(part):
+                        leans[t, f] += two * share * grad[t, i, k, f]
+                else:
+                    for f in range(part):
+                        value = out[t, i, k, f]
+                        slant = share * grad[t, i, k, f] / value
+                        leans[t, f] += slant if value > zero else zero
+        if spread or lowest or highest:
+            for f in range(width):
+                mean[f] = zero
+            if lowest:
+                for f in range(width):
+                    fewest[f] = one if least[f] == zero else zero
+            if highest:
+                for f in range(width):
+                    often[f] = one if most[f] == zero else zero
+            for e in range(begin, end):
+                j = src[e] if sourced else 0
+                r = 0
+                if edged:
+                    r = code[e] if coded else e
+                _message(source, j, target, own, edge, r, activation, tilt, zero, one, message)
+                if spread:
+                    for f in range(width):
+                        mean[f] += message[f]
+                if lowest:
+                    for f in range(width):
+                        fewest[f] += one if message[f] == least[f] else zero
+                if highest:
+                    for f in range(width):
+                        often[f] += one if message[f] == most[f] else zero
+            for f in range(width):
+                mean[f] *= share
+            if lowest:
+                for f in range(width):
+                    low[f] /= fewest[f]
+            if highest:
+                for f in range(width):
+                    high[f] /= often[f]
+        for e in range(begin, end):
+            j = src[e] if sourced else 0
+            r = 0
+            if edged:
+                r = code[e] if coded else e
+            for f in range(width):
+                given[f] = base[f]
+            if spread or lowest or highest:
+                _message(source, j, target, own, edge, r, activation, tilt, zero, one, message)
+            if spread:
+                for f in range(width):
+                    given[f] += lean[f] * (message[f] - mean[f])
+            if lowest:
+                for f in range(width):
+                    given[f] += low[f] if message[f] == least[f] else zero
+            if highest:
+                for f in range(width):
+                    given[f] += high[f] if message[f] == most[f] else zero
+            _rise(source, j, target, own, edge, r, activation, tilt, zero, one, given)
+            if sourced:
+                for f in range(width):
+                    dsource[j, f] += given[f]
+            if targeted:
+                for f in range(width):
+                    mine[f] += given[f]
+            if edged:
+                if coded:
+                    for f in range(width):
+                        dedge[r, f] += given[f]
+                else:
+                    for f in range(width):
+                        dedge[r, f] = given[f]
+        if targeted:
+            for f in range(width):
+                dtarget[i, f] = mine[f]

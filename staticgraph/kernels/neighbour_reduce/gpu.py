@@ -1,0 +1,138 @@
+"""``neighbour_reduce`` on CUDA: rows of all edges in stock operations, their sums and largest by
+the row pointers in the kernels of :mod:`staticgraph.kernels.segments`, so that nothing is added up
+in an order of its own. No rewrite takes it there: a compiler joins what leads to a sum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.edge_rows import edge_rows_reference
+from staticgraph.kernels.edge_rows import gpu as edge_rows
+from staticgraph.kernels.neighbour_reduce.reference import LEAST_VARIANCE, activated
+from staticgraph.kernels.segments import gpu as segments
+
+Operands = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Edges:
+    """Where edges lead, and reductions by it."""
+
+    def __init__(self, src: Tensor, dst: Tensor, row_ptr: Tensor) -> None:
+        self.src, self.dst, self.row_ptr = src, dst, row_ptr
+
+    def sum(self, rows: Tensor, mean: bool = False) -> Tensor:
+        """Of each node's edges."""
+        return segments.sum_forward(rows.contiguous(), self.row_ptr, mean)
+
+    def max(self, rows: Tensor) -> Tensor:
+        """Of each node's edges, zero of none."""
+        return segments.max_forward(rows.contiguous(), self.row_ptr)
+
+    def variance(self, rows: Tensor) -> Tensor:
+        """Around each node's own mean."""
+        return self.sum((rows - self.of(self.sum(rows, mean=True))).square(), mean=True)
+
+    def of(self, values: Tensor) -> Tensor:
+        """What each edge's destination has."""
+        return values.index_select(0, self.dst)
+
+
+def forward(
+    operands: Operands,
+    code: Tensor | None,
+    edges: Edges,
+    activation: str,
+    slope: float,
+    names: list[str],
+    towers: int,
+) -> Tensor:
+    """As the operator, in the precision of the sums."""
+    rows = activated(_rows(operands, code, edges), activation, slope)
+    found = [_reduced(rows, edges, name) for name in names]
+    together = torch.stack([one.view(len(one), towers, -1) for one in found])
+    return together.permute(2, 1, 0, 3).reshape(towers, together.size(1), -1)
+
+
+def _rows(operands: Operands, code: Tensor | None, edges: Edges) -> Tensor:
+    some = next(one for one in operands if one is not None)
+    wide = torch.promote_types(some.dtype, torch.float32)
+    given = [None if one is None else one.to(wide) for one in operands]
+    return edge_rows_reference(given[0], given[1], given[2], code, edges.src, edges.dst)
+
+
+def _reduced(rows: Tensor, edges: Edges, name: str) -> Tensor:
+    if name in ("sum", "mean"):
+        return edges.sum(rows, name == "mean")
+    if name == "max":
+        return edges.max(rows)
+    if name == "min":
+        return -edges.max(-rows)
+    variance = edges.variance(rows)
+    return variance if name == "var" else torch.where(_spreads(variance), variance.sqrt(), 0)
+
+
+def _spreads(variance: Tensor) -> Tensor:
+    return variance > LEAST_VARIANCE
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor,
+    operands: Operands,
+    code: Tensor | None,
+    edges: Edges,
+    ends: tuple[Tensor, Tensor],
+    activation: str,
+    slope: float,
+    names: list[str],
+    towers: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the operator; ``ends`` are the column pointers and the edges by source."""
+    before = _rows(operands, code, edges)
+    rows = activated(before, activation, slope)
+    given = torch.zeros_like(rows)
+    width = rows.size(1) // towers
+    for place, name in enumerate(names):
+        mine, found = (
+            value[:, :, place * width : (place + 1) * width].transpose(0, 1).flatten(1).to(rows)
+            for value in (grad, out)
+        )
+        given += _returned(mine, found, rows, edges, name)
+    given = given * _rise(before, activation, slope)
+    dtype = next(one for one in operands if one is not None).dtype
+    wants = operands[0] is not None, operands[1] is not None, operands[2] is not None
+    entries = 0 if operands[2] is None else operands[2].size(0)
+    parts = edge_rows.backward(given, code, edges.row_ptr, *ends, entries, wants)
+    by_edge = given if operands[2] is not None and code is None else parts[2]
+    return parts[0].to(dtype), parts[1].to(dtype), by_edge.to(dtype)
+
+
+def _returned(grad: Tensor, found: Tensor, rows: Tensor, edges: Edges, name: str) -> Tensor:
+    """What comes back to each message from one reduction."""
+    if name == "sum":
+        return edges.of(grad)
+    share = 1 / edges.row_ptr.diff().clamp(min=1).to(rows.dtype)[:, None]
+    if name == "mean":
+        return edges.of(share * grad)
+    if name in ("min", "max"):
+        best = (rows == edges.of(found)).to(rows.dtype)
+        count = edges.sum(best) + (found == 0).to(rows.dtype)
+        return best * edges.of(torch.where(count > 0, grad / count, 0))
+    away = rows - edges.of(edges.sum(rows, mean=True))
+    if name == "var":
+        return away * edges.of(2 * share * grad)
+    return away * edges.of(torch.where(found > 0, share * grad / found, 0))
+
+
+def _rise(before: Tensor, activation: str, slope: float) -> Tensor | float:
+    if activation == "none":
+        return 1.0
+    if activation == "relu":
+        return (before > 0).to(before.dtype)
+    if activation == "leaky_relu":
+        return torch.where(before > 0, 1.0, slope).to(before.dtype)
+    share = torch.sigmoid(before)
+    if activation == "sigmoid":
+        return share * (1 - share)
+    return share * (1 + before * (1 - share))

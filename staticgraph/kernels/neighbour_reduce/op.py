@@ -1,0 +1,269 @@
+"""``neighbour_reduce`` as an operator of torch: CPU kernel, CUDA by segments, shapes, derivative.
+
+A layer of one's own sums ``silu(x[src] + e)``; PNA takes mean, least, largest and standard
+deviation of one message. In stock operations each is a gather, an activation, a scatter, and twice
+that on the way back, over tensors of all edges. Here a message is made, used for every reduction
+and forgotten.
+
+Source: Corso et al. 2020, arXiv 2004.05718.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.neighbour_reduce import cpu
+from staticgraph.kernels.neighbour_reduce.reference import ACTIVATIONS, REDUCTIONS
+from staticgraph.kernels.register import operator
+
+
+def _on_cpu(
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    activation: int,
+    slope: float,
+    kinds: Sequence[int],
+    towers: int,
+) -> Tensor:
+    some = _some(source, target, edge)
+    wide = torch.promote_types(some.dtype, torch.float32)
+    shape = _shape(some, row_ptr, kinds, towers)
+    out = torch.empty(shape, dtype=wide)
+    cpu.forward(
+        *(_array(one, wide, some.size(1)) for one in (source, target, edge)),
+        _codes(code),
+        src.numpy(),
+        row_ptr.numpy(),
+        activation,
+        slope,
+        np.asarray(kinds),
+        source is not None,
+        target is not None,
+        edge is not None,
+        _parted(out, kinds),
+    )
+    return out
+
+
+def _backward_on_cpu(
+    grad: Tensor,
+    out: Tensor,
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    activation: int,
+    slope: float,
+    kinds: Sequence[int],
+    towers: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    some = _some(source, target, edge)
+    wide = torch.promote_types(some.dtype, torch.float32)
+    dsource = _gradient(source, wide, zero=True)
+    dtarget = _gradient(target, wide)
+    dedge = _gradient(edge, wide, zero=code is not None)
+    cpu.backward(
+        _parted(grad.to(wide), kinds),
+        _parted(out, kinds),
+        *(_array(one, wide, some.size(1)) for one in (source, target, edge)),
+        _codes(code),
+        src.numpy(),
+        row_ptr.numpy(),
+        activation,
+        slope,
+        np.asarray(kinds),
+        source is not None,
+        target is not None,
+        edge is not None,
+        dsource.numpy(),
+        dtarget.numpy(),
+        dedge.numpy(),
+    )
+    return dsource.to(some.dtype), dtarget.to(some.dtype), dedge.to(some.dtype)
+
+
+def _on_cuda(source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
+    from staticgraph.kernels.neighbour_reduce import gpu
+
+    edges = gpu.Edges(src, dst, row_ptr)
+    return gpu.forward((source, target, edge), code, edges, *_named(*options))
+
+
+def _backward_on_cuda(
+    grad, out, source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options
+):
+    from staticgraph.kernels.neighbour_reduce import gpu
+
+    edges, operands = gpu.Edges(src, dst, row_ptr), (source, target, edge)
+    return gpu.backward(grad, out, operands, code, edges, (col_ptr, transpose), *_named(*options))
+
+
+def _named(activation, slope, kinds, towers):
+    return ACTIVATIONS[activation], slope, [REDUCTIONS[kind] for kind in kinds], towers
+
+
+_OPERANDS = (
+    "Tensor? source, Tensor? target, Tensor? edge, Tensor? code, Tensor src, Tensor dst, "
+    "Tensor row_ptr, Tensor col_ptr, Tensor transpose, int activation, float slope, int[] kinds, "
+    "int towers"
+)
+
+
+def _fake(source, target, edge, code, src, dst, row_ptr, *rest):
+    some, (kinds, towers) = _some(source, target, edge), rest[-2:]
+    wide = torch.promote_types(some.dtype, torch.float32)
+    return some.new_empty(_shape(some, row_ptr, kinds, towers), dtype=wide)
+
+
+def _fake_backward(grad, out, *operands):
+    nothing = grad.new_empty(0, 0)
+    return tuple(nothing if one is None else torch.empty_like(one) for one in operands[:3])
+
+
+_backward = operator(
+    f"neighbour_reduce_backward(Tensor grad, Tensor out, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_fake_backward,
+)
+_forward = operator(
+    f"neighbour_reduce({_OPERANDS}) -> Tensor", cpu=_on_cpu, cuda=_on_cuda, fake=_fake
+)
+
+
+class NeighbourReduce(torch.autograd.Function):
+    """The derivative, from the messages made again and the results in the precision of the sums."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, activation, slope, kinds, towers = inputs
+        wide = _forward(*tensors, activation, slope, kinds, towers)
+        ctx.save_for_backward(wide, *tensors)
+        ctx.options = activation, slope, kinds, towers
+        dtype = _some(*tensors[:3]).dtype
+        return wide if wide.dtype == dtype else wide.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options)
+        needed = [one if ctx.needs_input_grad[k] else None for k, one in enumerate(found)]
+        return *needed, *(None,) * 10
+
+
+def neighbour_reduce(
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    reductions: Sequence[str],
+    code: Tensor | None = None,
+    activation: str = "none",
+    slope: float = 0.01,
+    towers: int = 1,
+) -> Tensor:
+    """Reductions, over the edges ``e`` into a node ``i``, of one message,
+    ``activation(source[src[e]] + target[i] + edge[e])``.
+
+    Args:
+        source: ``[N, F]``, what a node gives its neighbours; None for nothing.
+        target: ``[N, F]``, what a node adds to what it gets; None for nothing.
+        edge: ``[E, F]``, what an edge adds; None for nothing. One of the three is needed.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        reductions: of :data:`staticgraph.kernels.neighbour_reduce.REDUCTIONS`: ``sum``, ``mean``,
+            ``min``, ``max``, ``var`` (of the population) and ``std``, which is 0 up to a variance
+            of 1e-5 as PyG's is. Equal least or largest messages share the gradient as in
+            :func:`staticgraph.kernels.segment_max`.
+        code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
+        activation: of :data:`staticgraph.kernels.neighbour_reduce.ACTIVATIONS`: ``none``,
+            ``relu``, ``leaky_relu``, ``silu`` or ``sigmoid``.
+        slope: of the leaky ReLU below zero.
+        towers: equal parts ``T`` of the columns, each of which has its results together.
+
+    Returns:
+        ``[T, N, R * F / T]``: for each tower and node the ``R`` reductions one after another, in
+        the dtype of the operands; zero where a node has no edges. Half precisions are added up in
+        float32. Differentiable once. The same bits every time.
+
+    Raises:
+        ValueError: no operand, an unknown name, or towers that do not divide the columns.
+    """
+    given = [one for one in (source, target, edge) if one is not None]
+    if not given:
+        raise ValueError("a message of nothing: give source, target or edge")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}; choose one of {', '.join(ACTIVATIONS)}")
+    if not reductions or (unknown := set(reductions) - set(REDUCTIONS)):
+        asked = ", ".join(sorted(unknown)) if reductions else "none"
+        raise ValueError(f"reductions: {asked}; choose of {', '.join(REDUCTIONS)}")
+    if given[0].size(1) % towers:
+        raise ValueError(
+            f"{given[0].size(1)} columns cannot be cut into {towers} towers of equal width"
+        )
+    return NeighbourReduce.apply(
+        *(None if one is None else one.contiguous() for one in (source, target, edge)),
+        code,
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        ACTIVATIONS.index(activation),
+        slope,
+        [REDUCTIONS.index(name) for name in reductions],
+        towers,
+    )
+
+
+def _some(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
+    some = source if source is not None else target if target is not None else edge
+    assert some is not None
+    return some
+
+
+def _shape(some: Tensor, row_ptr: Tensor, kinds: Sequence[int], towers: int) -> list[int]:
+    return [towers, row_ptr.size(0) - 1, len(kinds) * some.size(1) // towers]
+
+
+def _gradient(value: Tensor | None, wide: torch.dtype, zero: bool = False) -> Tensor:
+    if value is None:
+        return torch.empty(0, 0, dtype=wide)
+    return (torch.zeros if zero else torch.empty)(value.shape, dtype=wide)
+
+
+def _array(value: Tensor | None, wide: torch.dtype, width: int) -> Any:
+    """As NumPy sees it; a row of zeros for None."""
+    if value is None:
+        return torch.zeros(1, width, dtype=wide).numpy()
+    return value.detach().to(wide).numpy()
+
+
+def _parted(value: Tensor, kinds: Sequence[int]) -> Any:
+    """``[T, N, R * F / T]`` -> ``[T, N, R, F / T]``."""
+    towers, nodes, columns = value.shape
+    return value.view(towers, nodes, len(kinds), columns // len(kinds)).numpy()
+
+
+def _codes(code: Tensor | None) -> Any:
+    return np.empty(0, np.int64) if code is None else code.numpy()
