@@ -204,7 +204,7 @@ def test_a_call_keeps_its_limits_with_a_part_that_does_not_end(tmp_path):
         OUT=out,
         CACHES=tmp_path / "caches",
         TINY=1,
-        PATIENCE=times,
+        PATIENCE=1,
         BUDGET_S=budget,
         LEAST_S=3 * times,
     )
