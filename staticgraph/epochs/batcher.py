@@ -17,7 +17,7 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -442,7 +442,7 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
     """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them."""
     dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
     if indices is None:
-        return np.arange(total, dtype=dtype)
+        return cast(IntArray, np.arange(total, dtype=dtype))
     given = np.asarray(indices)
     if given.dtype == bool:
         if given.shape != (total,):
@@ -454,7 +454,7 @@ def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
         raise IndexError(
             f"indices[{bad[0]}] is {given[bad[0]]}, but the store has graphs 0 to {total - 1}"
         )
-    return given.astype(dtype, copy=False)
+    return cast(IntArray, given.astype(dtype, copy=False))
 
 
 def _settle_oversize(

@@ -72,8 +72,9 @@ def _put(captured: Captured, node: Call, given: Operands) -> None:
 
 def _gather(captured: Captured, node: Call) -> None:
     base, _, index = node.args
-    which, found = captured.index(index), shape(base)
-    if which is None or found is None or node in captured.folded or len(found) > 3:
+    which = captured.index(index)
+    found = shape(base)
+    if which is None or found is None or node in captured.folded or len(found) not in (1, 2, 3):
         return
     if found[0] != (captured.graphs if which == "batch" else captured.nodes):
         return

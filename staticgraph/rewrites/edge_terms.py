@@ -283,8 +283,10 @@ def operands(captured: Captured, anchor: Call, towers: list[Terms]) -> Operands:
     if any(one.code is not code for one in each):
         each = [_written_out(captured, anchor, one) for one in each]
         code = None
-    columns = [_side_by_side(captured, anchor, [one[place] for one in each]) for place in range(3)]
-    return Operands(*columns, code)
+    source, target, edge = (
+        _side_by_side(captured, anchor, [one[place] for one in each]) for place in range(3)
+    )
+    return Operands(source, target, edge, code)
 
 
 def _layout(terms: Terms) -> Any:

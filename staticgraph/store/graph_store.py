@@ -115,12 +115,12 @@ class GraphStore(GraphColumns):
             BadGraph: shards have other fields than the first.
             ValueError: shards by rank of what has no list of shards.
         """
-        one = isinstance(folder, str | Path)
-        place = Path(folder) if one else [Path(each) for each in folder]
+        place = Path(folder) if isinstance(folder, str | Path) else [Path(each) for each in folder]
         if isinstance(place, Path):
             repair(place)
         found = listed(place)
-        if found is not None and (shards is None or (one and (place / files.MANIFEST).exists())):
+        whole = isinstance(place, Path) and (place / files.MANIFEST).exists()
+        if found is not None and (shards is None or whole):
             return ShardedStore(found, verify=verify, by_rank=shards is not None)
         if shards is not None:
             raise ValueError(

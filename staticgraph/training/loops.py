@@ -83,8 +83,9 @@ def word_of(kind: Any) -> str:
     if isinstance(kind, types.Boolean):
         return "b1"
     if isinstance(kind, types.Integer | types.Float):
-        sign = "f" if isinstance(kind, types.Float) else "i" if kind.signed else "u"
-        return f"{sign}{kind.bitwidth // 8}"
+        number: Any = kind
+        sign = "f" if isinstance(kind, types.Float) else "i" if number.signed else "u"
+        return f"{sign}{number.bitwidth // 8}"
     raise ValueError(f"a loop takes a {kind}, for which there is no word")
 
 

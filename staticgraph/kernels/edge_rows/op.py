@@ -29,8 +29,15 @@ def _on_cpu(
     some = _some(source, target, edge)
     wide = torch.promote_types(some.dtype, torch.float32)
     out = torch.empty(len(src), some.size(1), dtype=wide)
-    given = [_array(one, wide) for one in (source, target, edge)]
-    cpu.forward(*given, _codes(code), src.numpy(), dst.numpy(), out.numpy())
+    cpu.forward(
+        _array(source, wide),
+        _array(target, wide),
+        _array(edge, wide),
+        _codes(code),
+        src.numpy(),
+        dst.numpy(),
+        out.numpy(),
+    )
     return out.to(some.dtype)
 
 

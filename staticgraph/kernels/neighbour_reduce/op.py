@@ -41,8 +41,11 @@ def _on_cpu(
     wide = torch.promote_types(some.dtype, torch.float32)
     shape = _shape(some, row_ptr, kinds, towers)
     out = torch.empty(shape, dtype=wide)
+    width = some.size(1)
     cpu.forward(
-        *(_array(one, wide, some.size(1)) for one in (source, target, edge)),
+        _array(source, wide, width),
+        _array(target, wide, width),
+        _array(edge, wide, width),
         _codes(code),
         src.numpy(),
         row_ptr.numpy(),
@@ -79,10 +82,13 @@ def _backward_on_cpu(
     dsource = _gradient(source, wide, zero=True)
     dtarget = _gradient(target, wide)
     dedge = _gradient(edge, wide, zero=code is not None)
+    width = some.size(1)
     cpu.backward(
         _parted(grad.to(wide), kinds),
         _parted(out, kinds),
-        *(_array(one, wide, some.size(1)) for one in (source, target, edge)),
+        _array(source, wide, width),
+        _array(target, wide, width),
+        _array(edge, wide, width),
         _codes(code),
         src.numpy(),
         row_ptr.numpy(),
@@ -214,7 +220,8 @@ def neighbour_reduce(
         raise ValueError("a message of nothing: give source, target or edge")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r}; choose one of {', '.join(ACTIVATIONS)}")
-    if not reductions or (unknown := set(reductions) - set(REDUCTIONS)):
+    unknown = set(reductions) - set(REDUCTIONS)
+    if not reductions or unknown:
         asked = ", ".join(sorted(unknown)) if reductions else "none"
         raise ValueError(f"reductions: {asked}; choose of {', '.join(REDUCTIONS)}")
     if given[0].size(1) % towers:
