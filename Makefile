@@ -42,10 +42,11 @@ test: lint
 tiers: $(STAMP)
 	$(TESTS) --write-tiers
 
-# All of them, and a minute of the fuzzer. The fuzzer and the linters keep one core each. FUZZ_SEED=random draws other cases.
+# All of them, a minute of the fuzzer and the site. The fuzzer and the linters keep one core each.
+# FUZZ_SEED=random draws other cases.
 FUZZ_SEED ?= 2
 test-all: $(STAMP)
-	$(MAKE) --jobs 2 --output-sync=target lint fuzz
+	$(MAKE) --jobs 2 --output-sync=target lint fuzz docs
 	$(TESTS)
 
 # Which public names have no type; pyright takes the package from Python's path.

@@ -63,8 +63,8 @@ def sizes() -> Drawing:
 
     left = 430
     low, high = (360, 700), (460, 960)
-    drawing.text(left, 30, "batches of 32 of them, and the capacity", bold=True, size=15)
-    drawing.text(left, 50, "one epoch; filled: after the swaps, hollow: as drawn", fill=MUTED)
+    drawing.text(left, 30, "batches of 32, and the capacity", bold=True, size=15)
+    drawing.text(left, 50, "filled: after the swaps; hollow: as drawn", fill=MUTED)
     spans = (low[0], high[0], 20), (low[1], high[1], 60)
     axes(drawing, left, top, side, tall, *spans, "nodes of a batch", "edges of a batch")
 
