@@ -13,7 +13,15 @@ from support.compiled import launches
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from staticgraph.dryrun.operations import OperationCounter, operations
-from staticgraph.kernels.linear import gpu, limits, linear_handed_on, linear_reference, op, small
+from staticgraph.kernels.linear import (
+    gpu,
+    limits,
+    linear,
+    linear_handed_on,
+    linear_reference,
+    op,
+    small,
+)
 from staticgraph.nn.fused import linear as fused
 
 
@@ -153,3 +161,27 @@ def test_chunks_cover_all_rows_once(rows):
     assert (chunks - 1) * each < max(rows, 1)
     assert each % small.STEP == 0
     assert each <= limits.ROWS_A_CHUNK
+
+
+@pytest.mark.skipif(not op.available(), reason="this torch has no oneDNN linear")
+def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
+    """With gaps oneDNN falls back to a loop that is a thousand times slower."""
+    onednn, strides = op.ONEDNN, []
+
+    def watched(a, b, *rest):
+        strides.append(sorted(b.stride()))
+        return onednn(a, b, *rest)
+
+    monkeypatch.setattr(op, "ONEDNN", watched)
+    torch.manual_seed(0)
+    wide, x = torch.randn(8, 24), torch.randn(40, 8, requires_grad=True)
+    weight = wide[:, 8:16].requires_grad_()
+    grad = torch.randn(40, 24)[:, :8]
+    out = linear(x, weight, None, relu=False)
+    found = torch.autograd.grad(out, (x, weight), grad)
+    again = x @ weight.T
+    assert torch.allclose(out, again, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(found, torch.autograd.grad(again, (x, weight), grad), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert len(strides) == 3
+    assert all(least == 1 and most in (8, 40) for least, most in strides), strides
