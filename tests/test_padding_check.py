@@ -580,7 +580,7 @@ def test_warmup_checks_before_it_compiles(example, monkeypatch):
     runner = runner_of(made(with_norm(ByName)), mode="default")
     if example is None:
         runner._schema = STORE.schema
-    monkeypatch.setattr(runner, "_prepare", lambda *_: pytest.fail("compiled before"))
+    monkeypatch.setattr(runner._warming, "prepare", lambda *_: pytest.fail("compiled before"))
     with pytest.raises(sg.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
         runner.warmup(example, progress=False)
     assert plan

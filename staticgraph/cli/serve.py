@@ -85,9 +85,12 @@ def run(args: argparse.Namespace) -> int:
         most_bytes=args.max_body,
     )
     sys.setswitchinterval(SWITCH_S)
-    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
     with service.server:
         return _beside(service, args) if args.workers else _here(service, args)
+
+
+def _say(args: argparse.Namespace) -> None:
+    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
 
 
 def _here(service: Service, args: argparse.Namespace) -> int:
@@ -100,6 +103,7 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     app = make_app(Here(service.server), service.reader, service.title, service.task)
     config = uvicorn.Config(app, args.host, args.port, log_level="info", access_log=False)
     server = uvicorn.Server(config)
+    _say(args)
     server.run()
     return 0 if server.started else 2
 
@@ -109,8 +113,9 @@ def _beside(service: Service, args: argparse.Namespace) -> int:
     from staticgraph.serving.workers import Workers
 
     workers = Workers(*service, args.workers, args.host, args.port)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, workers.tell)
+    _say(args)
+    stops = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, workers.tell) for number in stops]
     try:
         workers.wait_ready()
         print(f"running on http://{workers.host}:{workers.port}", file=sys.stderr, flush=True)
@@ -119,6 +124,8 @@ def _beside(service: Service, args: argparse.Namespace) -> int:
             print("a process that reads requests ended by itself; stopping", file=sys.stderr)
     finally:
         workers.stop()
+        for number, handler in zip(stops, before, strict=True):
+            signal.signal(number, handler)
     print("what was asked is answered; stopped", file=sys.stderr)
     return 0 if stopped else 2
 

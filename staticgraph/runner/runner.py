@@ -10,11 +10,9 @@ Outside torch.compile nothing else changes: the same model, parameters, optimize
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,18 +32,16 @@ from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
-from staticgraph.runner import warm_start
 from staticgraph.runner.auto import Auto
-from staticgraph.runner.choice import WayChoice
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.export import export
 from staticgraph.runner.prediction import predict, require_rows
 from staticgraph.runner.report import Report, device_name
 from staticgraph.runner.shared_stopwatch import shared
 from staticgraph.runner.statistics import BucketStatistics
-from staticgraph.runner.trials import Trials, trial_batch
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
+from staticgraph.runner.warming import Warming
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
@@ -57,11 +53,9 @@ from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, resolve
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.training_state import untouched
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
-from staticgraph.text.progress import bar
 
 
 class EvalResult(NamedTuple):
@@ -161,17 +155,16 @@ class StaticGraphRunner:
         self._padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._choices: tuple[WayChoice, ...] = ()
-        self._notes: list[str] = []
         self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
-        self._warmup_s: float | None = None
-        self._cold_s: float | None = None
         self._commitments = budget and Commitments.of(
             subject,
             self.plan,
             smallest_budget(budget, self.ranks),
             records and recording.scope != "forward",
+        )
+        self._warming = Warming(
+            subject, self.plan, self.mode, self._auto, self._steps, self._commitments
         )
 
     @property
@@ -465,84 +458,23 @@ class StaticGraphRunner:
         if example is not None:
             layout = getattr(example, "layout", None)
             self._schema = layout.schema if layout is not None else example.schema
-        compiles = self.mode.compiled or self._auto is not None
-        self._check_example(example, made_up=compiles and not self._only_fused)
-        if not compiles or (self._schema is None and self._only_fused):
+        warming = self._warming
+        self._check_example(example, made_up=warming.compiles and not warming.only_fused)
+        if not warming.compiles or (self._schema is None and warming.only_fused):
             return self
         if self._schema is None:
             raise ValueError(
                 "the plan is a plain list of capacities, which does not say what fields a graph "
                 "has: pass warmup(example=store) or a batch, or use plan_buckets(store, ...)"
             )
-        if phases is None:
-            phases = ("step", "eval") if self.subject.trains else ("eval",)
-        phases = tuple(phases)
-        # Largest first: later, smaller recordings fit into the memory of earlier ones.
-        keys = [(b, p) for b in reversed(range(len(self.plan.capacities))) for p in phases]
-        if isinstance(cache, bool):
-            what = (self.model, self.plan.capacities, self._schema, self.mode.name, self.device)
-            cache = warm_start.default_path(*what) if cache else None
-        started = time.perf_counter()
-        self._cold_s = None if cache is None else warm_start.load(cache, self.device)
-        self._steps.close()
-        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
-        self._commit_gradients(phases)
-        with (
-            untouched(self.model, self.optimizer),
-            self._steps.accumulated.kept(),
-            bar(keys, desc="warming up", unit=" key", show=progress) as shown,
-        ):
-            if self._auto is None:
-                for bucket, phase in shown:
-                    shown.set_postfix_str(f"bucket {bucket} {phase}")
-                    self._prepare(self._steps.mode.name, bucket, phase)
-            else:
-                trials = Trials(self.subject, self._steps, self._auto, self._prepare)
-                file = f"{cache}.choices.json" if choices is None and cache else choices
-                batches = partial(trial_batch, example=example, device=self.device)
-                self._choices = trials.run(shown, self._schema, batches, file)
-                self._notes = trials.notes
-        self._warmup_s = time.perf_counter() - started
-        if cache is not None:
-            cold_s = self._warmup_s if self._cold_s is None else self._cold_s
-            warm_start.save(cache, self.device, cold_s)
-        self._steps.finish()
-        self._steps.clear()  # what was warmed up with is no data
+        warming.run(self._schema, example, phases, progress, cache, choices)
         return self
-
-    def _commit_gradients(self, phases: Iterable[str]) -> None:
-        """Those of recordings beside one training step a bucket, before any is recorded."""
-        if self._commitments is None:
-            return
-        buckets = len(self.plan.capacities)
-        if "step" in phases and self._steps.joins_collation:
-            self._commitments.steps_from_ids(buckets)
-        own = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
-        if "forward" in phases and own and self._steps.records("forward"):
-            self._commitments.pairs(buckets)
-
-    @property
-    def _only_fused(self) -> bool:
-        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
-        for: where that cannot be captured, all runs in eager."""
-        return self._auto is not None and set(self._auto.ways) <= {"eager", FUSED}
 
     def close(self) -> None:
         """Frees the recordings of ``cuda-graph``, all together. The runner then needs another
         :meth:`warmup`; other modes have nothing to free."""
         with self._turns.whole:
             self._steps.close()
-
-    def _prepare(self, way: str, bucket: int, phase: str) -> None:
-        """Compiles or records, under the budget."""
-        assert self._schema is not None
-        guard = nullcontext()
-        if self._commitments is not None:
-            guard = self._commitments.recording(bucket, self._steps.tear_down)
-            measures = self._commitments.allocator is not None
-            self._steps.warmed = self._commitments.warmed if measures else None
-        with guard:
-            self._steps.prepare(way, bucket, phase, self._schema)
 
     # ------------------------------------------------------------------ reporting
 
@@ -564,17 +496,17 @@ class StaticGraphRunner:
         return Report(
             model=type(self.model).__name__,
             device=device_name(self.device),
-            mode="auto" if self._choices else self.mode.name,
-            mode_reason="chosen by time, see below" if self._choices else self.mode.reason,
+            mode="auto" if self._warming.choices else self.mode.name,
+            mode_reason="chosen by time, see below" if self._warming.choices else self.mode.reason,
             autocast=self.subject.precision,
-            warmup_s=self._warmup_s,
-            warm_start=self._cold_s is not None,
-            cold_start_s=self._cold_s,
+            warmup_s=self._warming.seconds,
+            warm_start=self._warming.cold_s is not None,
+            cold_start_s=self._warming.cold_s,
             replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
             buckets=tuple(buckets),
-            fallbacks=(*self._notes, *skipped_recordings_of(counts), *missed),
+            fallbacks=(*self._warming.notes, *skipped_recordings_of(counts), *missed),
             versions=versions(STEPS),
-            choices=self._choices,
+            choices=self._warming.choices,
             attention=self._attention(),
         )
 
@@ -586,7 +518,7 @@ class StaticGraphRunner:
             dtype=self.subject.autocast,
             training=self.optimizer is not None,
             compiled=self.mode.compiled
-            or any(c.way != "eager" for c in self._choices if not c.of_attention),
+            or any(c.way != "eager" for c in self._warming.choices if not c.of_attention),
         )
 
     # ------------------------------------------------------------------ inside
@@ -609,7 +541,7 @@ class StaticGraphRunner:
             self._statistics[batch.bucket].count(batch.real, work)
         if self._padding is not None and self._padding.wanted(work):
             # Beside recordings there is no memory for another step.
-            trees = self.mode.recording and self._warmup_s is not None
+            trees = self.mode.recording and self._warming.seconds is not None
             if self._steps.recorded is None and not trees:
                 self._padding.of(batch, work)
         return batch

@@ -24,7 +24,7 @@ from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import PARTS, count_step
-from staticgraph.serving.from_run import app_of_run
+from staticgraph.serving.from_run import service_of_run
 from staticgraph.training.report import TrainReport
 from staticgraph.training.run import Training
 from staticgraph.training.versus.versus import versus
@@ -45,7 +45,7 @@ BASES = {
     "try": ["try", "--data", "few", *GIN, "--batch-size", "4", "--modes", "eager", "--seconds", "1",
             "--out", "tried"],
     "report": ["report", "run"],
-    "serve": ["serve", "--run", "run"],
+    "serve": ["serve", "--run", "run", "--port", "0"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
     "partition data": ["partition", "--data", "triples.npz", "--out", "g"],
@@ -153,17 +153,19 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     def served(server) -> None:
         server.started = True
 
-    apps = {}
+    services = {}
 
-    def app_of(*arguments, **options):
+    def service_of(*arguments, **options):
         """Made once for the same run and options; where it listens is another matter."""
         asked = (arguments, *sorted(options.items()))
-        if asked not in apps:
-            apps[asked] = app_of_run(*arguments, **options)
-        return apps[asked]
+        if asked not in services:
+            services[asked] = service_of_run(*arguments, **options)
+        return services[asked]
 
-    patch.setattr("staticgraph.serving.from_run.app_of_run", app_of)
+    patch.setattr("staticgraph.serving.from_run.service_of_run", service_of)
     patch.setattr("uvicorn.Server.run", served)
+    patch.setattr("staticgraph.serving.workers.Workers._start", nothing)
+    patch.setattr("staticgraph.serving.workers.Workers.wait", lambda workers: True)
     patch.setattr(Training, "run", trained)
     patch.setattr("staticgraph.probing.probe.probe", probed)
 

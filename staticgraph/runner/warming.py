@@ -1,0 +1,134 @@
+"""Warming up: every bucket and phase compiled, and recorded, before the first step.
+
+The problem: what compiles late costs a minute in the middle of an epoch, and what records late
+finds the memory taken. Here all keys are prepared at once, largest first, under the budget, with
+model, optimizer and random state as before afterwards; ``auto`` times its ways on that occasion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.plans.choose import BucketPlan
+from staticgraph.runner import warm_start
+from staticgraph.runner.auto import Auto
+from staticgraph.runner.choice import WayChoice
+from staticgraph.runner.commitments import Commitments
+from staticgraph.runner.trials import Trials, trial_batch
+from staticgraph.runner.ways import Steps
+from staticgraph.schema import Schema
+from staticgraph.steps.modes import FUSED, OWN, Mode
+from staticgraph.steps.subject import Subject
+from staticgraph.steps.training_state import untouched
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.progress import bar
+
+
+class Warming:
+    """What a runner prepares, and what it found on the way.
+
+    Attributes:
+        choices: what ``auto`` chose.
+        notes: what of its trials a report says.
+        seconds: of the last warm-up; None before the first.
+        cold_s: of the warm-up that wrote the cache which the last one used; None without.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        plan: BucketPlan,
+        mode: Mode,
+        auto: Auto | None,
+        steps: Steps,
+        commitments: Commitments | None,
+    ) -> None:
+        self.choices: tuple[WayChoice, ...] = ()
+        self.notes: list[str] = []
+        self.seconds: float | None = None
+        self.cold_s: float | None = None
+        self._subject, self._plan, self._mode, self._auto = subject, plan, mode, auto
+        self._steps, self._commitments = steps, commitments
+
+    @property
+    def compiles(self) -> bool:
+        """Whether there is anything to prepare."""
+        return self._mode.compiled or self._auto is not None
+
+    @property
+    def only_fused(self) -> bool:
+        """Whether ``auto`` has nothing to measure but the rewritten graph, which nobody asked
+        for: where that cannot be captured, all runs in eager."""
+        return self._auto is not None and set(self._auto.ways) <= {"eager", FUSED}
+
+    def run(
+        self,
+        schema: Schema,
+        example: StaticBatch | GraphColumns | None,
+        phases: Iterable[str] | None,
+        progress: bool,
+        cache: str | Path | bool | None,
+        choices: str | Path | None,
+    ) -> None:
+        """Prepares every bucket in every phase; see :meth:`StaticGraphRunner.warmup`."""
+        if phases is None:
+            phases = ("step", "eval") if self._subject.trains else ("eval",)
+        phases = tuple(phases)
+        # Largest first: later, smaller recordings fit into the memory of earlier ones.
+        keys = [(b, p) for b in reversed(range(len(self._plan.capacities))) for p in phases]
+        device = self._subject.device
+        if isinstance(cache, bool):
+            what = (self._subject.model, self._plan.capacities, schema, self._mode.name, device)
+            cache = warm_start.default_path(*what) if cache else None
+        started = time.perf_counter()
+        self.cold_s = None if cache is None else warm_start.load(cache, device)
+        self._steps.close()
+        self._steps.compiled.warmed_up = False  # what a second warm-up compiles is not late
+        self._commit_gradients(phases)
+        prepare = partial(self.prepare, schema)
+        with (
+            untouched(self._subject.model, self._subject.optimizer),
+            self._steps.accumulated.kept(),
+            bar(keys, desc="warming up", unit=" key", show=progress) as shown,
+        ):
+            if self._auto is None:
+                for bucket, phase in shown:
+                    shown.set_postfix_str(f"bucket {bucket} {phase}")
+                    prepare(self._steps.mode.name, bucket, phase)
+            else:
+                trials = Trials(self._subject, self._steps, self._auto, prepare)
+                file = f"{cache}.choices.json" if choices is None and cache else choices
+                batches = partial(trial_batch, example=example, device=device)
+                self.choices = trials.run(shown, schema, batches, file)
+                self.notes = trials.notes
+        self.seconds = time.perf_counter() - started
+        if cache is not None:
+            warm_start.save(cache, device, self.seconds if self.cold_s is None else self.cold_s)
+        self._steps.finish()
+        self._steps.clear()  # what was warmed up with is no data
+
+    def prepare(self, schema: Schema, way: str, bucket: int, phase: str) -> None:
+        """Compiles or records, under the budget."""
+        guard = nullcontext()
+        if self._commitments is not None:
+            guard = self._commitments.recording(bucket, self._steps.tear_down)
+            measures = self._commitments.allocator is not None
+            self._steps.warmed = self._commitments.warmed if measures else None
+        with guard:
+            self._steps.prepare(way, bucket, phase, schema)
+
+    def _commit_gradients(self, phases: Iterable[str]) -> None:
+        """Those of recordings beside one training step a bucket, before any is recorded."""
+        if self._commitments is None:
+            return
+        buckets = len(self._plan.capacities)
+        if "step" in phases and self._steps.joins_collation:
+            self._commitments.steps_from_ids(buckets)
+        own = self._mode.own or (self._auto is not None and OWN in self._auto.ways)
+        if "forward" in phases and own and self._steps.records("forward"):
+            self._commitments.pairs(buckets)
