@@ -30,6 +30,7 @@ PRINTED = {
     "train": "train",
     "try": "try",
     "report": "train",
+    "convert": "convert",
     "partition arrays": "partition",
     "train-large link": "train-large",
     "train-large node": "train-large",

@@ -47,6 +47,7 @@ BASES = {
     "report": ["report", "run"],
     "serve": ["serve", "--run", "run", "--port", "0"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
+    "convert": ["convert", "--data", "few", "--out", "converted"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
     "partition data": ["partition", "--data", "triples.npz", "--out", "g"],
     "train-large link": ["train-large", "--task", "link", "--data", "triples.npz", *LINK, "--out",
@@ -221,6 +222,10 @@ def given(base: list[str], action: argparse.Action, value: str) -> list[str]:
     return [*words, f"{name}={value}"]
 
 
+# What a command says before it has looked.
+PROGRESS = ("opening ",)
+
+
 def wrong_with(words: list[str]) -> str:
     """What a command does that none may do; empty where it works or refuses in one line.
 
@@ -234,8 +239,8 @@ def wrong_with(words: list[str]) -> str:
     except BaseException as error:
         return f"{type(error).__name__}: {str(error)[:150]}"
     # Two errors have a list below their line: what data is, and what takes the memory.
-    told = err.getvalue().strip()
-    lines = told.splitlines()
+    lines = [line for line in err.getvalue().strip().splitlines() if not line.startswith(PROGRESS)]
+    told = "\n".join(lines)
     listed = "Understood are:" in told or "the floor for this plan" in told
     if status == 2 and (
         out.getvalue()

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "slurm": "a cluster",
     "server": "a port and a caller; tests/test_serve.py has both",
     "venv": "make, which sets up an environment",
+    "yours": "a model, a table or a run of the reader's own",
     "minutes": "more minutes than a test may take",
 }
 ITEM = re.compile(
