@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.graphs import random_graph
-from test_store_writer import LEVELS, graphs_of
+from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
 from staticgraph.batches import announced as announcing

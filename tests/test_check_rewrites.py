@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, esol) -> Path:
+def folder(tmp_path_factory, esol) -> Path:
     folder = tmp_path_factory.mktemp("check")
     few = sg.GraphStore.from_pyg([esol[i] for i in range(40)], name="few", progress=False)
     few.save(folder / "few")
@@ -52,16 +52,16 @@ def place(tmp_path_factory, esol) -> Path:
     return folder
 
 
-def checked(place, module, monkeypatch, capsys, *words) -> tuple[int, str]:
-    monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(str(place))
+def checked(folder, module, monkeypatch, capsys, *words) -> tuple[int, str]:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
     model = ["--model", f"{module}:Net", "--batch-size", "8"]
     status = status_of(["check", "--data", "few", *model, *words])
     return status, capsys.readouterr().out
 
 
-def test_places_stand_by_the_models_own_lines(place, monkeypatch, capsys):
-    status, text = checked(place, "checked_net", monkeypatch, capsys)
+def test_places_stand_by_the_models_own_lines(folder, monkeypatch, capsys):
+    status, text = checked(folder, "checked_net", monkeypatch, capsys)
     lines = OWN.splitlines()
     conv = lines.index("        h = self.conv(x.float(), edge_index)") + 1
     tanh = lines.index("        return torch.tanh(x_j)") + 1
@@ -74,8 +74,8 @@ def test_places_stand_by_the_models_own_lines(place, monkeypatch, capsys):
     assert f"checked_net.py:{tanh}" in missed
 
 
-def test_json_has_the_same(place, monkeypatch, capsys):
-    _, text = checked(place, "checked_net", monkeypatch, capsys, "--json")
+def test_json_has_the_same(folder, monkeypatch, capsys):
+    _, text = checked(folder, "checked_net", monkeypatch, capsys, "--json")
     found = json.loads(text)["rewrites"]
     assert {"neighbour_sum", "segments"} <= {one["rewrite"] for one in found["done"]}
     (missed,) = (one for one in found["missed"] if one["layer"] == "odd")
@@ -83,8 +83,8 @@ def test_json_has_the_same(place, monkeypatch, capsys):
     assert found["note"] == ""
 
 
-def test_a_model_that_does_not_run_is_a_note(place, monkeypatch, capsys):
-    status, text = checked(place, "broken_net", monkeypatch, capsys)
+def test_a_model_that_does_not_run_is_a_note(folder, monkeypatch, capsys):
+    status, text = checked(folder, "broken_net", monkeypatch, capsys)
     assert status == 1
     assert "rewrites: the model cannot be captured (" in text
 

@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from test_store_writer import LEVELS, assert_same_files, graphs_of
+from support.written_stores import LEVELS, assert_same_files, graphs_of
 
 import staticgraph as sg
 from staticgraph.cli import main

@@ -19,7 +19,9 @@ from staticgraph.internals import (
     inductor,
     memory_pool,
     operators,
+    packages,
     profiler_events,
+    states,
     tracing,
     trees,
 )
@@ -332,3 +334,37 @@ def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
         ("_cuda_endAllocateToPool", (0, (1, 2))),
         ("_cuda_releasePool", (0, (1, 2))),
     ]
+
+
+# ---------------------------------------------------------------------- states and packages
+
+
+def test_regions_stand_in_a_captured_graph():
+    def forward(x):
+        with torch.no_grad():
+            y = x * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            return y @ x
+
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    torch.compile(forward, backend=backend)(torch.ones(2, 2))
+    called = [node.target for node in seen[0].graph.nodes if node.op == "call_function"]
+    assert called.count(states.set_grad_enabled) == 2
+    assert called.count(states.enter_autocast) == called.count(states.exit_autocast) == 1
+
+
+def test_operators_say_what_they_change():
+    assert isinstance(torch.ops.aten.add, dispatch.OpOverloadPacket)
+    assert isinstance(torch.ops.aten.add_.Tensor, dispatch.OpOverload)
+    assert torch.ops.aten.add_.Tensor._schema.is_mutable
+    assert issubclass(type(torch.ops.higher_order.cond), dispatch.HigherOrderOperator)
+
+
+def test_packages_have_a_compiler_and_a_loader():
+    assert callable(packages.compile_and_package)
+    assert packages.package_loader().__name__ == "AOTIModelPackageLoader"

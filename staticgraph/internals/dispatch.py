@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = [
     "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
+    "HigherOrderOperator",
+    "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
     "current_graph_task",
@@ -21,6 +23,8 @@ __all__ = [
 
 DisableTorchFunction = torch._C.DisableTorchFunction
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+HigherOrderOperator = torch._ops.HigherOrderOperator
+OpOverload = torch._ops.OpOverload
 OpOverloadPacket = torch._ops.OpOverloadPacket
 # The number of the backward pass that this thread is in, or -1.
 current_graph_task = torch._C._current_graph_task_id

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+__all__ = ["copies_of", "copy_all"]
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Writes each source over its target."""
-    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+# Writes each tensor of the second list over its target in the first; itself, since a call between
+# would be one more in every replay.
+copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 def copies_of(tensors: list[Tensor]) -> Sequence[Tensor]:

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.probing.step import ProbeStep

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from staticgraph.internals.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.words import Call, calls, is_fenced, shape, storage, tensor, value
 
@@ -99,11 +100,11 @@ def _tensors(nodes: list[Any]) -> list[Call]:
 def _is_mutating(target: Any) -> bool:
     """Whether an operator says of itself that it changes an argument: one of the user's, or a
     Triton kernel of his."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, OpOverloadPacket):
         return any(_is_mutating(getattr(target, name)) for name in target.overloads())
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return target._schema.is_mutable
-    return isinstance(target, torch._ops.HigherOrderOperator) and "mutation" in target.name()
+    return isinstance(target, HigherOrderOperator) and "mutation" in target.name()
 
 
 def _asked_in_place(node: Call) -> bool:

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph
 
+from staticgraph.internals.states import enter_autocast, exit_autocast, set_grad_enabled
 from staticgraph.rewrites.words import Call, fence
 
-_GRADIENT = torch._C._set_grad_enabled
 # Names of torch's functions that set a state which this module does not follow.
 _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 
@@ -26,17 +24,17 @@ _OTHERS = ("_set_", "_enter_", "_exit_", "_push_", "_pop_")
 def fence_regions(graph: Graph) -> None:
     """Marks what does not stand in the state that most of a graph stands in."""
     states: dict[Call, Any] = {}
-    switches = [node for node in graph.nodes if _calls(node, _GRADIENT)]
+    switches = [node for node in graph.nodes if _calls(node, set_grad_enabled)]
     # A region puts back what it found: the last one what was there at the head of the graph.
     gradient: Any = switches[-1].args[0] if switches else None
     entered: list[Any] = []
     for node in graph.nodes:
         target = node.target if node.op == "call_function" else None
-        if target is _GRADIENT:
+        if target is set_grad_enabled:
             gradient = node.args[0]
-        elif target is _enter_autocast:
+        elif target is enter_autocast:
             entered.append(("autocast", *map(str, node.args)))
-        elif target is _exit_autocast and entered:
+        elif target is exit_autocast and entered:
             entered.pop()
         elif getattr(target, "__name__", "").startswith(_OTHERS):
             entered.append(node)  # nothing known ends it: the rest stays as it is

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import aoti_compile_and_package
 
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
+from staticgraph.internals.packages import compile_and_package
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export_manifest import (
     KIND,
@@ -117,7 +117,7 @@ def _compile(
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own tree specifications
-        aoti_compile_and_package(program, package_path=str(path))
+        compile_and_package(program, package_path=str(path))
     return form(out)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import ExportRefused, PlanMismatch
+from staticgraph.internals.packages import package_loader
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.export_manifest import (
     FILE,
@@ -90,9 +91,7 @@ class ExportedModel:
             for bucket, content in enumerate(packages):
                 path = Path(own) / package_name(bucket)
                 path.write_bytes(content)
-                # Not aoti_load_package: that also reads programs that a package may hold.
-                loader = torch._C._aoti.AOTIModelPackageLoader  # pyright: ignore
-                self._loaders.append(loader(str(path), "model", False, 1, -1))
+                self._loaders.append(package_loader()(str(path), "model", False, 1, -1))
 
     @property
     def plan(self) -> BucketPlan:

@@ -22,6 +22,7 @@ from staticgraph import cli
 from staticgraph.checking.preflight import preflight
 from staticgraph.cli.probe import probe_model
 from staticgraph.cli.reports.plan_plots import map_around
+from staticgraph.cli.reports.rewrites import RewritesReport
 from staticgraph.dryrun import baseline
 from staticgraph.dryrun.operations import PARTS, count_step
 from staticgraph.serving.from_run import service_of_run
@@ -178,6 +179,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
     patch.setattr("staticgraph.dryrun.baseline.launched", launched)
     patch.setattr("staticgraph.cli.reports.plan_plots.map_around", once("map", map_around))
     patch.setattr("staticgraph.checking.preflight.preflight", once("check", preflight))
+    patch.setattr(RewritesReport, "of", once("rewrites", RewritesReport.of))
     patch.setattr("staticgraph.training.versus.versus.versus", once("try", versus))
     for picture in (
         "training.versus.picture.save_versus_picture",

@@ -39,8 +39,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None, post: str = "none
 
 def _dense(b: Tensor) -> Tensor:
     """The second operand without gaps between its rows or columns. oneDNN has no fast loop for one
-    with gaps, such as a slice of a wider weight: ``[128, 64]`` of ``[128, 192]`` took 590 ms for 0.2
-    (one CPU core, 2026-11-22)."""
+    with gaps, such as a slice of a wider weight: ``[128, 64]`` of ``[128, 192]`` took 590 ms for
+    0.2 (one CPU core, 2026-11-22)."""
     return b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
 
 

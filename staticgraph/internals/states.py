@@ -1,0 +1,11 @@
+"""Calls that stand around a region of a captured graph: gradients off, autocast on."""
+
+from __future__ import annotations
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast as enter_autocast
+from torch.amp.autocast_mode import _exit_autocast as exit_autocast
+
+__all__ = ["enter_autocast", "exit_autocast", "set_grad_enabled"]
+
+set_grad_enabled = torch._C._set_grad_enabled
