@@ -4,7 +4,8 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 2 --dist worksteal
+# A third beside two cores, since many tests wait for a process of their own.
+TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 3 --dist worksteal
 
 .PHONY: venv demo test test-all lint public-types fuzz tiers bench package docs figures clean
 
@@ -42,7 +43,7 @@ test: lint
 tiers: $(STAMP)
 	$(TESTS) --write-tiers
 
-# All of them, a minute of the fuzzer and the site. The fuzzer and the linters keep one core each.
+# All of them, half a minute of the fuzzer and the site. The fuzzer and the linters keep one core each.
 # FUZZ_SEED=random draws other cases.
 FUZZ_SEED ?= 2
 test-all: $(STAMP)
@@ -54,7 +55,7 @@ public-types: $(STAMP)
 	PYTHONPATH=. $(VENV)/bin/pyright --verifytypes staticgraph --ignoreexternal
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 60 $(if $(filter random,$(FUZZ_SEED)),,--seed $(FUZZ_SEED))
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 30 $(if $(filter random,$(FUZZ_SEED)),,--seed $(FUZZ_SEED))
 
 # Wheel and source distribution, into dist/.
 package: $(STAMP)
