@@ -4,8 +4,8 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# A third beside two cores, since many tests wait for a process of their own.
-TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 3 --dist worksteal
+# More than two cores have, since many tests wait for a process of their own.
+TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 4 --dist worksteal
 
 .PHONY: venv demo test test-all lint public-types fuzz tiers bench package docs figures clean
 

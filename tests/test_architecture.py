@@ -81,6 +81,7 @@ INSIDE = {
     ("internals.inductor", "torch._inductor"): SLOW,
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
+    ("internals.packages", "torch._inductor"): SLOW,
     ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }
