@@ -159,7 +159,6 @@ def _forward(
 def _backward(
     grad: Array,
     rows: Array,
-    out: Array,
     lse: Array,
     starts: Array,
     seed: int,
@@ -168,19 +167,20 @@ def _backward(
     found: Array,
 ) -> None:
     """``found``, shaped as ``rows``, comes zeroed; rows of graphs are written."""
-    _, heads, size = out.shape
-    kind = out.dtype.type
+    _, heads, size = grad.shape
+    kind = grad.dtype.type
     zero, one, scale = kind(0), kind(1), kind(size**-0.5)
     rest = kind(1.0 / (1.0 - p))
     start = mix(np.uint64(seed) + mix(np.uint64(site) * STEP))
     least = np.uint64(p * _STEPS)
+    lanes = np.empty(LANES, grad.dtype)
     for g in range(len(starts) - 1):
         begin, end = starts[g], starts[g + 1]
         nodes = end - begin
         padded = -(-nodes // LANES) * LANES
-        keys, values = np.empty((size, padded), out.dtype), np.empty((size, padded), out.dtype)
-        weights, slopes = np.empty(padded, out.dtype), np.empty(padded, out.dtype)
-        keep = np.empty(padded, out.dtype)
+        keys, values = np.empty((size, padded), grad.dtype), np.empty((size, padded), grad.dtype)
+        weights, slopes = np.empty(padded, grad.dtype), np.empty(padded, grad.dtype)
+        keep, terms = np.empty(padded, grad.dtype), np.empty(padded, grad.dtype)
         for h in range(heads):
             _columns(rows, begin, end, 1, h, keys)
             _columns(rows, begin, end, 2, h, values)
@@ -188,16 +188,21 @@ def _backward(
                 at = begin + i
                 _products(rows[at, 0, h], keys, scale, weights)
                 _products(grad[at, h], values, one, slopes)
-                mean, height = zero, lse[h, at]
-                for d in range(size):
-                    mean += grad[at, h, d] * out[at, h, d]
+                height = lse[h, at]
                 for j in range(padded):
                     weights[j] = exp(weights[j] - height)
+                for j in range(nodes, padded):
+                    weights[j] = zero
                 if p > 0:
                     _keep(begin, i, heads, h, start, least, keep[:nodes])
                     for j in range(nodes):
                         keep[j] *= rest
                         slopes[j] *= keep[j]
+                # Their mean, and not grad . out, which is that up to rounding: slopes add up to
+                # nothing, so half as much of them is lost.
+                for j in range(padded):
+                    terms[j] = weights[j] * slopes[j]
+                mean = _total(terms, lanes, zero)
                 for j in range(padded):
                     slopes[j] = scale * weights[j] * (slopes[j] - mean)
                 if p > 0:
@@ -242,7 +247,6 @@ def backward(
     _backward(
         grad.to(lse.dtype).view(nodes, heads, size).numpy(),
         rows.to(lse.dtype).view(nodes, 3, heads, size).numpy(),
-        out.to(lse.dtype).view(nodes, heads, size).numpy(),
         lse.numpy(),
         starts.numpy(),
         *_drawn(seed, site, p),
