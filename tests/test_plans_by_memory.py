@@ -118,6 +118,7 @@ def test_tiles_only_grow_and_little(nodes, edges, graphs):
         ((0.0, 0.0, 0.010), 8, 0),
         ((0.1, 0.2, 0.1), 8, 3),
         ((0.1, 0.2001, 0.1), 8, 4),
+        ((0.0001, 1e-13, 0.0001), 3, 2),
     ],
 )
 def test_workers_for_measured_times(times, cores, workers):

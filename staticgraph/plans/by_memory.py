@@ -175,7 +175,9 @@ def autosize_workers(
     available = cores or len(os.sched_getaffinity(0))
     most = max(1, available - 1)
     # 0.1 + 0.2 is a little more than three times 0.1, which no clock would see.
-    wanted = math.ceil((read_s + collate_s) / step_s * (1.0 - ROUNDING))
+    needed = (read_s + collate_s) * (1.0 - ROUNDING)
+    wanted = math.ceil(needed / step_s)
+    wanted += wanted * step_s < needed  # the quotient itself was rounded down
     count = min(wanted, most)
     reason = (
         f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step"
