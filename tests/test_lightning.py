@@ -130,6 +130,7 @@ def test_a_training_step_as_it_is_gives_what_plain_pyg_gives(esol, tmp_path, kin
     module, twin, data = made(kind), made(kind), data_of(esol)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*cannot be told")
+        warnings.filterwarnings("error", message=".*padding rows take part")
         trainer_of(tmp_path, limit_val_batches=0).fit(module, datamodule=data)
     by_hand(twin, data)
     assert len(module.losses) == 14
@@ -219,6 +220,11 @@ class Both(nn.Module):
         return x.float() @ table
 
 
+class Beside(nn.Module):
+    def forward(self, y, pooled, table):
+        return pooled @ table + y
+
+
 def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path):
     class Odd(Whole):
         def __init__(self):
@@ -238,6 +244,91 @@ def test_a_call_that_cannot_be_told_runs_as_plain_pyg_and_says_so(esol, tmp_path
         trainer_of(tmp_path, **options).fit(module, datamodule=data)
     by_hand(twin, data, epochs=1)
     assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-4)
+
+
+def test_a_table_with_as_many_rows_as_a_batch_has_graphs_is_no_rows_of_it(esol, tmp_path):
+    """The last of the batches has eight graphs, and so has the table rows."""
+
+    class Odd(Whole):
+        def __init__(self):
+            super().__init__()
+            self.both = Beside()
+
+        def training_step(self, batch, batch_idx):
+            pooled = global_add_pool(batch.x.float(), batch.batch, batch.num_graphs)
+            out = self.both(batch.y, pooled[:, :8] / 1000, torch.ones(8, 8))
+            loss = self.head(out).pow(2).mean()
+            self.losses.append(loss.detach())
+            return loss
+
+    module, twin, data = made(Odd), made(Odd), data_of(esol)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*cannot be told")
+        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    by_hand(twin, data, epochs=1)
+    assert len(module.losses) == 7
+    assert torch.allclose(torch.stack(module.losses), torch.stack(twin.losses), rtol=1e-5)
+
+
+def test_a_table_that_a_part_returns_keeps_its_rows(esol, tmp_path):
+    """In a bucket of as many graphs as the table has rows: by its size alone it would be cut."""
+    data = data_of(esol)
+    rows = data.plan.capacities[0].graphs
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(rows, 8))
+            self.linear = nn.Linear(9, 8)
+
+        def forward(self, y, pooled):
+            return self.linear(pooled) + y, self.table * 2
+
+    class Odd(Whole):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+            self.shapes = set()
+
+        def training_step(self, batch, batch_idx):
+            pooled = global_add_pool(batch.x.float(), batch.batch, batch.num_graphs)
+            out, table = self.part(batch.y, pooled / 1000)
+            self.shapes.add((len(out) == batch.num_graphs, len(table)))
+            return out.pow(2).mean() + table.mean()
+
+    module = made(Odd)
+    trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    assert module.shapes == {(True, rows)}
+
+
+def test_values_of_a_call_are_told_apart_and_too_many_are_no_runners(esol, tmp_path):
+    class Part(nn.Module):
+        def forward(self, x, power):
+            assert isinstance(power, (bool, int, float))
+            self.seen.append(type(power))
+            return x.float() * power
+
+        seen: list = []  # noqa: RUF012
+
+    class Odd(Whole):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def training_step(self, batch, batch_idx):
+            values = [1, True, 1.0, *(1.0 + k / 8 + batch_idx for k in range(1, 8))]
+            for value in values:
+                found = self.part(batch.x, value)
+                assert torch.equal(found, batch.x.float() * value)
+                assert self.part.seen[-1] is type(value)
+            self.calls = vars(self.part)["forward"]
+            self.most = max(getattr(self, "most", 0), len(self.calls._runners))
+            return self(batch).mean()
+
+    module, data = made(Odd), data_of(esol)
+    with pytest.warns(UserWarning, match=r"different sets of values \(now 1.75\)"):
+        trainer_of(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, datamodule=data)
+    assert module.most == 8
 
 
 def test_without_a_plan_it_says_where_to_give_one(tmp_path):

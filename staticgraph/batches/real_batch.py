@@ -120,14 +120,18 @@ class RealBatch:
         setattr(part, _ORIGIN, (weakref.ref(self), name, full))
         return part
 
+    def levels_of(self, value: Tensor) -> frozenset[Level]:
+        """The levels of which a tensor has as many rows as are real."""
+        counts, rows = self.static.real_counts, len(value) if value.dim() else -1
+        return frozenset(level for level in self.static.levels if counts.of(level) == rows)
+
     def padded(self, value: Tensor) -> Tensor | None:
         """A tensor of real rows with rows of zeros for the padding; None where its number of rows
         is that of several levels, or of none."""
-        counts, capacity = self.static.real_counts, self.static.capacity
-        found = [lv for lv in self.static.levels if value.dim() and counts.of(lv) == len(value)]
+        found = self.levels_of(value)
         if len(found) != 1:
             return None
-        more = capacity.rows(found[0]) - len(value)
+        more = self.static.capacity.rows(next(iter(found))) - len(value)
         return pad(value, (0, 0) * (value.dim() - 1) + (0, more))
 
     def whole(self) -> StaticBatch:

@@ -132,6 +132,14 @@ class SlotLayout:
         return tuple(entries)
 
     @cached_property
+    def lengths(self) -> frozenset[int]:
+        """How many rows its arrays have, padding included."""
+        levels = ["node", "edge", "graph", *(axis.name for axis in self.schema.axes)]
+        rows = {self.capacity.rows(level) for level in levels}
+        fields = {self.capacity.rows(field.level) * field.rows for field in self.schema}
+        return frozenset(rows | fields)
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of a slot of this layout."""
         last = self.entries[-1]
@@ -170,7 +178,7 @@ class Slot:
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
         self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
-        note(self.buffer)
+        note(self.buffer, frozenset().union(*(layout.lengths for layout in layouts)))
         self.released: torch.cuda.Event | None = None
         self.generation = 0
         self._layouts = layouts

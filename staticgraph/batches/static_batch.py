@@ -99,7 +99,7 @@ class StaticBatch:
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
         layout = SlotLayout(bucket, capacity, store.schema, pointers)
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
-        note(buffer)
+        note(buffer, layout.lengths)
         tensors = layout.tensors(buffer)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         graphs = np.fromiter(ids, np.int64)
@@ -385,7 +385,7 @@ class StaticBatch:
         tensors = {name: t.to(device, copy=copy) for name, t in self._tensors.items()}
         for name, tensor in tensors.items():
             if name in _INDICES or name.endswith(".edge_index"):
-                note(tensor)
+                note(tensor, self.layout.lengths)
         moved = StaticBatch(self.layout, tensors, self.real, objects=self._objects)
         moved._extra = {
             name: value.to(device, copy=copy) if isinstance(value, Tensor) else value

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,11 +26,14 @@ from staticgraph.nn.bound import bound
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.provenance import leaves
+from staticgraph.steps.provenance import Path, Stems, leaves
 from staticgraph.steps.subject import Subject
 
 # What an argument is: the batch, an array of it, a count of it, or a value that is the same always.
 Named = tuple[str, Any]
+# Runners for one module. Each is for the values that it is called with, and a value that is another
+# at every step (a temperature) would make one a step.
+MOST_RUNNERS = 8
 _ALWAYS = (type(None), bool, int, float, str, torch.dtype)
 
 
@@ -93,7 +96,11 @@ class StaticCall:
         self._module = module
         self._calls = calls
         self._runners: dict[tuple[Any, ...], StaticGraphRunner] = {}
-        self._told = False
+        # Of an argument the numbers of rows that were no level's; of an output whether it stems
+        # from the batch.
+        self._own: dict[tuple[TreeSpec, int], set[int]] = {}
+        self._stem: dict[tuple[TreeSpec, int], dict[Path, bool]] = {}
+        self._told: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         """A copied module is called as its class says."""
@@ -106,17 +113,36 @@ class StaticCall:
         with self._calls.off():
             if batch is None:
                 return self._forward(*args, **kwargs)
-            names = [_name_of(value) for value in flat]
-            if None not in names:
-                return self._by_runner(batch, tuple(names), spec)  # pyright: ignore[reportArgumentType]
+            names = [name for value in flat if (name := _name_of(value))]
+            if len(names) == len(flat) and self._has_runner_for(names, spec):
+                return self._by_runner(batch, tuple(names), spec)
             return self._by_bound(batch, flat, spec)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return type(self._module).forward(self._module, *args, **kwargs)
 
+    def _has_runner_for(self, names: Sequence[Named], spec: TreeSpec) -> bool:
+        """Whether there is a runner for such a call, or may be one more."""
+        if len(self._runners) < MOST_RUNNERS or _key(names, spec) in self._runners:
+            return True
+        values = ", ".join(repr(value) for kind, value in names if kind == "value")
+        self._tell(
+            "values",
+            f"{type(self._module).__name__} was called with {MOST_RUNNERS} different sets of "
+            f"values (now {values}), each compiled or recorded; from here on new ones run without: "
+            "keep what changes from step to step in a tensor of the module (a buffer)",
+        )
+        return False
+
+    def _tell(self, what: str, message: str) -> None:
+        """Warns, once."""
+        if what not in self._told:
+            self._told.add(what)
+            warnings.warn(message, stacklevel=6)
+
     def _by_runner(self, batch: RealBatch, names: tuple[Named, ...], spec: TreeSpec) -> Any:
         """All that it is given belongs to the batch: a runner's work."""
-        key = (names, spec)
+        key = _key(names, spec)
         if key not in self._runners:
 
             def forward(_: torch.nn.Module, data: Any) -> Any:
@@ -138,28 +164,53 @@ class StaticCall:
 
     def _by_bound(self, batch: RealBatch, flat: list[Any], spec: TreeSpec) -> Any:
         """Some of it was computed in between: eager, over that with padding."""
-        given = [_full(batch, value) for value in flat]
+        given = [self._full(batch, value, (spec, place)) for place, value in enumerate(flat)]
         if any(value is None for value, seen in zip(given, flat, strict=True) if seen is not None):
-            if not self._told:
-                self._told = True
-                warnings.warn(
-                    f"{type(self._module).__name__} is called with a tensor of which it cannot be "
-                    "told whether its rows are nodes, edges or graphs, and runs without fixed "
-                    "shapes; compute it inside of the module's forward",
-                    stacklevel=4,
-                )
+            self._tell(
+                "rows",
+                f"{type(self._module).__name__} is called with a tensor of which it cannot be told "
+                "whether its rows are nodes, edges or graphs, and runs without fixed shapes; "
+                "compute it inside of the module's forward",
+            )
             args, kwargs = tree_unflatten([_plain(value) for value in flat], spec)
             return self._forward(*args, **kwargs)
         args, kwargs = tree_unflatten(given, spec)
-        with bound(self._module, batch.whole()):
+        static = batch.whole()
+        known = self._stem.get((spec, static.bucket))
+        stems = Stems(static) if known is None else None
+        if stems is not None:
+            stems.mark(given)
+        with bound(self._module, static), stems or nullcontext():
             out = self._forward(*args, **kwargs)
+        if stems is not None:
+            known = {path: stems.of(value) for path, value in leaves(out)}
+            self._stem[spec, static.bucket] = known
+        sizes = {static.capacity.rows(name): name for name in static.levels}
+        levels = {
+            id(value): sizes.get(len(value))
+            for path, value in leaves(out)
+            if value.dim() and (known or {}).get(path, True)
+        }
+        return _cut(batch, out, lambda value: levels.get(id(value)))
 
-        def level(value: Tensor) -> str | None:
-            rows = len(value) if value.dim() else -1
-            sizes = {batch.static.capacity.rows(name): name for name in batch.static.levels}
-            return sizes.get(rows)
+    def _full(self, batch: RealBatch, value: Any, place: tuple[TreeSpec, int]) -> Any:
+        """An argument with padding; None where it cannot be told.
 
-        return _cut(batch, out, level)
+        A table of nine rows is not the graphs of the batch that happens to have nine: what was no
+        level's rows in another batch is none's in this."""
+        if isinstance(value, RealBatch):
+            return value.whole()
+        if isinstance(value, RealCount):
+            return getattr(batch.static, value.name)
+        origin = origin_of(value)
+        if origin is not None:
+            return origin.full
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        own = self._own.setdefault(place, set())
+        if not batch.levels_of(value):
+            own.add(len(value))
+        return None if len(value) in own else batch.padded(value)
 
     def close(self) -> None:
         """Frees what was recorded."""
@@ -189,22 +240,16 @@ def _name_of(value: object) -> Named | None:
     return ("array", origin.name) if origin and origin.name else None
 
 
+def _key(names: Sequence[Named], spec: TreeSpec) -> tuple[Any, ...]:
+    """By which a runner is found again: 1, 1.0 and True are three values, and one that is not equal
+    to itself is one."""
+    return tuple((kind, type(what), repr(what)) for kind, what in names), spec
+
+
 def _argument(data: Any, kind: str, what: Any) -> Any:
     if kind == "batch":
         return data
     return getattr(data, what) if kind == "array" else what
-
-
-def _full(batch: RealBatch, value: Any) -> Any:
-    """An argument with padding; None where it cannot be told."""
-    if isinstance(value, RealBatch):
-        return value.whole()
-    if isinstance(value, RealCount):
-        return getattr(batch.static, value.name)
-    origin = origin_of(value)
-    if origin is not None:
-        return origin.full
-    return batch.padded(value) if isinstance(value, Tensor) and value.dim() else value
 
 
 def _plain(value: Any) -> Any:

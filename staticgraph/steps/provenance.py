@@ -304,13 +304,14 @@ class Stems(TorchDispatchMode):
     def __init__(self, batch: StaticBatch) -> None:
         super().__init__()
         self._storages: dict[int, Any] = {}  # held, so that no address is used twice
-        self._mark(list(batch.tensors().values()))
+        self.mark(list(batch.tensors().values()))
 
     def of(self, value: Tensor) -> bool:
         """Whether a tensor was computed from the batch."""
         return value.untyped_storage()._cdata in self._storages
 
-    def _mark(self, values: list[Any]) -> None:
+    def mark(self, values: list[Any]) -> None:
+        """Counts what these hold as computed from the batch."""
         for value in values:
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
@@ -322,7 +323,7 @@ class Stems(TorchDispatchMode):
         marked = any(self.of(value) for value in given)
         out = func(*args, **kwargs)
         if marked:
-            self._mark(tree_leaves(out))
+            self.mark(tree_leaves(out))
             named = zip(func._schema.arguments, args, strict=False)
-            self._mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
+            self.mark([a for s, a in named if s.alias_info and s.alias_info.is_write])
         return out
