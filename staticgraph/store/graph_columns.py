@@ -345,9 +345,26 @@ class GraphColumns:
             raise IndexError(f"graph {graph} of {len(self)}")
         graph %= len(self)
         self.verify(np.array([graph]))
-        from staticgraph.store.pyg.one_graph import graph_of
+        from staticgraph.store.pyg.assembled import in_first_order
 
-        return graph_of(self, graph)
+        schema = self.schema
+        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
+        nodes, edges = self.size(graph)
+        pair = None
+        if not (schema.hetero or schema.two_sided):
+            here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+            pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
+        levels = ("edge", *(axis.name for axis in schema.edge_axes))
+        data = in_first_order(
+            schema,
+            {item.name: self.columns[item.name][self.rows_of(item, graph)] for item in schema},
+            {"node": nodes, "edge": edges, **rows},
+            pair,
+            {level: self.origin_of(graph, level) for level in levels},
+        )
+        for name, column in self.objects.items():
+            setattr(data, name, column.at(graph))
+        return data
 
     def origin_of(self, graph: int, level: Level) -> Array | None:
         """Where each edge of one graph stood before it was sorted; None where it is where it was,
