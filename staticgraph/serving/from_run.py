@@ -14,7 +14,7 @@ from staticgraph.serving.asker import Here
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.serving.server import Server
-from staticgraph.training.run import device_of
+from staticgraph.training.device import device_of
 from staticgraph.training.trained import Trained
 
 # What OGB's features of a molecule are: of an atom, and of a bond.
