@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import copy
-
 import pytest
 import torch
 import torch.utils.checkpoint

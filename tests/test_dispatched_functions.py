@@ -12,7 +12,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 import torch_geometric.nn as pyg
 from support.tape import TapeRecorder
 from support.threaded import (

@@ -9,7 +9,6 @@ import threading
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from support.tape import TapeRecorder
 from support.threaded import (
     GRAPHS,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from support import obstacle_models
 from support.layer_cases import CASES, C
 from support.layer_model import model_of

@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from support.layer_cases import C
 from support.obstacle_models import (
     PLAN,

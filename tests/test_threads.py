@@ -12,7 +12,6 @@ import threading
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from support.threaded import (
     GRAPHS,
     PATIENCE_S,

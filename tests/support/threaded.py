@@ -10,7 +10,6 @@ import threading
 import time
 
 import torch
-import torch.utils.checkpoint
 import torch_geometric.nn as pyg
 from torch import nn
 from torch_geometric.data import Batch, Data
