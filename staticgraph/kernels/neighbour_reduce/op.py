@@ -42,10 +42,8 @@ def _on_cpu(
     wide = torch.promote_types(some.dtype, torch.float32)
     out = torch.empty(_shape(some, row_ptr, kinds, towers), dtype=wide)
     operands = source, target, edge
-    cpu.forward(
-        *_read(operands, code, src, row_ptr, activation, slope, kinds),
-        _parted(out, kinds),
-    )
+    read = _read(operands, code, src, row_ptr, activation, slope, kinds)
+    cpu.forward(*read, *[_parted(out, kinds)])
     return out
 
 
