@@ -1,13 +1,13 @@
 """What a runner did so far: batches and times bucket by bucket, and the bytes that it holds.
 
-Counted as batches go in, read when a report is asked for; nothing here decides anything.
+The runner counts each batch in the statistics of its bucket; the rest is read where it stands when
+a report is asked for. Nothing here decides anything.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.commitments import Commitments, RunnerStats
@@ -31,6 +31,9 @@ class Account:
         steps: its ways, which count what they compile and replay.
         warming: what was chosen and noted while it was warmed up.
         commitments: under its budget, where it has one.
+
+    Attributes:
+        statistics: of each bucket.
     """
 
     def __init__(
@@ -45,17 +48,6 @@ class Account:
         self.statistics = [BucketStatistics(c, subject.device) for c in plan.capacities]
         self._subject, self._plan, self._mode = subject, plan, mode
         self._steps, self._warming, self._commitments = steps, warming, commitments
-
-    def enter(self, batch: StaticBatch, work: str) -> None:
-        """Counts a batch that is about to run.
-
-        Raises:
-            BudgetExceeded: its bucket was not used yet, and does not fit.
-        """
-        if self._commitments is not None:
-            self._commitments.use(batch.bucket)
-        if batch.real is not None:
-            self.statistics[batch.bucket].count(batch.real, work)
 
     @property
     def stats(self) -> RunnerStats:

@@ -494,7 +494,10 @@ class StaticGraphRunner:
     def _own(self, batch: StaticBatch, work: str) -> StaticBatch:
         """A batch as this runner's steps take it, counted; refused where it is another plan's."""
         batch = self._steps.accept(batch)
-        self._account.enter(batch, work)
+        if self._commitments is not None:
+            self._commitments.use(batch.bucket)
+        if batch.real is not None:
+            self._account.statistics[batch.bucket].count(batch.real, work)
         if self._padding is not None and self._padding.wanted(work):
             # Beside recordings there is no memory for another step.
             trees = self.mode.recording and self._warming.seconds is not None
