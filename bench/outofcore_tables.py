@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
-from bench.tables import Folder, table
+from bench.tables import Columns, Folder, listed, table
 
+Row = Mapping[str, Any]
 GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "cornell5": "Cornell5"}
 
 
@@ -33,56 +34,45 @@ def links(folder: Folder) -> str:
 
 
 def nodes(folder: Folder) -> str:
-    found = folder.get("outofcore_nodes", {})
     ways = {"pyg": "PyG in memory", "memory": "in memory"}
-    rows = [
-        (
-            GRAPHS.get(row["graph"], row["graph"]),
-            ways.get(row["way"], row["way"]),
-            str(row["seeds"]),
-            f"{row['mean']:.4f}",
-            f"{row['deviation']:.4f}",
-            "" if row["way"] == "pyg" else f"{row['difference']:+.4f} ± {row['error']:.4f}",
-            "" if row["way"] == "pyg" else f"{row['p']:.3f}",
-        )
-        for row in found.get("rows", ())
-    ]
-    headers = ("graph", "way", "pairs", "accuracy", "deviation", "minus PyG", "p")
-    return table("outofcore_nodes", found, headers, rows)
+
+    def beside_pyg(text: Callable[[Row], str]) -> Callable[[Row], str]:
+        return lambda row: "" if row["way"] == "pyg" else text(row)
+
+    columns: Columns = {
+        "graph": lambda row: GRAPHS.get(row["graph"], row["graph"]),
+        "way": lambda row: ways.get(row["way"], row["way"]),
+        "pairs": lambda row: str(row["seeds"]),
+        "accuracy": lambda row: f"{row['mean']:.4f}",
+        "deviation": lambda row: f"{row['deviation']:.4f}",
+        "minus PyG": beside_pyg(lambda row: f"{row['difference']:+.4f} ± {row['error']:.4f}"),
+        "p": beside_pyg(lambda row: f"{row['p']:.3f}"),
+    }
+    return listed(folder, "outofcore_nodes", "rows", columns)
 
 
 def sampling(folder: Folder) -> str:
-    found = folder.get("outofcore_sample", {})
-    rows = [
-        (
-            str(row["layers"]),
-            f"{row['ms']:.2f}",
-            f"{row['other_ms']:.1f}",
-            f"{row['nodes']:,}",
-            f"{row['edges']:,}",
-            f"{row['reuse']:.2f}",
-        )
-        for row in found.get("layers", ())
-    ]
-    headers = ("layers", "ms", "twin ms", "nodes", "edges", "reuse")
-    return table("outofcore_sample", found, headers, rows)
+    columns: Columns = {
+        "layers": lambda row: str(row["layers"]),
+        "ms": lambda row: f"{row['ms']:.2f}",
+        "twin ms": lambda row: f"{row['other_ms']:.1f}",
+        "nodes": lambda row: f"{row['nodes']:,}",
+        "edges": lambda row: f"{row['edges']:,}",
+        "reuse": lambda row: f"{row['reuse']:.2f}",
+    }
+    return listed(folder, "outofcore_sample", "layers", columns)
 
 
 def hops(folder: Folder) -> str:
-    found = folder.get("outofcore_hops", {})
-    rows = [
-        (
-            GRAPHS.get(row["graph"], row["graph"]),
-            ", ".join(map(str, row["fanouts"])),
-            f"{row['batch_size']:,}",
-            f"{row['deviation_of_rows']:.1%}",
-            f"{row['efficiency']:.2f}",
-            f"{row['bound_over_mean']:.1f}",
-        )
-        for row in found.get("hops", ())
-    ]
-    headers = ("graph", "fan-outs", "seeds", "deviation of rows", "efficiency", "bound over mean")
-    return table("outofcore_hops", found, headers, rows)
+    columns: Columns = {
+        "graph": lambda row: GRAPHS.get(row["graph"], row["graph"]),
+        "fan-outs": lambda row: ", ".join(map(str, row["fanouts"])),
+        "seeds": lambda row: f"{row['batch_size']:,}",
+        "deviation of rows": lambda row: f"{row['deviation_of_rows']:.1%}",
+        "efficiency": lambda row: f"{row['efficiency']:.2f}",
+        "bound over mean": lambda row: f"{row['bound_over_mean']:.1f}",
+    }
+    return listed(folder, "outofcore_hops", "hops", columns)
 
 
 TABLES: dict[str, Callable[[Folder], str]] = {

@@ -15,6 +15,7 @@ from typing import Any
 from bench.figures import NOT_MEASURED, markdown
 
 Folder = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 DATA = {
     "ogbg-molhiv_train": "ogbg-molhiv, training",
     "ogbg-molhiv_all": "ogbg-molhiv, all",
@@ -43,6 +44,20 @@ def table(
     name: str, found: Mapping[str, Any], headers: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> str:
     return f"{markdown(headers, rows)}\n\n{source(name, found)}" if rows else NOT_MEASURED
+
+
+def listed(folder: Folder, name: str, key: str, columns: Columns) -> str:
+    """A table with a line for each row that a result lists.
+
+    Args:
+        folder: the results.
+        name: of the result.
+        key: what it lists the rows under.
+        columns: heading -> what a row says there.
+    """
+    found = folder.get(name, {})
+    rows = [tuple(cell(row) for cell in columns.values()) for row in found.get(key, ())]
+    return table(name, found, tuple(columns), rows)
 
 
 def ratio(found: Mapping[str, float]) -> str:
@@ -131,20 +146,17 @@ def training(folder: Folder) -> str:
 
 
 def one_thread(folder: Folder) -> str:
-    found = folder.get("kernels_cpu", {})
-    rows = [
-        (
-            row["contender"],
-            f"{row['step_ms']:.1f} [{row['p10_ms']:.1f}, {row['p90_ms']:.1f}]",
-            f"{row['cpu_ms']:.1f}",
-            f"{row['graphs_per_s']:,.0f}",
-            f"{row['speed']:.2f}",
-            f"{row['cpu_speed']:.2f}",
-        )
-        for row in found.get("rows", ())
-    ]
-    headers = ("", "step ms, median [p10, p90]", "CPU ms", "graphs/s", "times PyG", "by CPU time")
-    return table("kernels_cpu", found, headers, rows)
+    columns: Columns = {
+        "": lambda row: row["contender"],
+        "step ms, median [p10, p90]": lambda row: (
+            f"{row['step_ms']:.1f} [{row['p10_ms']:.1f}, {row['p90_ms']:.1f}]"
+        ),
+        "CPU ms": lambda row: f"{row['cpu_ms']:.1f}",
+        "graphs/s": lambda row: f"{row['graphs_per_s']:,.0f}",
+        "times PyG": lambda row: f"{row['speed']:.2f}",
+        "by CPU time": lambda row: f"{row['cpu_speed']:.2f}",
+    }
+    return listed(folder, "kernels_cpu", "rows", columns)
 
 
 def launches(folder: Folder) -> str:
@@ -189,37 +201,29 @@ def crossing(folder: Folder) -> str:
 
 
 def overflow(folder: Folder) -> str:
-    found = folder.get("overflow", {})
-    rows = [
-        (
-            data_name(row["data"]),
-            str(row["batch_size"]),
-            ", ".join(map(share, row["filled"])),
-            ", ".join(map(share, row["full_batches"])),
-            f"{row['overflowed']:,}",
-            f"{row['batches']:,}",
-        )
-        for row in found.get("overflow", ())
-    ]
-    headers = ("data", "batch", "nodes, edges filled", "full batches alone", "left over")
-    return table("overflow", found, (*headers, "of batches"), rows)
+    columns: Columns = {
+        "data": lambda row: data_name(row["data"]),
+        "batch": lambda row: str(row["batch_size"]),
+        "nodes, edges filled": lambda row: ", ".join(map(share, row["filled"])),
+        "full batches alone": lambda row: ", ".join(map(share, row["full_batches"])),
+        "left over": lambda row: f"{row['overflowed']:,}",
+        "of batches": lambda row: f"{row['batches']:,}",
+    }
+    return listed(folder, "overflow", "overflow", columns)
 
 
 def packing(folder: Folder) -> str:
-    found = folder.get("packing", {})
-    rows = [
-        (
-            data_name(row["data"]),
-            f"{row['packs']:,}",
-            f"{row['volume_bound']:,}",
-            f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
-            f"{1e3 * median(row['ours_s']):.1f}",
-            f"{1e3 * median(row['paper_s']):.1f}" if "paper_s" in row else "-",
-        )
-        for row in found.get("packing", ())
-    ]
-    headers = ("histogram", "packs", "bound by volume", "paper's best", "ours, ms", "paper's, ms")
-    return table("packing", found, headers, rows)
+    columns: Columns = {
+        "histogram": lambda row: data_name(row["data"]),
+        "packs": lambda row: f"{row['packs']:,}",
+        "bound by volume": lambda row: f"{row['volume_bound']:,}",
+        "paper's best": lambda row: f"{row['paper_packs']:,}" if "paper_packs" in row else "-",
+        "ours, ms": lambda row: f"{1e3 * median(row['ours_s']):.1f}",
+        "paper's, ms": lambda row: (
+            f"{1e3 * median(row['paper_s']):.1f}" if "paper_s" in row else "-"
+        ),
+    }
+    return listed(folder, "packing", "packing", columns)
 
 
 def composition(folder: Folder) -> str:
@@ -247,21 +251,18 @@ def composition(folder: Folder) -> str:
 
 
 def memory(folder: Folder) -> str:
-    found = folder.get("memory", {})
-    rows = [
-        (
-            row["model"],
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "training": lambda row: (
             f"{row['optimizer']} {row['autocast']}".strip()
-            + (f" accumulate {row['accumulate']}" if row["accumulate"] > 1 else ""),
-            row["form"],
-            f"{row['predicted_bytes'] / 2**20:.1f} MiB",
-            f"{row['measured_bytes'] / 2**20:.1f} MiB",
-            f"{abs(row['error']):.3%}",
-        )
-        for row in found.get("rows", ())
-    ]
-    headers = ("model", "training", "form", "predicted", "measured", "error")
-    return table("memory", found, headers, rows)
+            + (f" accumulate {row['accumulate']}" if row["accumulate"] > 1 else "")
+        ),
+        "form": lambda row: row["form"],
+        "predicted": lambda row: f"{row['predicted_bytes'] / 2**20:.1f} MiB",
+        "measured": lambda row: f"{row['measured_bytes'] / 2**20:.1f} MiB",
+        "error": lambda row: f"{abs(row['error']):.3%}",
+    }
+    return listed(folder, "memory", "rows", columns)
 
 
 TABLES: dict[str, Callable[[Folder], str]] = {

@@ -70,7 +70,6 @@ INSIDE = {
     ("datasets", "staticgraph.datasets.smiles"): SLOW,
     ("memory.budget", "staticgraph.memory.device"): "arithmetic needs no device, and no torch",
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
-    ("store.graph_columns", "torch"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,
     ("store.graph_store", "staticgraph.store.pyg.flatten"): SLOW,
     ("nn.functions", "staticgraph.nn.fused.pool"): KERNELS,

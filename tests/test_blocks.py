@@ -12,7 +12,7 @@ from support.written_stores import LEVELS, graphs_of
 import staticgraph as sg
 from staticgraph.batches import announced as announcing
 from staticgraph.epochs import batcher as batchers
-from staticgraph.epochs import strategies
+from staticgraph.epochs import strategies, used_graphs
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks, block_order, spread
 from staticgraph.plans.choose import plan_buckets
@@ -152,8 +152,8 @@ def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
     split = np.random.default_rng(0).permutation(90)[:70]
     found = []
     for least in (1 << 22, 1):
-        monkeypatch.setattr(batchers, "NARROW_FROM", least)
-        monkeypatch.setattr(batchers, "AT_ONCE", 7 if least == 1 else 1 << 21)
+        monkeypatch.setattr(used_graphs, "NARROW_FROM", least)
+        monkeypatch.setattr(used_graphs, "AT_ONCE", 7 if least == 1 else 1 << 21)
         batcher = Batcher(store, plan, indices=split, exact=exact, shuffle=shuffle, seed=2)
         assert batcher.sizes.dtype == (np.int16 if least == 1 else np.int64)
         assert batcher.indices.dtype == (np.int32 if least == 1 else np.int64)

@@ -21,9 +21,8 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 
+from support.served_run import app_of_run  # noqa: E402
 from support.trained_run import trained_run  # noqa: E402
-
-from staticgraph.serving.from_run import app_of_run  # noqa: E402
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.utils.checkpoint
+from support import obstacle_models
 from support.layer_cases import CASES, C
 from support.layer_model import model_of
-from support.parity import BATCH, CAPACITY, STORE, unknown_counts
+from support.obstacle_models import OBSTACLES, PLAN, Item, MaskIndex, Net, Unique, where_of
+from support.parity import BATCH, STORE, unknown_counts
 from torch import nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GPSConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import to_dense_batch
 
@@ -26,153 +25,13 @@ from staticgraph.checking.watching import Watch
 from staticgraph.cli import main
 from staticgraph.nn import context_of
 
-PLAN = [CAPACITY]
-
-
-class Net(nn.Module):
-    """A static model; the obstacles derive from it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = GCNConv(C, C)
-        self.norm = nn.BatchNorm1d(C)
-        self.head = nn.Linear(C, 2)
-
-    def forward(self, x, edge_index, batch):
-        h = self.trick(self.norm(self.conv(x, edge_index)))
-        return self.head(global_mean_pool(h, batch))
-
-    def trick(self, h):
-        return h.relu()
-
-
-class Item(Net):
-    def trick(self, h):
-        return h / h.detach().max().item()  # here
-
-
-class Nonzero(Net):
-    def trick(self, h):
-        rows = (h[:, 0] > 0).nonzero().view(-1)  # here
-        return h.index_fill(0, rows, 0.0)
-
-
-class Unique(Net):
-    def trick(self, h):
-        values = torch.unique(h.detach())  # here
-        return h - values.mean()
-
-
-class MaskIndex(Net):
-    def trick(self, h):
-        positive = h[h[:, 0] > 0]  # here
-        return h - positive.mean(0)
-
-
-class MaskWrite(Net):
-    def trick(self, h):
-        h = h.clone()
-        h[h[:, 0] > 0] = torch.ones(C, dtype=h.dtype, device=h.device)  # here
-        return h
-
-
-class HostTensor(Net):
-    def trick(self, h):
-        return h * torch.tensor([1.0, 2.0] * 4, dtype=h.dtype).to(h.device)  # here
-
-
-class HostRange(Net):
-    def trick(self, h):
-        return h * torch.arange(C)  # here
-
-
-class Branch(Net):
-    def trick(self, h):
-        if h.mean() > 0:  # here
-            return h.relu()
-        return h
-
-
-class Checkpointed(Net):
-    def trick(self, h):
-        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False)  # here
-
-
-class CheckpointedReentrant(Net):
-    def trick(self, h):
-        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=True)  # here
-
-
-class ToHost(Net):
-    def trick(self, h):
-        return h + h.detach().cpu().std()  # here
-
-
-class Repeats(Net):
-    def trick(self, h):
-        counts = (h[:, 0] > 0).long()
-        return h + torch.repeat_interleave(h.detach(), counts, dim=0).mean()  # here
-
-
-class Classes(Net):
-    def trick(self, h):
-        return h * nn.functional.one_hot((h[:, 0] > 0).long()).sum(1, keepdim=True)  # here
-
-
-class ToList(Net):
-    def trick(self, h):
-        return h * sum(h.detach()[0].tolist())  # here
-
-
-class Formatted(Net):
-    def trick(self, h):
-        self.seen = f"largest {h.detach().max():.3f}"  # here
-        return h
-
-
-class NewTensor(Net):
-    def trick(self, h):
-        return h * h.new_tensor([1.0, 2.0] * 4)  # here
-
-
-class FromNumpy(Net):
-    def trick(self, h):
-        return h * torch.from_numpy(np.ones(C))  # here
-
-
-OBSTACLES = [
-    (ToList, "host read", ".tolist()"),
-    (Formatted, "host read", "a tensor as text"),
-    (NewTensor, "host-to-device copy", "a tensor of the host's values"),
-    (FromNumpy, "host-to-device copy", "a tensor of the host's values"),
-    (Classes, "host read", "one_hot without num_classes"),
-    (Item, "host read", ".item()"),
-    (Nonzero, "size from data", "nonzero"),
-    (Unique, "size from data", "unique"),
-    (MaskIndex, "index with a mask", "x[mask]"),
-    (MaskWrite, "write through a mask", "x[mask] = y"),
-    (HostTensor, "host-to-device copy", "torch.tensor"),
-    (HostRange, "host-to-device copy", "torch.arange without device="),
-    (Branch, "branch on data", "bool() of a tensor"),
-    (Checkpointed, "activation checkpointing", "checkpoint"),
-    (CheckpointedReentrant, "activation checkpointing", "checkpoint"),
-    (ToHost, "device-to-host copy", ".cpu()"),
-    (Repeats, "size from data", "repeat_interleave"),
-]
-
-
-def line_of(kind: type) -> int:
-    lines = Path(__file__).read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
-    return next(i for i in range(start, len(lines)) if "# here" in lines[i]) + 1
-
 
 @pytest.mark.parametrize(("kind", "reason", "operation"), OBSTACLES, ids=lambda v: str(v)[:40])
 def test_an_obstacle_is_found_and_named_with_its_line(kind, reason, operation):
     report = preflight(kind().double(), PLAN, STORE)
     assert not report.ok
     found = {(o.kind, o.where) for o in report.obstacles}
-    assert (reason, f"{__file__}:{line_of(kind)}") in found
+    assert (reason, where_of(kind)) in found
     assert operation in str(report)
     first = report.obstacles[0]
     assert first.kind == reason
@@ -188,7 +47,7 @@ def test_every_obstacle_of_a_model_is_found_at_once():
             return Unique.trick(self, h)
 
     wheres = [o.where for o in preflight(Several().double(), PLAN, STORE).obstacles]
-    assert wheres == [f"{__file__}:{line_of(kind)}" for kind in (Item, MaskIndex, Unique)]
+    assert wheres == [where_of(kind) for kind in (Item, MaskIndex, Unique)]
 
 
 def test_a_static_model_passes_and_is_not_changed():
@@ -329,7 +188,7 @@ def test_hooks_that_a_compiled_step_would_leave_out_are_refused():
 def test_a_model_that_does_not_run_is_told_and_not_raised():
     (obstacle,) = preflight(Net(), PLAN, STORE).obstacles  # float32, of data in float64
     assert obstacle.kind == "the model raises"
-    assert obstacle.where.startswith(__file__)
+    assert obstacle.where.startswith(obstacle_models.__file__)
     assert "model.double()" in obstacle.remedy
 
 
@@ -509,149 +368,3 @@ def test_a_list_of_graphs_is_no_store():
         sg.plan_buckets(graphs, batch_size=2)
     with pytest.raises(TypeError, match=r"sg.GraphStore.from_pyg\(graphs\)"):
         sg.StaticLoader(graphs, PLAN)
-
-
-def lines_of(report, number=1):
-    """The lines of one obstacle."""
-    text = str(report).splitlines()
-    first = next(i for i, line in enumerate(text) if line.startswith(f"{number}. "))
-    end = next(i for i in range(first + 1, len(text)) if not text[i].startswith("   "))
-    return "\n".join(text[first:end])
-
-
-def verdicts(report):
-    """The two, as they are printed."""
-    said = dict(
-        line.split(": ", 1)
-        for line in str(report).splitlines()
-        if line.startswith(("compiles: ", "can be recorded: "))
-    )
-    assert (said["compiles"] == "yes") is report.compiles
-    assert (said["can be recorded"] == "yes") is report.recordable
-    return said["compiles"], said["can be recorded"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (Net, ("yes", "yes")),
-        (ToHost, ("yes", "no, for 1")),
-        (Item, ("no, for 1", "no, for 1")),
-        (MaskWrite, ("no, for 1", "no, for 1")),
-        (HostRange, ("no, for 1", "no, for 1")),
-        (NewTensor, ("no, for 1", "no, for 1")),
-    ],
-)
-def test_two_verdicts_compiles_and_can_be_recorded(kind, expected):
-    torch.manual_seed(0)
-    assert verdicts(preflight(kind().double(), PLAN, STORE)) == expected
-
-
-class Leaking(Net):
-    def trick(self, h):
-        return h - h.mean(0)
-
-
-def test_wrong_results_are_no_verdict_on_how_it_runs():
-    report = preflight(Leaking().double(), PLAN, STORE)
-    assert verdicts(report) == ("yes", "yes")
-    assert not report.ok
-
-
-class Deprecated(Net):
-    def trick(self, h):
-        warnings.warn("trick is deprecated, use stunt", stacklevel=1)  # here
-        return h
-
-
-class MakesBatch(Net):
-    def trick(self, h):
-        data = Batch(x=h, batch=h[:, 0].long())  # here
-        return data.x
-
-
-class Caught(Net):
-    def trick(self, h):
-        if torch.compiler.is_compiling():
-            raise KeyError("zork")  # here
-        return h
-
-
-def test_the_exception_below_dynamos_is_shown():
-    for kind, first, advice in (
-        (Deprecated, "warns: warnings.warn('trick is deprecated, use stunt')", "in __init__"),
-        (MakesBatch, "raises while it is traced: ", "PyG Data or Batch inside its forward"),
-        (Caught, "raises while it is traced: KeyError('zork')", "operations on tensors"),
-    ):
-        torch.manual_seed(0)
-        said = lines_of(preflight(kind().double(), PLAN, STORE))
-        assert said.startswith(f"1. {first}"), said
-        assert "# here" in said or kind is MakesBatch, said
-        assert advice in said
-        assert "found no exception handler" not in said
-
-
-class Narrow(Net):
-    def trick(self, h):
-        return h.view(34, C)  # the nodes of one batch
-
-
-class Missing(Net):
-    def trick(self, h):
-        return h * self.absent
-
-
-class Float(Net):
-    def trick(self, h):
-        return nn.functional.linear(h, self.head.weight.float())
-
-
-@pytest.mark.parametrize(
-    ("kind", "has", "lacks"),
-    [
-        (Narrow, "plain PyG runs these graphs without padding", "model.double()"),
-        (Missing, "plain PyG stops on these graphs, too", "print(store)"),
-        (Float, "model.double() for float64 data", "without padding"),
-    ],
-)
-def test_advice_belongs_to_the_failure(kind, has, lacks):
-    said = lines_of(preflight(kind().double(), PLAN, STORE))
-    assert has in said
-    assert lacks not in said
-
-
-def test_a_first_node_has_a_fixed_form():
-    said = lines_of(preflight(Nonzero().double(), PLAN, STORE))
-    assert "batch.ptr[:-1]" in said
-
-
-class Tied(nn.Module):
-    """Chooses among equal rows, and rounds otherwise where there are more of them."""
-
-    def __init__(self, off=0.0):
-        super().__init__()
-        self.off = off
-        self.lin = nn.Linear(C, C)
-        self.head = nn.Linear(C, 2)
-
-    def forward(self, x, edge_index, batch, num_graphs):
-        h = self.lin(torch.ones_like(x))
-        rounds = (
-            1e-13 * torch.arange(len(h), device=h.device) * (1 if len(h) == BATCH.num_nodes else -1)
-        )
-        score = h[:, 0] + rounds
-        best = h.new_full((num_graphs,), -torch.inf)
-        best = best.scatter_reduce(0, batch, score.detach(), "amax")
-        chosen = torch.where((score == best[batch])[:, None], x, 0)
-        padded = self.off * (len(h) - 34)
-        return self.head(global_add_pool(chosen, batch, num_graphs)) + padded
-
-
-def test_ties_are_known_and_nothing_else_passes_for_one():
-    torch.manual_seed(0)
-    report = preflight(Tied().double(), PLAN, STORE)
-    assert report.ok, str(report)
-    assert "a choice among equal rows (TopK, max, sort)" in report.parity_note
-    report = preflight(Tied(off=1.0).double(), PLAN, STORE)
-    assert "differs from plain PyG" in str(report)
-    assert "without ties" not in report.parity_note

@@ -9,25 +9,11 @@ import pytest
 import torch
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, adam, batches_of, bce, eager_of, fixed
-from support.runners import made_runner
+from support.recorded_net import runner_of
 from support.tape import HostRead
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import staticgraph as sg
-from staticgraph.steps.recordable_optimizer import make_capturable
-
-
-def runner_of(model, hiv, optimizer=None, warm=True, **options):
-    runner = made_runner(
-        model,
-        CAPACITIES,
-        mode="cuda-graph",
-        loss=bce,
-        optimizer=optimizer or adam(model),
-        recorder=ArenaRecorder,
-        **options,
-    )
-    return runner.warmup(hiv, progress=False) if warm else runner
 
 
 @pytest.mark.parametrize("scope", ["step", "forward_backward", "forward"])
@@ -248,156 +234,6 @@ def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed(hiv):
     assert first == second
 
 
-class TestRefusals:
-    """What cannot be inside a recording is refused with reason and remedy."""
-
-    def test_an_optimizer_that_has_counted_on_the_host(self, hiv):
-        model = Net()
-        optimizer = torch.optim.Adam(model.parameters())
-        eager_of(model, optimizer).step(batches_of(hiv, 1)[0])
-        with pytest.raises(sg.NotStatic, match=r"capturable=True.*make_capturable"):
-            runner_of(model, hiv, optimizer)
-        assert not optimizer.param_groups[0]["capturable"], "it is left as it was"
-        assert make_capturable(optimizer).param_groups[0]["capturable"]
-
-    def test_an_optimizer_without_a_recordable_form(self, hiv):
-        model = Net()
-        with pytest.raises(sg.NotStatic, match="scope='forward_backward'"):
-            runner_of(model, hiv, torch.optim.Adafactor(model.parameters()))
-        with pytest.raises(sg.NotStatic, match="LBFGS has no capturable form"):
-            make_capturable(torch.optim.LBFGS(model.parameters()))
-
-    def test_sgd_with_dampening(self, hiv):
-        model = Net()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
-        with pytest.raises(sg.NotStatic, match="dampening=0"):
-            runner_of(model, hiv, sgd)
-
-    def test_a_setting_changed_later(self, hiv):
-        model = Net()
-        optimizer = adam(model)
-        runner = runner_of(model, hiv, optimizer)
-        optimizer.param_groups[0]["weight_decay"] = 0.1
-        with pytest.raises(sg.NotStatic, match="weight_decay changed after"):
-            runner.step(batches_of(hiv, 1)[0])
-
-    def test_a_setting_that_a_scheduler_changes(self, hiv):
-        """``OneCycleLR`` turns the momentum as well, which a recording has as it was."""
-        model = Net()
-        optimizer = adam(model)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
-        runner = runner_of(model, hiv, optimizer)
-        runner.step(batches_of(hiv, 1)[0])
-        schedule.step()
-        with pytest.raises(sg.NotStatic, match="betas changed after"):
-            runner.step(batches_of(hiv, 1)[0])
-
-    def test_state_loaded_later(self, hiv):
-        model = Net()
-        optimizer = adam(model)
-        runner = runner_of(model, hiv, optimizer)
-        optimizer.load_state_dict(optimizer.state_dict())
-        with pytest.raises(sg.NotStatic, match="load it before warmup"):
-            runner.step(batches_of(hiv, 1)[0])
-        runner.warmup(hiv, progress=False)
-        runner.step(batches_of(hiv, 1)[0])
-
-    def test_a_parameter_moved_later(self, hiv):
-        model = Net()
-        runner = runner_of(model, hiv)
-        model.head.weight.data = model.head.weight.data.clone()
-        with pytest.raises(sg.NotStatic, match="stands at another address"):
-            runner.step(batches_of(hiv, 1)[0])
-
-    def test_a_host_read_tears_all_down_and_leaves_the_model_usable(self, hiv):
-        class Reads(Net):
-            def forward(self, x, edge_index, edge_attr, batch):
-                scale = float(x.float().mean().detach())
-                return super().forward(x, edge_index, edge_attr, batch) * scale
-
-        model = Reads()
-        before = copy.deepcopy(model.state_dict())
-        with pytest.raises(sg.NotStatic, match=r"bucket 1 step.*HostRead") as caught:
-            runner_of(model, hiv, check_padding=False)
-        assert isinstance(caught.value.__cause__, HostRead)
-        for name, value in before.items():
-            assert torch.equal(value, model.state_dict()[name]), name
-        eager_of(model, adam(model), check_padding=False).step(batches_of(hiv, 1)[0])
-
-    def test_a_hook_that_reads_a_gradient_on_the_host(self, hiv):
-        model = Net()
-        model.head.weight.register_hook(lambda grad: grad * float(grad.norm() < 1e9))
-        with pytest.raises(sg.NotStatic, match=r"step.*HostRead.*\n.*a hook that synchronises"):
-            runner_of(model, hiv)
-
-    def test_the_first_error_is_not_lost_where_the_device_then_refuses_everything(self, hiv):
-        """As CUDA does after a failed capture: reads, copies and the teardown all raise."""
-        refusal = "operation failed due to a previous error during capture"
-
-        class Refuses(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                raise RuntimeError(refusal)
-
-        refuses = Refuses()
-
-        class Dying(ArenaRecorder):
-            def record(self, body):
-                refuses.__enter__()
-                raise HostRead("the first error")
-
-            def close(self):
-                super().close()
-                raise RuntimeError(refusal)
-
-        model = Net()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=True)
-        runner = sg.StaticGraphRunner(
-            model,
-            CAPACITIES,
-            "cuda-graph",
-            loss=bce,
-            optimizer=optimizer,
-            recording=sg.Recording(recorder=Dying),
-        )
-        try:
-            with pytest.raises(sg.NotStatic, match="HostRead: the first error") as caught:
-                runner.warmup(hiv, phases=("step",), progress=False)
-        finally:
-            refuses.__exit__(None, None, None)
-        assert isinstance(caught.value.__cause__, HostRead)
-        notes = " ".join(caught.value.__cause__.__notes__)
-        assert "could not be put back" in notes
-        assert f"the teardown failed as well: RuntimeError: {refusal}" in notes
-        assert optimizer.param_groups[0]["lr"] == 0.01, "a number again, without reading the device"
-
-    def test_names_of_scopes_and_misses(self, hiv):
-        with pytest.raises(ValueError, match="choose one of forward, forward_backward, step"):
-            runner_of(Net(), hiv, scope="all")
-        with pytest.raises(ValueError, match="choose 'error' or 'eager'"):
-            runner_of(Net(), hiv, on_miss="ignore")
-
-    def test_without_cuda(self):
-        with pytest.raises(ValueError, match="records CUDA graphs, but the model is on cpu"):
-            sg.StaticGraphRunner(Net(), CAPACITIES, mode="cuda-graph")
-
-
-def test_a_miss_after_warmup_is_an_error_or_eager(hiv):
-    model = Net()
-    runner = runner_of(model, hiv, warm=False).warmup(hiv, phases=("eval",), progress=False)
-    batch = batches_of(hiv, 1)[0]
-    with pytest.raises(sg.NotStatic, match=r"bucket 0 step.*has no recording.*on_miss='eager'"):
-        runner.step(batch)
-    twin = copy.deepcopy(model)
-    lenient = runner_of(model, hiv, warm=False, on_miss="eager")
-    lenient.warmup(hiv, phases=("eval",), progress=False)
-    eager = eager_of(twin, adam(twin))
-    for batch in batches_of(hiv, 4):
-        assert torch.equal(lenient.step(batch), eager.step(batch))
-    fallbacks = lenient.report().fallbacks
-    assert len(fallbacks) == 2
-    assert "ran in eager 2 times" in fallbacks[0]
-
-
 def test_without_warmup_a_key_is_recorded_at_its_first_batch(hiv):
     """And that changes nothing either: the steps are those of eager."""
     torch.manual_seed(0)
@@ -445,65 +281,6 @@ def test_closing_frees_everything_and_warmup_starts_anew(hiv):
     assert all(parameter.grad is None for parameter in runner.model.parameters())
     assert [bucket.recordings for bucket in runner.report().buckets] == [0, 0]
     runner.warmup(hiv, progress=False).step(batch)
-
-
-def test_verify_passes_what_is_right_and_changes_nothing(hiv):
-    torch.manual_seed(0)
-    model = Net()
-    runner = runner_of(model, hiv)
-    before = copy.deepcopy(model.state_dict())
-    verification = runner.verify(batches_of(hiv, 1)[0])
-    assert verification.passed, str(verification)
-    assert verification.moved == ("x", "edge_attr")
-    assert max(verification.errors.values()) < 1e-5
-    for name, value in before.items():
-        assert torch.equal(value, model.state_dict()[name]), name
-
-
-def test_verify_compares_every_tensor_of_an_output(hiv):
-    class Several(Net):
-        def forward(self, *args, **kwargs):
-            out = super().forward(*args, **kwargs)
-            return {"all": (out, out.sigmoid()), "largest": out.square().amax()}
-
-    model = Several()
-    plan = sg.BucketPlan.of(CAPACITIES)
-    runner = sg.StaticGraphRunner(
-        sg.Subject(
-            model,
-            forward=lambda m, b: m(b.x, b.edge_index, b.edge_attr, b.batch),
-            check_padding=False,
-        ),
-        plan,
-        mode="eager",
-    )
-    assert runner.verify(batches_of(hiv, 1)[0]).passed
-
-
-def test_verify_finds_stale_inputs(hiv, monkeypatch):
-    runner = runner_of(Net(), hiv)
-    first, second = batches_of(hiv, 2)[0], batches_of(hiv, 3)[2]
-    runner.eval_step(first)
-    runner.step(first)
-    monkeypatch.setattr("staticgraph.recording.recorded.RecordedSteps._copy", lambda *_: None)
-    verification = runner.verify(second)
-    assert not verification.passed
-    assert "fields that move the output: NONE" in str(verification)
-
-
-def test_verify_finds_a_wrong_gradient(hiv, monkeypatch):
-    model = Net()
-    runner = runner_of(model, hiv)
-    batch = batches_of(hiv, 1)[0]
-    step = runner.step
-
-    def wrong(batch):
-        loss = step(batch)
-        model.head.weight.grad.mul_(1.01)
-        return loss
-
-    monkeypatch.setattr(runner, "step", wrong)
-    assert runner.verify(batch).errors["gradients"] > 1e-3
 
 
 def test_pointers_that_a_model_does_not_read_are_left_out(hiv):

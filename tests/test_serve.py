@@ -30,7 +30,9 @@ fastapi = pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
 
-from staticgraph.serving.from_run import app_of_run, reads_smiles  # noqa: E402
+from support.served_run import app_of_run  # noqa: E402
+
+from staticgraph.serving.from_run import reads_smiles  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 # Float32, sums of some hundreds of terms in another order.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from staticgraph.batches.collate import RealCounts
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 
 
@@ -29,4 +30,8 @@ class BatchArrays(Protocol):
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors by name."""
+        ...
+
+    def level_of(self, value: Tensor) -> Level:
+        """What the rows of a tensor are."""
         ...

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches import unbatch
+from staticgraph.batches.bucket_shape import BucketShape
 from staticgraph.batches.collate import RealCounts, fill
 from staticgraph.batches.followed import followed
 from staticgraph.batches.memory_of_batches import note
 from staticgraph.batches.slots import Lease, SlotLayout
 from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE, Level
+from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -31,7 +32,7 @@ _INDICES = ("edge_index", "batch")
 _SIZES = ("num_nodes", "num_edges", "num_graphs", "batch_size")
 
 
-class StaticBatch:
+class StaticBatch(BucketShape):
     """Tensors of one bucket's shapes. Made by a :class:`StaticLoader`, or with :meth:`of`.
 
     Attributes (``N, E, G`` are the bucket's physical sizes):
@@ -64,7 +65,7 @@ class StaticBatch:
     set under a name that the layout does not have is no input of a step.
     """
 
-    __slots__ = ("_extra", "_lease", "_objects", "_tensors", "bucket", "layout", "real")
+    __slots__ = ("_extra", "_lease", "_objects", "_tensors", "real")
 
     def __init__(
         self,
@@ -74,8 +75,7 @@ class StaticBatch:
         lease: Lease | None = None,
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        self.layout = layout
-        self.bucket = layout.bucket
+        super().__init__(layout)
         self.real = real
         self._tensors = tensors
         self._lease = lease
@@ -115,31 +115,6 @@ class StaticBatch:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         fill(store, np.empty(0, np.int64), layout, arrays)
         return cls(layout, {name: t.to(device) for name, t in tensors.items()})
-
-    @property
-    def capacity(self) -> Capacity:
-        """The bucket's physical sizes."""
-        return self.layout.capacity
-
-    @property
-    def num_nodes(self) -> int:
-        """``N``, padding included."""
-        return self.layout.capacity.nodes
-
-    @property
-    def num_edges(self) -> int:
-        """``E``, padding included."""
-        return self.layout.capacity.edges
-
-    @property
-    def num_graphs(self) -> int:
-        """``G``, padding included: what pooling must be told."""
-        return self.layout.capacity.graphs
-
-    @property
-    def batch_size(self) -> int:
-        """``G``, as :attr:`num_graphs`."""
-        return self.layout.capacity.graphs
 
     @property
     def num_real_nodes(self) -> Tensor:
@@ -232,7 +207,7 @@ class StaticBatch:
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in StaticBatch.__slots__:
+        if name in _OWN:
             object.__setattr__(self, name, value)
         elif name in _COUNTED or name in _SIZES or hasattr(StaticBatch, name):
             raise AttributeError(
@@ -285,32 +260,6 @@ class StaticBatch:
             found = by_type(self, name)
         return found
 
-    def level_of(self, value: Tensor) -> Level:
-        """Whether the rows of a tensor are nodes, edges, graphs or those of an axis, told by its
-        leading size.
-
-        Raises:
-            ValueError: the leading size is none of these.
-        """
-        rows = value.shape[0] if value.dim() else -1
-        for level in self.levels:
-            if rows == self.layout.capacity.rows(level):
-                return level
-        plural = {"graph": "graphs", "node": "nodes", "edge": "edges"}
-        known = [f"{self.capacity.rows(name)} ({plural.get(name, name)})" for name in self.levels]
-        expected = f"{', '.join(known[:-1])} or {known[-1]}"
-        raise ValueError(
-            f"a tensor of shape {list(value.shape)} has no rows of this batch: expected a leading "
-            f"size of {expected}"
-        )
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """What the rows of a tensor of this batch can be."""
-        schema = self.layout.schema
-        own = tuple(axis.name for axis in schema.axes)
-        return ("graph", *own) if schema.hetero else ("graph", "node", "edge", *own)
-
     @property
     def node_masks(self) -> dict[str, Tensor]:
         """``{node type: [rows] bool}``, True on real rows, where nodes have types."""
@@ -322,20 +271,6 @@ class StaticBatch:
         """``{edge type: [rows] bool}``, True on real rows, where nodes have types."""
         schema = self.layout.schema
         return {axis.key: self._tensors[f"{axis.name}_mask"] for axis in schema.edge_axes}
-
-    @property
-    def node_types(self) -> list[str]:
-        """The node types, empty where there is but one kind of node."""
-        return [axis.key for axis in self.layout.schema.node_axes]
-
-    @property
-    def edge_types(self) -> list[tuple[str, str, str]]:
-        """The edge types, empty where there is but one kind of node."""
-        return [axis.key for axis in self.layout.schema.edge_axes]
-
-    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Node types and edge types, as PyG's ``HeteroData`` gives them."""
-        return self.node_types, self.edge_types
 
     def mask_of(self, value: Tensor) -> Tensor:
         """The mask that fits a tensor's rows; see :meth:`level_of`."""
@@ -409,23 +344,7 @@ class StaticBatch:
         Raises:
             ValueError: a tensor without rows of this batch; the message names its key.
         """
-        inside = f"{name}." if name else ""
-        if isinstance(value, dict):
-            return {key: self.unpad(item, f"{inside}{key}") for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            items = [self.unpad(item, f"{inside}{place}") for place, item in enumerate(value)]
-            return tuple(items) if isinstance(value, tuple) else items
-        if not isinstance(value, Tensor) or (name and not value.dim()):
-            return value
-        try:
-            level = self.level_of(value)
-        except ValueError as error:
-            raise ValueError(f"{name!r}: {error}" if name else str(error)) from None
-        graphs = self.real_counts.graphs
-        if level == "graph":
-            return list(value[:graphs].unbind())
-        bounds = unbatch.starts(self, level)
-        return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
+        return unbatch.unpadded(self, value, name)
 
     def to_data_list(self) -> list[Any]:
         """The real graphs as PyG ``Data`` or ``HeteroData``, edges sorted by destination."""
@@ -475,6 +394,9 @@ class StaticBatch:
         real = "" if self.real is None else f", real={tuple(self.real)}"
         shapes = ", ".join(f"{name}={list(value.shape)}" for name, value in self)
         return f"StaticBatch(bucket={self.bucket}{real}, {shapes})"
+
+
+_OWN = (*BucketShape.__slots__, *StaticBatch.__slots__)
 
 
 def looked_in_epoch(batch: StaticBatch) -> set[int] | None:

@@ -32,6 +32,27 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
     return tensors[name][: graphs + 1].cpu()
 
 
+def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
+    """One tensor a real graph; see :meth:`staticgraph.StaticBatch.unpad`."""
+    inside = f"{name}." if name else ""
+    if isinstance(value, dict):
+        return {key: unpadded(batch, item, f"{inside}{key}") for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [unpadded(batch, item, f"{inside}{place}") for place, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    if not isinstance(value, Tensor) or (name and not value.dim()):
+        return value
+    try:
+        level = batch.level_of(value)
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}" if name else str(error)) from None
+    graphs = batch.real_counts.graphs
+    if level == "graph":
+        return list(value[:graphs].unbind())
+    bounds = starts(batch, level)
+    return list(value[: int(bounds[-1])].split(bounds.diff().tolist()))
+
+
 def pieces(batch: BatchArrays, field: Field) -> list[Tensor]:
     """A field cut into one tensor a real graph, its values counted within the graph."""
     value = batch.tensors()[field.name]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch_geometric.nn.pool.select import SelectTopK
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued
+from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
 from staticgraph.checking.plain_batch import measurable, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
@@ -41,27 +42,6 @@ from staticgraph.steps.training_state import untouched
 PADDINGS = {torch.float64: 1e-10, torch.float32: 3e-5}
 PLAIN = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = {id(PADDINGS): 1e-2, id(PLAIN): 5e-2}  # bfloat16, float16
-# How much more than rounding a difference must be.
-CLEAR = 10.0
-
-
-class Outcome(NamedTuple):
-    """What a run of the model gave, each by the name that an error calls it.
-
-    Attributes:
-        values: outputs, loss, gradients and buffers.
-        scales: the largest value of each one's kind.
-        drew: whether it drew random numbers.
-    """
-
-    values: dict[str, Tensor]
-    scales: dict[str, float]
-    drew: bool
-
-    @property
-    def finite(self) -> bool:
-        """Whether all of it is."""
-        return all(bool(torch.isfinite(value).all()) for value in self.values.values())
 
 
 class PaddingCheck:
@@ -155,11 +135,11 @@ class PaddingCheck:
         dirty = self._attempt(lambda: self._padded(other, training, step))
         if dirty is None or not clean.finite:
             return None
-        differences = _differences(clean, dirty, self._tolerance(PADDINGS))
+        differences = differing(clean, dirty, self._tolerance(PADDINGS))
         if not differences:
             return None
         again = self._again(lambda: self._padded(batch, training, step, nudged=True))
-        found = _clear(differences, clean, again)
+        found = first_clear(differences, clean, again)
         if found is None:
             return None
         culprit = self._culprit(
@@ -196,10 +176,10 @@ class PaddingCheck:
             padded = self._attempt(lambda: self._padded(batch, training, step))
         if plain is None or plain.drew or not plain.finite or padded is None:
             return None
-        differences = _differences(plain, padded, self._tolerance(PLAIN))
+        differences = differing(plain, padded, self._tolerance(PLAIN))
         if not differences:
             return None
-        found = _clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
+        found = first_clear(differences, plain, self._again(lambda: unpadded(nudged=True)))
         if found is None:
             return None
         culprit = self._culprit(
@@ -299,10 +279,10 @@ class PaddingCheck:
             if part is not None:
                 name = "the output" if not number else f"output {number}"
                 values[name] = part
-                scales[name] = _largest([part])
+                scales[name] = largest_of([part])
         if loss is not None:
             values["the loss"] = loss.detach().clone()
-            scales["the loss"] = _largest([values["the loss"]])
+            scales["the loss"] = largest_of([values["the loss"]])
             if loss.requires_grad:
                 loss.backward()
             gradients = {
@@ -310,7 +290,7 @@ class PaddingCheck:
                 for name, p in self._model.named_parameters()
                 if p.grad is not None and not p.grad.is_sparse
             }
-            largest = _largest(gradients.values())
+            largest = largest_of(gradients.values())
             for name, gradient in gradients.items():
                 values[f"the gradient of {name}"] = gradient
                 scales[f"the gradient of {name}"] = largest
@@ -322,7 +302,7 @@ class PaddingCheck:
                 if part is not None and not part.is_complex():
                     whole = f"the buffer {path}.{name}".replace(" .", " ")
                     values[whole] = part.float() if not part.is_floating_point() else part
-                    scales[whole] = _largest(numbers) if part.is_floating_point() else 1.0
+                    scales[whole] = largest_of(numbers) if part.is_floating_point() else 1.0
         drew = not torch.equal(before, torch.get_rng_state())
         return Outcome(values, scales, drew or self._drew_on_device(before))
 
@@ -331,56 +311,6 @@ class PaddingCheck:
         if self._device.type != "cuda":
             return False
         return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())
-
-
-class Difference(NamedTuple):
-    """One value that differs between two outcomes."""
-
-    name: str
-    off: float
-
-    @property
-    def how(self) -> str:
-        """In words."""
-        if self.off != self.off or self.off == float("inf"):
-            return "more than any number (it is not finite)"
-        return f"{self.off:.1e} of the largest"
-
-
-def _differences(expected: Outcome, found: Outcome, tolerance: float) -> list[Difference]:
-    """What differs by more than a tolerance: outputs first, then the loss, gradients, buffers. What
-    is on one side alone, or of another shape, is nothing to compare."""
-    differences = [
-        Difference(name, _off(expected, found, name))
-        for name in expected.values
-        if name in found.values and expected.values[name].shape == found.values[name].shape
-    ]
-    return [each for each in differences if not each.off <= tolerance]
-
-
-def _off(expected: Outcome, found: Outcome, name: str) -> float:
-    a, b = expected.values[name], found.values[name]
-    if not a.numel():
-        return 0.0
-    off = float((a.double() - b.double()).abs().max()) / expected.scales[name]
-    return off if off == off else float("inf")
-
-
-def _clear(found: list[Difference], first: Outcome, nudged: Outcome | None) -> Difference | None:
-    """The first difference that is more than rounding makes of it: of a deep net in float32 with a
-    gradient near zero, or of sums in another order at every run."""
-    for each in found:
-        again = None if nudged is None else nudged.values.get(each.name)
-        if nudged is None or again is None or again.shape != first.values[each.name].shape:
-            return each
-        if not each.off <= CLEAR * _off(first, nudged, each.name):
-            return each
-    return None
-
-
-def _largest(values: Any) -> float:
-    found = [float(v.detach().abs().max()) for v in values if v.numel()]
-    return max([*found, 1e-6])
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ What it does not do: compile or record. A model that passes can still exceed the
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -22,17 +21,15 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
 from staticgraph.checking.example_batch import batch_of, poisoned
+from staticgraph.checking.module_rows import is_layer, module_row
 from staticgraph.checking.plain_batch import plain_batch
 from staticgraph.checking.report import ModuleRow, PreflightReport
 from staticgraph.checking.watching import Watch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.present import Restored
-from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.convert import context_of
-from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
 from staticgraph.nn.refused import caching_layers, unheard_hooks
-from staticgraph.nn.subclasses import form_of
 from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.sizes.capacity import Capacity
@@ -105,19 +102,20 @@ class _Preflight:
         parity, note = (None, "the model does not run") if stopped else self._compared()
         if not stopped:
             self._loss_compared()
+        attention = self._attention()
         real = self._batch.real
         held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
             model=type(self._stock).__name__,
             batch="{} graphs ({} nodes, {} edges) in {}".format(*held, self._batch.capacity),
-            modules=tuple(self._row(path, inert.get(path)) for path in ran),
+            modules=tuple(self._row(path, attention, inert.get(path)) for path in ran),
             obstacles=tuple(self._obstacles),
             graphs=graphs,
             compiles=compiles,
             recordable=recordable,
             parity=parity,
             parity_note=note,
-            attention=self._attention(),
+            attention=attention,
         )
 
     # ------------------------------------------------------------------ the runs
@@ -164,7 +162,7 @@ class _Preflight:
                 self._obstacles += watch.obstacles
         self._warned = {f"{w.filename}:{w.lineno}": str(w.message) for w in said}
         leaves = {p for p, m in self._stock.named_modules() if not list(m.children())}
-        layers = {p for p, m in self._stock.named_modules() if _is_layer(m)}
+        layers = {p for p, m in self._stock.named_modules() if is_layer(m)}
         return [p for p in dict.fromkeys(ran) if p and (p in leaves or p in layers)], stopped
 
     def _also_plain(self, found: Obstacle) -> Obstacle:
@@ -331,25 +329,11 @@ class _Preflight:
         except NotStatic:  # the watched run has found it and named the line
             return ()
 
-    def _row(self, path: str, inert: bool | None) -> ModuleRow:
+    def _row(self, path: str, attention: tuple[AttentionRow, ...], inert: bool | None) -> ModuleRow:
+        chosen = {layer: row.path for row in attention for layer in row.layers}
+        obstacles = [o for o in self._obstacles if o.module == path]
         module = self._stock.get_submodule(path)
-        forms = STATIC_FORMS | REFUSED_FORMS
-        form = form_of(type(module), forms, made=False)
-        own = [o for o in self._obstacles if o.module == path]
-        if own:
-            how = own[0].kind
-            if how != "refused":  # the message stands below the table
-                how += f": {own[0].operation.splitlines()[0][:60]}"
-        elif form is StaticGPSConv and isinstance(
-            getattr(module, "attn", None), torch.nn.MultiheadAttention
-        ):
-            chosen = {layer: row.path for row in self._attention() for layer in row.layers}
-            how = f"attention {chosen[path]}, see below" if path in chosen else "attention"
-        elif form is not None:
-            how = _first_sentence(form)
-        else:
-            how = "as it is"
-        return ModuleRow(path, type(module).__name__, how, inert)
+        return module_row(path, module, obstacles, chosen.get(path), inert)
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
@@ -369,20 +353,6 @@ def _copied(model: torch.nn.Module) -> torch.nn.Module:
             "carries a gradient. torch.nn.utils.weight_norm leaves such a tensor: take "
             "torch.nn.utils.parametrizations.weight_norm; a tensor kept from a forward: detach it"
         ) from error
-
-
-def _first_sentence(form: type) -> str:
-    """Of a static form's docstring, without what the row of the table says anyway."""
-    text = " ".join((form.__doc__ or form.__name__).split()).replace("``", "")
-    sentence = re.split(r"\.(?: |$)", text)[0]
-    sentence = sentence.split(": ", 1)[-1] if ": " in sentence else sentence.split("; ", 1)[-1]
-    return sentence.removeprefix("Takes the place of ").removesuffix(", with the same state")
-
-
-def _is_layer(module: torch.nn.Module) -> bool:
-    kind = type(module)
-    known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
-    return known or kind.__module__.startswith("torch_geometric.")
 
 
 def _real(value: Any, context: BatchContext) -> list[Tensor]:

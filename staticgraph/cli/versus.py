@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from staticgraph import datasets
-    from staticgraph.training.run import device_of
+    from staticgraph.training.device import device_of
     from staticgraph.training.versus.picture import save_versus_picture
     from staticgraph.training.versus.versus import versus
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import traceback
 from collections import Counter
@@ -33,7 +32,6 @@ PHASES = ("step", "eval")
 # Recordings of a phase where torch records: a forward and a backward, or a forward alone.
 TORCH_RECORDS = {"step": 2, "eval": 1}
 OWN_RECORDS = 1
-_CALLED = re.compile(r"Found from\s*:?\s*(?P<trace>.+)", re.DOTALL)
 
 
 def measure(request: Mapping[str, Any], target: Target) -> DryRun:

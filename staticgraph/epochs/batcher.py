@@ -14,16 +14,17 @@ It deals in positions of graphs in a store. It reads no features and makes no te
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from staticgraph.epochs.blocks import Blocks, block_order
 from staticgraph.epochs.epoch import BatchIds, Epoch, RankBatches, dealt, side_by_side
+from staticgraph.epochs.epoch_stats import EpochStats
+from staticgraph.epochs.main_bucket import main_bucket
+from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
     STRETCH,
     Made,
@@ -33,50 +34,24 @@ from staticgraph.epochs.strategies import (
     pack_offline,
     streamed_epoch,
 )
-from staticgraph.errors import GraphTooLarge
+from staticgraph.epochs.used_graphs import (
+    checked_bounds,
+    checked_indices,
+    histogram_of,
+    narrow_sizes_of,
+    pieces,
+    planned_columns,
+)
 from staticgraph.packing.exchange import exchange_graphs
-from staticgraph.packing.place import fits_alone, limits_array
+from staticgraph.packing.place import limits_array
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.order_statistics import keep_order_statistics
-from staticgraph.plans.plan import BucketPlan, sizes_of
-from staticgraph.sizes.capacity import NODES_EDGES, Capacity
-from staticgraph.sizes.histogram import SizeHistogram
-from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.sizes.whole_numbers import IntArray
 
-Oversize = Literal["error", "skip", "bucket"]
-# From so many graphs on sizes and order are kept in narrow types: 8 bytes a molecule, not 24.
-NARROW_FROM = 1 << 22
-# Graphs that are looked at together where all of them would be another copy.
-AT_ONCE = 1 << 21
 # Open packs of a stream.
 WINDOW = 8
-
-
-@dataclass(frozen=True, slots=True)
-class EpochStats:
-    """What happened to the batches of one epoch, over all ranks.
-
-    Attributes:
-        graphs: graphs in the epoch.
-        batches: batches with at least one graph.
-        skipped: graphs left out because they fit no bucket (``oversize="skip"``).
-        overflowed: exact batches that were over the main bucket as they were drawn.
-        rebalanced: of those, how many came within it by swapping graphs.
-        spilled: how many went to another bucket than the main one because it was too small, or
-            because graphs of some rank were larger than it promises.
-        split: how many were split because no bucket held them.
-        empty: all-padding batches added so that all ranks take as many steps.
-    """
-
-    graphs: int = 0
-    batches: int = 0
-    skipped: int = 0
-    overflowed: int = 0
-    rebalanced: int = 0
-    spilled: int = 0
-    split: int = 0
-    empty: int = 0
 
 
 class Batcher:
@@ -142,18 +117,20 @@ class Batcher:
                 "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
                 "all of them anew: give a window, or exact=True"
             )
-        self.sizes = _planned_columns(_sizes(sizes), plan)
+        self.sizes = planned_columns(narrow_sizes_of(sizes), plan)
         self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
-        self._rank_bounds = _checked_bounds(rank_bounds, world_size, len(self.sizes))
-        given = _checked_indices(indices, len(self.sizes))
-        self._used = _histogram(self.sizes, given)
-        self.plan, self.indices = _settle_oversize(self.sizes, given, self._used, plan, oversize)
+        self._rank_bounds = checked_bounds(rank_bounds, world_size, len(self.sizes))
+        given = checked_indices(indices, len(self.sizes))
+        self._used = histogram_of(self.sizes, given)
+        self.plan, self.indices = settle_oversize(self.sizes, given, self._used, plan, oversize)
         if len(self.indices) < len(given):
-            self._used = _histogram(self.sizes, self.indices)
+            self._used = histogram_of(self.sizes, self.indices)
         self._skipped = len(given) - len(self.indices)
         self._limits = limits_array(self.plan.capacities)
-        self._main = self._main_bucket()
+        self._main = 0
+        if exact and len(self.indices):
+            self._main = main_bucket(self._used, self.plan.capacities, self.plan.batch_size or 1)
         self._offline: list[list[OfflineParts]] | None = None
         self._cache: tuple[int, Epoch, EpochStats] | None = None
         self.current_epoch = 0
@@ -223,9 +200,9 @@ class Batcher:
     def _fingerprint(self) -> dict[str, Any]:
         """Everything that an epoch depends on but the rank."""
         used = hashlib.sha256()
-        for ids in _pieces(self.indices):
+        for ids in pieces(self.indices):
             used.update(ids.astype(np.int64, copy=False).tobytes())
-        for ids in _pieces(self.indices):
+        for ids in pieces(self.indices):
             used.update(np.ascontiguousarray(self.sizes[ids], dtype=np.int64).tobytes())
         more: dict[str, Any] = {}
         if self.blocks is not None:
@@ -247,39 +224,6 @@ class Batcher:
             "world_size": self.world_size,
             "min_steps": self.min_steps,
         }
-
-    def _main_bucket(self) -> int:
-        """The bucket that exact batches are balanced for.
-
-        The first that holds the largest graph of at least every other batch, and the mean batch of
-        the graphs that it takes; a bucket for the batches without huge graphs comes before one for
-        all.
-        """
-        if not self.exact or not len(self.indices):
-            return 0
-        batch_size = self.plan.batch_size or 1
-        sizes, counts, graphs = self._used.sizes, self._used.counts, len(self.indices)
-        mean = self._used.totals * min(1.0, batch_size / graphs)
-        for number, capacity in enumerate(self.plan.capacities):
-            within = fits_alone(sizes, capacity)
-            fitting = int(counts[within].sum())
-            share = (fitting / graphs) ** batch_size
-            totals = counts[within] @ sizes[within]
-            own = totals * (min(graphs, batch_size) / max(1, fitting))
-            holds_mean = bool((np.array(capacity.size_limits) >= own).all())
-            if holds_mean and capacity.graph_limit >= min(batch_size, graphs) and share >= 0.5:
-                return number
-        largest = int(np.argmax(np.where(self._limits[:, 2] >= batch_size, self._limits[:, 0], -1)))
-        capacity = self.plan.capacities[largest]
-        if mean[0] > capacity.node_limit or mean[1] > capacity.edge_limit:
-            warnings.warn(
-                f"{batch_size} of these graphs have {mean[0]:.0f} nodes and {mean[1]:.0f} edges "
-                f"on average, the bucket takes {capacity.node_limit} and {capacity.edge_limit}: "
-                "most batches will be split in two. Make the plan with plan_buckets(store, "
-                "batch_size, indices=...) of these graphs",
-                stacklevel=3,
-            )
-        return largest
 
     def _epoch(self, epoch: int) -> tuple[int, Epoch, EpochStats]:
         if self._cache is None or self._cache[0] != epoch:
@@ -389,110 +333,3 @@ def _blocks_of(shuffle: bool | str | Blocks) -> Blocks | None:
     if isinstance(shuffle, str) and shuffle != "blocks":
         raise ValueError(f"shuffle={shuffle!r}; choose True, False, 'blocks' or Blocks(...)")
     return shuffle if isinstance(shuffle, Blocks) else Blocks() if shuffle == "blocks" else None
-
-
-def _sizes(source: Any) -> IntArray:
-    """``[n, C]`` of a store or an array; int64, of many graphs as narrow as the store has it."""
-    narrow = getattr(source, "narrow_sizes", None)
-    if narrow is not None and len(narrow) >= NARROW_FROM:
-        return narrow
-    return sizes_of(source if narrow is None else narrow)
-
-
-def _checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> IntArray | None:
-    if bounds is None or world_size == 1:
-        return None
-    given = whole_numbers(np.asarray(bounds), "rank_bounds")
-    if given.shape != (world_size + 1,) or (np.diff(given) < 0).any() or given[0] != 0:
-        raise ValueError(
-            f"rank_bounds={given.tolist()} for {world_size} ranks: give where each rank's graphs "
-            f"begin, from 0, and last their number, {graphs}"
-        )
-    if given[-1] != graphs:
-        raise ValueError(f"rank_bounds end at {given[-1]}, and there are {graphs} graphs")
-    return given
-
-
-def _pieces(indices: IntArray) -> Iterator[IntArray]:
-    """So many at once that what is made of them is no second copy of all."""
-    return (indices[k : k + AT_ONCE] for k in range(0, len(indices), AT_ONCE))
-
-
-def _histogram(sizes: IntArray, indices: IntArray) -> SizeHistogram:
-    names = (*NODES_EDGES, *(f"component {c}" for c in range(2, sizes.shape[1])))
-    parts = [SizeHistogram.from_sizes(sizes[ids], names) for ids in _pieces(indices)]
-    nothing = SizeHistogram.from_sizes(np.empty((0, sizes.shape[1]), np.int64), names)
-    return SizeHistogram.merged(parts) if parts else nothing
-
-
-def _planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
-    """The components that the plan limits: all of them, or nodes and edges alone."""
-    planned = len(plan.capacities[0].size_limits)
-    if planned == len(NODES_EDGES):
-        return np.ascontiguousarray(sizes[:, :planned])
-    if sizes.shape[1] != planned or any(len(c.size_limits) != planned for c in plan.capacities):
-        raise ValueError(
-            f"the graphs have {sizes.shape[1]} components, the plan {plan.capacities[0]} limits "
-            f"{planned}: make the plan with plan_buckets(store, ...) of the same data"
-        )
-    return sizes
-
-
-def _checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
-    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them."""
-    dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
-    if indices is None:
-        return cast(IntArray, np.arange(total, dtype=dtype))
-    given = np.asarray(indices)
-    if given.dtype == bool:
-        if given.shape != (total,):
-            raise ValueError(f"a mask of shape {given.shape} for {total} graphs")
-        given = np.flatnonzero(given)
-    given = np.array(whole_numbers(given, "indices")).reshape(-1)
-    bad = np.flatnonzero((given < 0) | (given >= total))
-    if len(bad):
-        raise IndexError(
-            f"indices[{bad[0]}] is {given[bad[0]]}, but the store has graphs 0 to {total - 1}"
-        )
-    return cast(IntArray, given.astype(dtype, copy=False))
-
-
-def _settle_oversize(
-    sizes: IntArray, indices: IntArray, used: SizeHistogram, plan: BucketPlan, oversize: Oversize
-) -> tuple[BucketPlan, IntArray]:
-    """The plan and the graphs after those that fit no bucket were dealt with."""
-    if _fit(used.sizes, plan).all():
-        return plan, indices
-    fits = np.concatenate([_fit(sizes[ids], plan) for ids in _pieces(indices)])
-    if oversize == "skip":
-        return plan, indices[fits]
-    if oversize == "bucket":
-        return plan.with_bucket_for(sizes[indices[~fits]].astype(np.int64)), indices
-    worst = int(indices[~fits][0])
-    raise GraphTooLarge(_too_large(worst, sizes[worst], plan.capacities))
-
-
-def _fit(sizes: IntArray, plan: BucketPlan) -> NDArray[np.bool_]:
-    """``[n]`` whether each graph fits a bucket by itself."""
-    fits = np.zeros(len(sizes), dtype=bool)
-    for capacity in plan.capacities:
-        fits |= fits_alone(sizes, capacity)
-    return fits
-
-
-def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> str:
-    """The message that names the graph, the component that does not fit, and the remedy."""
-    last = capacities[-1]
-    most = min(last.node_limit, last.max_graph_nodes)
-    names = ("nodes", "edges", *(name for name, _ in last.extra))
-    limits = (most, last.edge_limit, *last.extra_limits)
-    name, has, holds = next(
-        (each for each in zip(names, size.tolist(), limits, strict=True) if each[1] > each[2]),
-        (names[0], int(size[0]), most),
-    )
-    remedy = f"max_{name}" if name in NODES_EDGES else f"extra[{name!r}] of the capacity"
-    return (
-        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: raise {remedy}, "
-        "or pass oversize='skip' to leave it out or oversize='bucket' to give it a bucket of "
-        "its own"
-    )

@@ -26,36 +26,23 @@ from numba.extending import intrinsic, overload
 OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
 
-@intrinsic
-def _single_of(typing: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
+def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:
+    """A function of compiled loops: the bits of one type, read as another of the same width."""
 
-    return types.float32(types.int32), generate
+    @intrinsic
+    def reread(typing: Any, bits: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], llvm)
 
+        return wanted(given), generate
 
-@intrinsic
-def _bits_of_single(typing: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
+    return reread
 
 
-@intrinsic
-def _double_of(typing: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
-
-
-@intrinsic
-def _bits_of_double(typing: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return types.int64(types.float64), generate
+_single_of = _same_bits(types.int32, types.float32, ir.FloatType())
+_bits_of_single = _same_bits(types.float32, types.int32, ir.IntType(32))
+_double_of = _same_bits(types.int64, types.float64, ir.DoubleType())
+_bits_of_double = _same_bits(types.float64, types.int64, ir.IntType(64))
 
 
 # Adding it leaves a rounded whole number in the low bits of what comes out.

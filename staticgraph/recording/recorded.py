@@ -22,21 +22,22 @@ elsewhere than when it was recorded raises instead of computing with old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
-from staticgraph.batches.slots import Slot, SlotLayout
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic
-from staticgraph.internals.foreach import copy_all
+from staticgraph.recording.keys import PairKey, RecordingKey
 from staticgraph.recording.lending import handed_out
 from staticgraph.recording.recorded_collation import RecordedCollation
+from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorded_model import Made, RecordedModel
-from staticgraph.recording.recorded_pair import PairKey, RecordedPairs
+from staticgraph.recording.recorded_pair import RecordedPairs
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.steps.averaging import Averaging
@@ -53,21 +54,6 @@ REMEDY = (
     "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
     "stands in the way; use mode='reduce-overhead' or 'default'"
 )
-
-
-class RecordingKey(NamedTuple):
-    """What a recording belongs to; ``from_ids`` where it makes its batch, too."""
-
-    bucket: int
-    work: str
-    autocast: str | None
-    scope: Scope
-    from_ids: bool = False
-
-    def __str__(self) -> str:
-        precision = f" {self.autocast}" if self.autocast else ""
-        origin = " from ids" if self.from_ids else ""
-        return f"bucket {self.bucket} {self.work}{precision}{origin} (scope {self.scope})"
 
 
 class RecordedSteps:
@@ -116,11 +102,7 @@ class RecordedSteps:
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
-        self._slot: Slot | None = None
-        self._inputs: dict[int, StaticBatch] = {}
-        self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once
-        self._collation: RecordedCollation | None = None
-        self._unrecorded_fills = 0
+        self._inputs = RecordedInputs(self._device)
         self._one_launch = recording.one_launch
         # By bucket and work; those that make their batch from ids apart.
         self._recordings: dict[tuple[int, str], Made] = {}
@@ -132,21 +114,15 @@ class RecordedSteps:
 
     def prepare(self, layouts: list[SlotLayout]) -> None:
         """Allocates the input slot, which all buckets share: no two recordings run at once."""
-        self._slot = slot = Slot(layouts, self._device, pinned=False)
-        for layout in layouts:
-            # A batch of padding alone: finite values to warm up with.
-            blank = StaticBatch.blank(layout, self._device)
-            inputs = StaticBatch(layout, slot.tensors(layout.bucket))
-            self._copy(blank, blank.tensors(), inputs)
-            self._inputs[layout.bucket] = inputs
-            self._whole[layout.bucket] = slot.whole(layout.bucket)
+        self._inputs.prepare(layouts)
 
     def collate_from(self, store: DeviceStore) -> None:
         """What is recorded from now on takes ids of a store, too."""
         assert self._recorder is not None
-        self._collation = RecordedCollation(store, self._inputs, self._recorded_model.replays)
+        collation = RecordedCollation(store, self._inputs.batches, self._recorded_model.replays)
+        self._inputs.collation = collation
         if not self._one_launch:
-            self._collation.record(self._recorder)
+            collation.record(self._recorder)
 
     def key(self, bucket: int, work: str) -> RecordingKey:
         """The key of a bucket's work."""
@@ -168,9 +144,7 @@ class RecordedSteps:
             return
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
-        inputs = self._inputs[bucket]
-        blank = StaticBatch.blank(inputs.layout, self._device)
-        self._copy(blank, blank.tensors(), inputs)
+        inputs = self._inputs.blank(bucket)
         if self._finite is not None:
             self._finite.prepare(bucket)
 
@@ -193,8 +167,8 @@ class RecordedSteps:
 
         try:
             self._recordings[bucket, work] = made(key)
-            if self._collation is not None and self._one_launch:
-                self._collation.clear()
+            if self._inputs.collation is not None and self._one_launch:
+                self._inputs.collation.clear()
                 self._from_ids[bucket, work] = made(key._replace(from_ids=True))
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
@@ -210,11 +184,11 @@ class RecordedSteps:
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """What is recorded: reads the input slot, returns tensors."""
-        inputs = self._inputs[key.bucket]
+        inputs = self._inputs.batches[key.bucket]
         compute = self._computed(key)
         if key.from_ids:
-            assert self._collation is not None
-            collate = self._collation.body(key.bucket)
+            assert self._inputs.collation is not None
+            collate = self._inputs.collation.body(key.bucket)
             whole = self._body(key._replace(from_ids=False))
 
             def from_ids() -> Any:
@@ -292,7 +266,7 @@ class RecordedSteps:
                 return self._missed(self.key(bucket, work), batch)
             self.record(bucket, work)
         arrays, made, ids = batch.tensors(), self._recordings[place], None
-        collation = self._collation
+        collation = self._inputs.collation
         if (
             collation is not None
             and type(arrays) is CollatedTensors
@@ -306,7 +280,7 @@ class RecordedSteps:
         if collation is not None and ids is not None:
             collation.send(bucket, ids)
         else:
-            self._copy(batch, arrays, self._inputs[bucket])
+            self._inputs.take(batch, arrays)
         result = self._recorded_model.replay(made, work == "step")
         return handed_out(result, self._recorded_model.replays)
 
@@ -321,9 +295,7 @@ class RecordedSteps:
             return key
         if self._recorder is None:
             raise NotStatic(f"{key} cannot be recorded: the runner was closed")
-        inputs, compiles = self._inputs[bucket], self._recorder.compiles
-        blank = StaticBatch.blank(inputs.layout, self._device)
-        self._copy(blank, blank.tensors(), inputs)
+        inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
 
         def compute(batch: StaticBatch) -> Any:
             if compiles:
@@ -335,9 +307,9 @@ class RecordedSteps:
             self._pairs.record(
                 key, self._recorder, compute, inputs, training, lambda: known(inputs), REMEDY
             )
-            if self._collation is not None and self._one_launch:
-                self._collation.clear()
-                self._collation.record(self._recorder, bucket)
+            if self._inputs.collation is not None and self._one_launch:
+                self._inputs.collation.clear()
+                self._inputs.collation.record(self._recorder, bucket)
         except NotStatic as error:
             self._abandon(error.__cause__ or error)
             raise
@@ -356,8 +328,8 @@ class RecordedSteps:
             self.misses[key] = self.misses.get(key, 0) + 1
             return self._in_eager("forward", batch)
         self.record_forward(*key[:2])
-        arrays, inputs = batch.tensors(), self._inputs[batch.bucket]
-        return self._pairs[key].run(batch, lambda: self._copy(batch, arrays, inputs))
+        arrays = batch.tensors()
+        return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
 
     def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
         if self._on_miss == "error":
@@ -381,34 +353,12 @@ class RecordedSteps:
             self._update()
         return loss.detach()
 
-    def _copy(self, batch: StaticBatch, arrays: Mapping[str, Tensor], inputs: StaticBatch) -> None:
-        """The batch to the recorded addresses: made there where only its ids are known, one copy
-        where its arrays are one buffer."""
-        targets = inputs.tensors()
-        if type(arrays) is CollatedTensors:
-            if self._collation is None or not self._collation.fill(batch.bucket, arrays):
-                self._unrecorded_fills += 1
-                arrays.into(inputs.layout, targets)
-            return
-        buffer = batch.buffer
-        if buffer is not None and batch.layout.nbytes == inputs.layout.nbytes:
-            self._whole[batch.bucket].copy_(buffer, non_blocking=True)
-            return
-        if arrays.keys() != targets.keys():
-            missing = sorted(arrays.keys() ^ targets.keys())
-            raise NotStatic(
-                f"the batch and the recording differ in {', '.join(missing)}: make the loader over "
-                "the data that the plan was made for"
-            )
-        with torch.no_grad():
-            copy_all(list(targets.values()), list(arrays.values()))
-
     # ------------------------------------------------------------------ ending
 
     @property
     def buffer(self) -> Tensor | None:
         """``[bytes]`` uint8: what the inputs of all buckets stand in; None before ``prepare``."""
-        return None if self._slot is None else self._slot.buffer
+        return self._inputs.buffer
 
     @property
     def counts(self) -> dict[RecordingKey, int]:
@@ -433,7 +383,7 @@ class RecordedSteps:
         ] + [
             f"{count} batches were made from ids outside the recordings; pass the store on the "
             "device to warmup(store)"
-            for count in [self._unrecorded_fills]
+            for count in [self._inputs.unrecorded_fills]
             if count
         ]
 
@@ -443,7 +393,7 @@ class RecordedSteps:
         self._recordings.clear()
         self._from_ids.clear()
         self._pairs.clear()
-        self._collation = None
+        self._inputs.collation = None
         self.frozen = True
         recorder, self._recorder = self._recorder, None
         try:

@@ -17,7 +17,7 @@ What it does not do: take a turn in its backward; second derivatives of its outp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,28 +29,12 @@ from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import version_of
 from staticgraph.internals.foreach import copies_of
 from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_unflatten
+from staticgraph.recording.keys import PairKey
 from staticgraph.recording.lending import CLONED_BYTES, LentTensor
 from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.subject import Subject
-
-
-class PairKey(NamedTuple):
-    """What a pair belongs to."""
-
-    bucket: int
-    training: bool
-    autocast: str | None
-
-    def __str__(self) -> str:
-        precision = f" {self.autocast}" if self.autocast else ""
-        return f"bucket {self.bucket} forward and backward{precision} ({self.flag})"
-
-    @property
-    def flag(self) -> str:
-        """The model's, in a word."""
-        return "train" if self.training else "eval"
 
 
 class RecordedPair:

@@ -34,11 +34,18 @@ def joined(
     relu: bool,
 ) -> Tensor:
     """``residual + relu(norm(x + addend))``; see :func:`staticgraph.kernels.batch_norm`."""
-    running = None
-    if mean is not None and var is not None and tracked is not None:
-        running = Running(mean, var, tracked, momentum)
+    running = running_of(mean, var, tracked, momentum)
     given = {"addend": addend, "residual": residual, "running": running}
     return batch_norm(x, weight, bias, count, eps=eps, relu=relu, **given)[0]
+
+
+def running_of(
+    mean: Tensor | None, var: Tensor | None, tracked: Tensor | None, momentum: float | None
+) -> Running | None:
+    """The running statistics of a norm; None where it keeps none."""
+    if mean is None or var is None or tracked is None:
+        return None
+    return Running(mean, var, tracked, momentum)
 
 
 def rewrite(captured: Captured) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on
+from staticgraph.kernels.batch_norm import batch_norm_handed_on
 from staticgraph.kernels.linear import linear_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.nn.fused.linear import autocast
-from staticgraph.rewrites.batch_norm import joined
+from staticgraph.rewrites.batch_norm import joined, running_of
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.linear import product
 from staticgraph.rewrites.words import Call, dtype, is_call, is_float, tensor
@@ -48,9 +48,7 @@ def joined_handed_on(
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.batch_norm.joined`, and the addend to be read from now on."""
-    running = None
-    if mean is not None and var is not None and tracked is not None:
-        running = Running(mean, var, tracked, momentum)
+    running = running_of(mean, var, tracked, momentum)
     given: Any = {"residual": residual, "running": running}
     return batch_norm_handed_on(x, addend, weight, bias, count, eps=eps, relu=relu, **given)
 

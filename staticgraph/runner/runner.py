@@ -27,18 +27,17 @@ from staticgraph.checking.padding_check import PaddingCheck
 from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.epochs.blocks import Blocks
-from staticgraph.files.versions import STEPS, versions
 from staticgraph.memory.budget import MemoryBudget
 from staticgraph.nn.bound import bound
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.recording.recording import Recording
+from staticgraph.runner.account import Account
 from staticgraph.runner.auto import Auto
 from staticgraph.runner.commitments import Commitments, RunnerStats
 from staticgraph.runner.export import export
 from staticgraph.runner.prediction import predict, require_rows
-from staticgraph.runner.report import Report, device_name
+from staticgraph.runner.report import Report
 from staticgraph.runner.shared_stopwatch import shared
-from staticgraph.runner.statistics import BucketStatistics
 from staticgraph.runner.turns import Turns, check_not_traced
 from staticgraph.runner.verification import Verification, verify
 from staticgraph.runner.warming import Warming
@@ -46,8 +45,6 @@ from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
-from staticgraph.steps.attention_choices import AttentionRow, attention_choices
-from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.evaluation import Evaluation
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, resolve
@@ -56,6 +53,11 @@ from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+
+UNKNOWN_FIELDS = (
+    "the plan is a plain list of capacities, which does not say what fields a graph has: pass {}, "
+    "or use plan_buckets(store, ...)"
+)
 
 
 class EvalResult(NamedTuple):
@@ -155,7 +157,6 @@ class StaticGraphRunner:
         self._padding = (
             PaddingCheck(subject, self._computation, compiled) if subject.check_padding else None
         )
-        self._statistics = [BucketStatistics(c, self.device) for c in self.plan.capacities]
         self._schema: Schema | None = self.plan.schema
         self._commitments = budget and Commitments.of(
             subject,
@@ -165,6 +166,9 @@ class StaticGraphRunner:
         )
         self._warming = Warming(
             subject, self.plan, self.mode, self._auto, self._steps, self._commitments
+        )
+        self._account = Account(
+            subject, self.plan, self.mode, self._steps, self._warming, self._commitments
         )
 
     @property
@@ -269,7 +273,7 @@ class StaticGraphRunner:
             check_not_traced("step()")
         with self._turns.step:
             batch = self._own(batch, "step")
-            statistics = self._statistics[batch.bucket]
+            statistics = self._account.statistics[batch.bucket]
             started = statistics.started()
             loss = self._steps.train(batch)
             statistics.ended(started)
@@ -385,15 +389,9 @@ class StaticGraphRunner:
             ValueError: the fields of the data are not known.
         """
         check_not_traced("export()")
-        schema = self._schema
-        if example is not None:
-            layout = getattr(example, "layout", None)
-            schema = layout.schema if layout is not None else example.schema
+        schema = self._schema if example is None else _schema_of(example)
         if schema is None:
-            raise ValueError(
-                "the plan is a plain list of capacities, which does not say what fields a graph "
-                "has: pass export(folder, example=store), or use plan_buckets(store, ...)"
-            )
+            raise ValueError(UNKNOWN_FIELDS.format("export(folder, example=store)"))
         plan = replace(self.plan, schema=schema)
         with self._turns.whole:
             return export(
@@ -456,17 +454,13 @@ class StaticGraphRunner:
         else:
             example = given
         if example is not None:
-            layout = getattr(example, "layout", None)
-            self._schema = layout.schema if layout is not None else example.schema
+            self._schema = _schema_of(example)
         warming = self._warming
         self._check_example(example, made_up=warming.compiles and not warming.only_fused)
         if not warming.compiles or (self._schema is None and warming.only_fused):
             return self
         if self._schema is None:
-            raise ValueError(
-                "the plan is a plain list of capacities, which does not say what fields a graph "
-                "has: pass warmup(example=store) or a batch, or use plan_buckets(store, ...)"
-            )
+            raise ValueError(UNKNOWN_FIELDS.format("warmup(example=store) or a batch"))
         warming.run(self._schema, example, phases, progress, cache, choices)
         return self
 
@@ -480,46 +474,11 @@ class StaticGraphRunner:
 
     def stats(self) -> RunnerStats:
         """What the runner holds under its budget; it grows, then stays, and never passes it."""
-        return RunnerStats() if self._commitments is None else self._commitments.stats
+        return self._account.stats
 
     def report(self) -> Report:
         """What ran so far, bucket by bucket."""
-        recorded, counts = self._steps.recorded, self._steps.compiled.counts
-        buckets = []
-        for bucket, statistics in enumerate(self._statistics):
-            compiled = [count for key, count in counts if key.bucket == bucket]
-            own = sum(key.bucket == bucket for key in (recorded.counts if recorded else ()))
-            late = self._steps.compiled.late[bucket]
-            bytes_of = self._commitments.of_bucket(bucket) if self._commitments else {}
-            buckets.append(replace(statistics.report(bucket, compiled, own, late), **bytes_of))
-        missed = recorded.missed() if recorded else ()
-        return Report(
-            model=type(self.model).__name__,
-            device=device_name(self.device),
-            mode="auto" if self._warming.choices else self.mode.name,
-            mode_reason="chosen by time, see below" if self._warming.choices else self.mode.reason,
-            autocast=self.subject.precision,
-            warmup_s=self._warming.seconds,
-            warm_start=self._warming.cold_s is not None,
-            cold_start_s=self._warming.cold_s,
-            replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
-            buckets=tuple(buckets),
-            fallbacks=(*self._warming.notes, *skipped_recordings_of(counts), *missed),
-            versions=versions(STEPS),
-            choices=self._warming.choices,
-            attention=self._attention(),
-        )
-
-    def _attention(self) -> tuple[AttentionRow, ...]:
-        return attention_choices(
-            self.model,
-            self.plan.capacities,
-            device=self.device,
-            dtype=self.subject.autocast,
-            training=self.optimizer is not None,
-            compiled=self.mode.compiled
-            or any(c.way != "eager" for c in self._warming.choices if not c.of_attention),
-        )
+        return self._account.report()
 
     # ------------------------------------------------------------------ inside
 
@@ -538,7 +497,7 @@ class StaticGraphRunner:
         if self._commitments is not None:
             self._commitments.use(batch.bucket)
         if batch.real is not None:
-            self._statistics[batch.bucket].count(batch.real, work)
+            self._account.statistics[batch.bucket].count(batch.real, work)
         if self._padding is not None and self._padding.wanted(work):
             # Beside recordings there is no memory for another step.
             trees = self.mode.recording and self._warming.seconds is not None
@@ -558,3 +517,8 @@ class StaticGraphRunner:
         self._padding.of(batch.to(self.device), phase, example is not None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _schema_of(example: StaticBatch | GraphColumns) -> Schema:
+    """The fields of a batch or a store."""
+    return example.layout.schema if isinstance(example, StaticBatch) else example.schema

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from fastapi import FastAPI
+from typing import NamedTuple
 
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
-from staticgraph.serving.app import make_app
-from staticgraph.serving.asker import Here
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.serving.server import Server
-from staticgraph.training.run import device_of
+from staticgraph.training.device import device_of
 from staticgraph.training.trained import Trained
 
 # What OGB's features of a molecule are: of an atom, and of a bond.
@@ -56,16 +52,6 @@ def service_of_run(
     reader = Reader(trained.schema, trained.categories, smiles, most_graphs, most_bytes)
     server = Server(runner, max_wait_ms=max_wait_ms, max_queue=max_queue)
     return Service(server, reader, f"{trained.config.model} of {folder.name}", trained.task)
-
-
-def app_of_run(folder: Path, **options: Any) -> FastAPI:
-    """The application of a run in this process alone; takes what :func:`service_of_run` takes."""
-    service = service_of_run(folder, **options)
-    try:
-        return make_app(Here(service.server), *service[1:])
-    except BaseException:
-        service.server.close()
-        raise
 
 
 def reads_smiles(data: str, schema: Schema) -> bool:

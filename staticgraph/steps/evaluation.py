@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 _SUBMODULES = attrgetter("_modules")
-_TRAINING = attrgetter("training")
 
 
 class Evaluation:

@@ -43,11 +43,9 @@ from staticgraph.store.columns import (
     sort_by_destination,
 )
 from staticgraph.store.indices import (
-    as_tensor_shape,
     check_indices,
     renumbered,
     sort_types,
-    with_first_numbers,
 )
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 
@@ -343,25 +341,27 @@ class GraphColumns:
         Raises:
             IndexError: there is no graph of that number.
         """
-        import torch
-
         if not -len(self) <= graph < len(self):
             raise IndexError(f"graph {graph} of {len(self)}")
         graph %= len(self)
         self.verify(np.array([graph]))
-        places = {"edge": self.origin_of(graph, "edge")}
-        for axis in self.schema.edge_axes:
-            places[axis.name] = self.origin_of(graph, axis.name)
-        values: dict[str, Any] = {}
-        for item in self.schema:
-            value = self.columns[item.name][self.rows_of(item, graph)].astype(item.dtype)
-            for level, place in places.items():
-                if place is not None:
-                    value = with_first_numbers(value, item, level, place)
-            if (place := places.get(item.level)) is not None:
-                value = value[np.argsort(place)]
-            values[item.name] = torch.from_numpy(as_tensor_shape(value, item))
-        data = self._assembled(graph, values, places["edge"])
+        from staticgraph.store.pyg.assembled import in_first_order
+
+        schema = self.schema
+        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
+        nodes, edges = self.size(graph)
+        pair = None
+        if not (schema.hetero or schema.two_sided):
+            here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
+            pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
+        levels = ("edge", *(axis.name for axis in schema.edge_axes))
+        data = in_first_order(
+            schema,
+            {item.name: self.columns[item.name][self.rows_of(item, graph)] for item in schema},
+            {"node": nodes, "edge": edges, **rows},
+            pair,
+            {level: self.origin_of(graph, level) for level in levels},
+        )
         for name, column in self.objects.items():
             setattr(data, name, column.at(graph))
         return data
@@ -374,25 +374,6 @@ class GraphColumns:
             return None
         offsets = self.offsets_of(level)
         return origin[offsets[graph] : offsets[graph + 1]]
-
-    def _assembled(self, graph: int, values: dict[str, Any], place: Array | None) -> Any:
-        import torch
-
-        from staticgraph.store.pyg import assembled
-
-        rows = {axis: int(o[graph + 1] - o[graph]) for axis, o in self.offsets.items()}
-        if self.schema.hetero:
-            return assembled.assembled_typed(self.schema, values, rows)
-        nodes, edges = self.size(graph)
-        counts = {"node": nodes, "edge": edges, **rows}
-        if self.schema.two_sided:
-            return assembled.assembled(self.schema, values, counts)
-        here = slice(self.edge_offsets[graph], self.edge_offsets[graph + 1])
-        pair = np.stack([self.edge_src[here], self.edge_dst[here]]).astype(np.int64)
-        if place is not None:
-            pair = pair[:, np.argsort(place)]
-        values = {"edge_index": torch.from_numpy(pair), **values}
-        return assembled.assembled(self.schema, values, counts)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[graph] for graph in range(len(self)))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
@@ -28,19 +27,18 @@ from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.subject import Subject
 from staticgraph.store.digest import digest_of
-from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore, fits, is_simple
-from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
 from staticgraph.training.compile_ahead import compile_ahead
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.config_file import FILE as CONFIG
 from staticgraph.training.config_file import write_config
+from staticgraph.training.data import check_judged, opened, place_of, source_of
+from staticgraph.training.device import device_of
 from staticgraph.training.evaluate import evaluate
 from staticgraph.training.history import Epoch, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
-from staticgraph.training.job import SilentEvents, first_alone, own_device
+from staticgraph.training.job import SilentEvents, first_alone
 from staticgraph.training.loops import training_loops
 from staticgraph.training.memory import memory_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
@@ -60,9 +58,6 @@ CHOICES = "choices.json"
 APART = 1_000_003
 # Losses stay on the device for so many steps: reading each one would wait for the device each time.
 READ_EVERY = 20
-# Of a GPU's free memory, what a data set may take unasked: the steps, whose need is not known
-# before they are compiled, keep the larger part. molhiv takes some 25 MB, so it decides rarely.
-SHARE_FOR_DATA = 0.25
 
 
 class Training:
@@ -86,13 +81,7 @@ class Training:
 
         self._say(f"opening {config.data} and planning its batches")
 
-        def opened() -> GraphStore:
-            return datasets.open(
-                config.data, target=config.target, seed=config.seed, progress=self.progress
-            )
-
-        # One process downloads what the others then find.
-        self.store = first_alone(ranks, opened) or opened()
+        self.store = opened(config, ranks, self.progress)
         self.data = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
@@ -112,7 +101,7 @@ class Training:
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
         )
-        self.source = self._source()
+        self.source = source_of(config, self.store, self.device, self.kernels)
         train_ids = self.store.splits["train"]
         self.plan = (
             BucketPlan.from_dict(state["plan"])
@@ -139,7 +128,7 @@ class Training:
         self.runner = StaticGraphRunner(
             subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
         )
-        self._check_judged()
+        check_judged(config, self.store)
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
         self.seconds = 0.0  # of the present epoch, earlier sittings included
@@ -189,22 +178,6 @@ class Training:
     @property
     def _stopped_early(self) -> bool:
         return self._stands_still and len(self.epochs) < self.config.epochs
-
-    def _check_judged(self) -> None:
-        """What asks for validation losses needs graphs to validate."""
-        asks = [
-            name
-            for name, asked in (
-                ("early_stop", self.config.early_stop is not None),
-                ("schedule='plateau'", self.config.schedule == "plateau"),
-            )
-            if asked
-        ]
-        if asks and not len(self.store.splits.get("val", ())):
-            raise ValueError(
-                f"{asks[0]} goes by the validation loss, and {self.store.name} has no graphs to "
-                "validate: leave it out, or give the data a split 'val'"
-            )
 
     def _set_rate(self, step: int) -> None:
         """The learning rate of a step, counted from 0."""
@@ -340,16 +313,6 @@ class Training:
             return None, None
         return evaluate(self.runner, self._loader(split), self.task, self.ranks)
 
-    def _source(self) -> GraphStore | DeviceStore:
-        """Where batches are made of: the store, moved to the device if so chosen."""
-        wanted = self.config.store
-        if wanted == "auto" and self.device.type == "cuda" and is_simple(self.store):
-            fitting = fits(self.store, self.device, SHARE_FOR_DATA, self.kernels)
-            wanted = "device" if fitting else "host"
-        if wanted != "device":
-            return self.store
-        return self.store.to(self.device, pointers=self.kernels)
-
     def _loader(self, split: str) -> StaticLoader:
         return StaticLoader(
             self.source,
@@ -433,7 +396,7 @@ class Training:
             data={
                 "name": self.store.name,
                 "graphs": len(self.store),
-                "place": self._place(),
+                "place": place_of(self.source),
                 "splits": {name: len(ids) for name, ids in self.store.splits.items()},
             },
             task=self.task.name,
@@ -465,17 +428,12 @@ class Training:
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
             f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
             f"mode {mode.name} ({mode.reason}) on {self.device}{self._several()}, "
-            f"graphs {self._place()}, "
+            f"graphs {place_of(self.source)}, "
             f"kernels {'on' if self.kernels else 'off'}"
         )
 
     def _several(self) -> str:
         return "" if self.ranks is None else f" of {self.ranks.world_size} processes"
-
-    def _place(self) -> str:
-        if isinstance(self.source, DeviceStore):
-            return f"on the device ({human_bytes(self.source.nbytes)})"
-        return "on the host"
 
     def _say(self, text: str) -> None:
         if self.progress:
@@ -485,24 +443,3 @@ class Training:
 def _number(workers: int | str) -> int:
     """Workers of a store on the device are none."""
     return 0 if isinstance(workers, str) else workers
-
-
-def device_of(name: str, ranks: Ranks | None = None) -> torch.device:
-    """The device of a name; CUDA where there is one, for ``auto``; of several ranks each its own.
-
-    Raises:
-        ValueError: no such device is here.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and ranks is not None:
-        name = f"cuda:{own_device()}"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device={name!r}: use 'cpu', 'cuda', 'cuda:1' or 'auto'") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no CUDA device; use device='cpu' or 'auto'")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices")
-    return device

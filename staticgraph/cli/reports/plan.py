@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from staticgraph.epochs.batcher import Batcher, EpochStats
+from staticgraph.epochs.batcher import Batcher
+from staticgraph.epochs.epoch_stats import EpochStats
 from staticgraph.packing.pack import harmonic_mean
 from staticgraph.plans.choose import BucketPlan, sizes_of
 from staticgraph.plans.cost import StepCost

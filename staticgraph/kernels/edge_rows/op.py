@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from staticgraph.kernels.edge_rows import cpu
+from staticgraph.kernels.message import codes_of, some_of
 from staticgraph.kernels.register import operator
 
 
@@ -26,14 +26,14 @@ def _on_cpu(
     src: Tensor,
     dst: Tensor,
 ) -> Tensor:
-    some = _some(source, target, edge)
+    some = some_of(source, target, edge)
     wide = torch.promote_types(some.dtype, torch.float32)
     out = torch.empty(len(src), some.size(1), dtype=wide)
     cpu.forward(
         _array(source, wide),
         _array(target, wide),
         _array(edge, wide),
-        _codes(code),
+        codes_of(code),
         src.numpy(),
         dst.numpy(),
         out.numpy(),
@@ -59,7 +59,7 @@ def _backward_on_cpu(
     dtarget = torch.empty(nodes if target else 0, width, dtype=wide)
     coded = edge and code is not None
     dedge = torch.zeros(entries if coded else 0, width, dtype=wide)
-    given = grad.to(wide).numpy(), _codes(code), src.numpy(), row_ptr.numpy()
+    given = grad.to(wide).numpy(), codes_of(code), src.numpy(), row_ptr.numpy()
     cpu.backward(*given, dsource.numpy(), dtarget.numpy(), dedge.numpy())
     return dsource.to(grad.dtype), dtarget.to(grad.dtype), dedge.to(grad.dtype)
 
@@ -78,7 +78,7 @@ def _backward_on_cuda(grad, code, src, row_ptr, col_ptr, transpose, entries, sou
 
 
 def _fake(source, target, edge, code, src, dst):
-    some = _some(source, target, edge)
+    some = some_of(source, target, edge)
     return some.new_empty(src.size(0), some.size(1))
 
 
@@ -166,18 +166,8 @@ def edge_rows(
     return EdgeRows.apply(*given, code, src, dst, row_ptr, col_ptr, transpose)
 
 
-def _some(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
-    some = source if source is not None else target if target is not None else edge
-    assert some is not None
-    return some
-
-
 def _array(value: Tensor | None, wide: torch.dtype) -> Any:
     """As NumPy sees it; an empty one for None."""
     if value is None:
         return torch.empty(0, 0, dtype=wide).numpy()
     return value.detach().to(wide).numpy()
-
-
-def _codes(code: Tensor | None) -> Any:
-    return np.empty(0, np.int64) if code is None else code.numpy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from staticgraph.kernels.message import message_reference, some_of
 
 
 def edge_rows_reference(
@@ -18,15 +19,5 @@ def edge_rows_reference(
 
     Args: as :func:`staticgraph.kernels.edge_rows`; edges in any order.
     """
-    parts = []
-    if source is not None:
-        parts.append(source.index_select(0, src))
-    if target is not None:
-        parts.append(target.index_select(0, dst))
-    if edge is not None:
-        parts.append(edge if code is None else edge.index_select(0, code))
-    wide = torch.promote_types(parts[0].dtype, torch.float32)
-    rows = parts[0].to(wide)
-    for part in parts[1:]:
-        rows = rows + part.to(wide)
-    return rows.to(parts[0].dtype)
+    rows = message_reference(source, target, edge, code, src, dst)
+    return rows.to(some_of(source, target, edge).dtype)

@@ -26,7 +26,9 @@ from staticgraph.store.columns import Array
 SUM, MEAN, MIN, MAX, VAR, STD = range(6)
 RELU, LEAKY_RELU, SILU, SIGMOID = 1, 2, 3, 4
 LEAST_VARIANCE = 1e-5
-# Put where it is called: a call with four arrays costs as much as what it does for a row.
+# Put where it is called: a call with four arrays costs as much as what it does for a row. The sum
+# of the operands stands in each loop below again, so that each is one short loop without a branch
+# that can be vectorised.
 inlined = numba.njit(inline="always")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.message import codes_of, some_of
 from staticgraph.kernels.neighbour_reduce import cpu
 from staticgraph.kernels.neighbour_reduce.reference import ACTIVATIONS, REDUCTIONS
 from staticgraph.kernels.register import operator
@@ -37,72 +38,56 @@ def _on_cpu(
     kinds: Sequence[int],
     towers: int,
 ) -> Tensor:
-    some = _some(source, target, edge)
+    some = some_of(source, target, edge)
     wide = torch.promote_types(some.dtype, torch.float32)
-    shape = _shape(some, row_ptr, kinds, towers)
-    out = torch.empty(shape, dtype=wide)
-    width = some.size(1)
-    cpu.forward(
-        _array(source, wide, width),
-        _array(target, wide, width),
-        _array(edge, wide, width),
-        _codes(code),
-        src.numpy(),
-        row_ptr.numpy(),
-        activation,
-        slope,
-        np.asarray(kinds),
-        source is not None,
-        target is not None,
-        edge is not None,
-        _parted(out, kinds),
-    )
+    out = torch.empty(_shape(some, row_ptr, kinds, towers), dtype=wide)
+    operands = source, target, edge
+    read = _read(operands, code, src, row_ptr, activation, slope, kinds)
+    cpu.forward(*read, *[_parted(out, kinds)])
     return out
 
 
-def _backward_on_cpu(
-    grad: Tensor,
-    out: Tensor,
-    source: Tensor | None,
-    target: Tensor | None,
-    edge: Tensor | None,
-    code: Tensor | None,
-    src: Tensor,
-    dst: Tensor,
-    row_ptr: Tensor,
-    col_ptr: Tensor,
-    transpose: Tensor,
-    activation: int,
-    slope: float,
-    kinds: Sequence[int],
-    towers: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    some = _some(source, target, edge)
-    wide = torch.promote_types(some.dtype, torch.float32)
-    dsource = _gradient(source, wide, zero=True)
-    dtarget = _gradient(target, wide)
-    dedge = _gradient(edge, wide, zero=code is not None)
-    width = some.size(1)
+def _backward_on_cpu(grad, out, source, target, edge, code, src, dst, row_ptr, *rest):
+    _, _, activation, slope, kinds, _ = rest
+    operands = source, target, edge
+    dtype = some_of(*operands).dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    found = (
+        _gradient(source, wide, zero=True),
+        _gradient(target, wide),
+        _gradient(edge, wide, zero=code is not None),
+    )
     cpu.backward(
         _parted(grad.to(wide), kinds),
         _parted(out, kinds),
-        _array(source, wide, width),
-        _array(target, wide, width),
-        _array(edge, wide, width),
-        _codes(code),
+        *_read(operands, code, src, row_ptr, activation, slope, kinds),
+        *(one.numpy() for one in found),
+    )
+    return tuple(one.to(dtype) for one in found)
+
+
+def _read(
+    operands: tuple[Tensor | None, Tensor | None, Tensor | None],
+    code: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    activation: int,
+    slope: float,
+    kinds: Sequence[int],
+) -> tuple[Any, ...]:
+    """What both loops read, in the order of their arguments."""
+    some = some_of(*operands)
+    wide = torch.promote_types(some.dtype, torch.float32)
+    return (
+        *(_array(one, wide, some.size(1)) for one in operands),
+        codes_of(code),
         src.numpy(),
         row_ptr.numpy(),
         activation,
         slope,
         np.asarray(kinds),
-        source is not None,
-        target is not None,
-        edge is not None,
-        dsource.numpy(),
-        dtarget.numpy(),
-        dedge.numpy(),
+        *(one is not None for one in operands),
     )
-    return dsource.to(some.dtype), dtarget.to(some.dtype), dedge.to(some.dtype)
 
 
 def _on_cuda(source, target, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
@@ -133,7 +118,7 @@ _OPERANDS = (
 
 
 def _fake(source, target, edge, code, src, dst, row_ptr, *rest):
-    some, (kinds, towers) = _some(source, target, edge), rest[-2:]
+    some, (kinds, towers) = some_of(source, target, edge), rest[-2:]
     wide = torch.promote_types(some.dtype, torch.float32)
     return some.new_empty(_shape(some, row_ptr, kinds, towers), dtype=wide)
 
@@ -163,7 +148,7 @@ class NeighbourReduce(torch.autograd.Function):
         wide = _forward(*tensors, activation, slope, kinds, towers)
         ctx.save_for_backward(wide, *tensors)
         ctx.options = activation, slope, kinds, towers
-        dtype = _some(*tensors[:3]).dtype
+        dtype = some_of(*tensors[:3]).dtype
         return wide if wide.dtype == dtype else wide.to(dtype)
 
     @staticmethod
@@ -243,12 +228,6 @@ def neighbour_reduce(
     )
 
 
-def _some(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
-    some = source if source is not None else target if target is not None else edge
-    assert some is not None
-    return some
-
-
 def _shape(some: Tensor, row_ptr: Tensor, kinds: Sequence[int], towers: int) -> list[int]:
     return [towers, row_ptr.size(0) - 1, len(kinds) * some.size(1) // towers]
 
@@ -270,7 +249,3 @@ def _parted(value: Tensor, kinds: Sequence[int]) -> Any:
     """``[T, N, R * F / T]`` -> ``[T, N, R, F / T]``."""
     towers, nodes, columns = value.shape
     return value.view(towers, nodes, len(kinds), columns // len(kinds)).numpy()
-
-
-def _codes(code: Tensor | None) -> Any:
-    return np.empty(0, np.int64) if code is None else code.numpy()

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from staticgraph.kernels.message import message_reference, some_of
+
 ACTIVATIONS = ("none", "relu", "leaky_relu", "silu", "sigmoid")
 REDUCTIONS = ("sum", "mean", "min", "max", "var", "std")
 # Below this variance PyG's standard deviation is zero, and has no gradient.
@@ -40,22 +42,11 @@ def neighbour_reduce_reference(
 
     Args: as :func:`staticgraph.kernels.neighbour_reduce`; edges in any order.
     """
-    parts = []
-    if source is not None:
-        parts.append(source.index_select(0, src))
-    if target is not None:
-        parts.append(target.index_select(0, dst))
-    if edge is not None:
-        parts.append(edge if code is None else edge.index_select(0, code))
-    dtype = parts[0].dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    rows = parts[0].to(wide)
-    for part in parts[1:]:
-        rows = rows + part.to(wide)
-    rows = activated(rows, activation, slope)
+    rows = activated(message_reference(source, target, edge, code, src, dst), activation, slope)
     found = [_reduced(rows, dst, nodes, reduction) for reduction in reductions]
     width = rows.size(1) // towers
     together = torch.stack([one.view(nodes, towers, width) for one in found])
+    dtype = some_of(source, target, edge).dtype
     return together.permute(2, 1, 0, 3).reshape(towers, nodes, -1).to(dtype)
 
 

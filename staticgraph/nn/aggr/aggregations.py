@@ -9,7 +9,7 @@ and only a block of exactly that width gives it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -90,44 +90,38 @@ def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:
     return out.index_select(1, (largest - 1).view(1)).squeeze(1)
 
 
-class StaticLSTMAggregation(LSTMAggregation):
+class _Recurrent(Aggregation):
+    """A recurrent network over the block; the result stands at its last place."""
+
+    _staticgraph: BatchContext
+    _network: ClassVar[str]
+
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+        max_num_elements: int | None = None,
+    ) -> Tensor:
+        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
+        out = getattr(self, self._network)(x)[0]
+        if max_num_elements is not None:
+            return out[:, -1]
+        return _at_last_place(self._staticgraph, out)
+
+
+class StaticLSTMAggregation(_Recurrent, LSTMAggregation):
     """``LSTMAggregation``; the result stands at the last place of the largest real graph."""
 
-    _staticgraph: BatchContext
-
-    def forward(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-        max_num_elements: int | None = None,
-    ) -> Tensor:
-        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
-        if max_num_elements is not None:
-            return self.lstm(x)[0][:, -1]
-        return _at_last_place(self._staticgraph, self.lstm(x)[0])
+    _network = "lstm"
 
 
-class StaticGRUAggregation(GRUAggregation):
+class StaticGRUAggregation(_Recurrent, GRUAggregation):
     """``GRUAggregation``; the result stands at the last place of the largest real graph."""
 
-    _staticgraph: BatchContext
-
-    def forward(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-        max_num_elements: int | None = None,
-    ) -> Tensor:
-        x, _ = self.to_dense_batch(x, index, ptr, dim_size, dim, max_num_elements=max_num_elements)
-        if max_num_elements is not None:
-            return self.gru(x)[0][:, -1]
-        return _at_last_place(self._staticgraph, self.gru(x)[0])
+    _network = "gru"
 
 
 def _refuse_open_width(layer: Aggregation, context: BatchContext, given: int | None) -> None:

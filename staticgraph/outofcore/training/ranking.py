@@ -56,7 +56,7 @@ def evaluate_links(
             both ways, as ``LinkData.known`` has them, else true neighbours count as errors.
         hits: the k of Hits@k.
     """
-    places, not_finite = _places(trainer, edges, known)
+    places, not_finite = filtered_places(trainer, edges, known)
     return LinkScore(
         edges=edges.shape[1],
         mrr=float((1.0 / places).mean()),
@@ -67,15 +67,9 @@ def evaluate_links(
 
 def filtered_places(
     trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
-) -> NDArray[np.float64]:
-    """``[2, T]`` filtered places of the destinations and of the sources."""
-    return _places(trainer, edges, known)[0]
-
-
-def _places(
-    trainer: Trainer, edges: NDArray[Any], known: NDArray[Any]
 ) -> tuple[NDArray[np.float64], int]:
-    """The places, and how many true ends have a score that is not finite."""
+    """``[2, T]`` filtered places of the destinations and of the sources, and how many true ends
+    have a score that is not finite."""
     graph = trainer.graph
     new = np.empty(graph.num_nodes, np.int64)
     new[graph.node_ids] = np.arange(graph.num_nodes)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
 from staticgraph.schema import Field, Schema
-from staticgraph.store.indices import counted
+from staticgraph.store.columns import Array
+from staticgraph.store.indices import as_tensor_shape, counted, with_first_numbers
 
 
 class RuledData(Data):
@@ -26,6 +28,43 @@ class RuledData(Data):
     def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         rules = self.__dict__.get("_rules", {})
         return rules[key][1] if key in rules else super().__inc__(key, value, *args, **kwargs)
+
+
+def in_first_order(
+    schema: Schema,
+    columns: Mapping[str, Array],
+    rows: Mapping[str, int],
+    pair: Array | None,
+    places: Mapping[str, Array | None],
+) -> Data | HeteroData:
+    """One graph as it went into a store.
+
+    Args:
+        schema: of the store.
+        columns: field -> the graph's rows of it, as they are kept.
+        rows: how many it has of each level.
+        pair: ``[2, e]`` int64 sources and destinations, sorted; None where edges are fields.
+        places: of each level of edges, where each stood before it was sorted; None where it stands
+            there still.
+    """
+    values: dict[str, Any] = {}
+    if pair is not None:
+        place = places["edge"]
+        values["edge_index"] = torch.from_numpy(pair if place is None else pair[:, _back(place)])
+    for field in schema:
+        value = columns[field.name].astype(field.dtype)
+        for level, place in places.items():
+            if place is not None:
+                value = with_first_numbers(value, field, level, place)
+        if (place := places.get(field.level)) is not None:
+            value = value[_back(place)]
+        values[field.name] = torch.from_numpy(as_tensor_shape(value, field))
+    return (assembled_typed if schema.hetero else assembled)(schema, values, rows)
+
+
+def _back(place: Array) -> Array:
+    """The order that puts sorted edges where they stood."""
+    return np.argsort(place)
 
 
 def assembled(schema: Schema, values: dict[str, Any], rows: Mapping[str, int]) -> Data:

@@ -1,0 +1,62 @@
+"""What a preflight says of one module, in a line of its table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from staticgraph.checking.report import ModuleRow
+from staticgraph.nn.conv.gps import StaticGPSConv
+from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.nn.subclasses import form_of
+from staticgraph.steps.obstacles import Obstacle
+
+
+def module_row(
+    path: str,
+    module: torch.nn.Module,
+    obstacles: Sequence[Obstacle],
+    attention: str | None,
+    inert: bool | None,
+) -> ModuleRow:
+    """The line of a module.
+
+    Args:
+        path: its name in the model.
+        module: as it was given, not yet converted.
+        obstacles: those found in it.
+        attention: the path that its attention takes, where it is known.
+        inert: whether its real outputs were the same over other padding; None where that was not
+            measured.
+    """
+    form = form_of(type(module), STATIC_FORMS | REFUSED_FORMS, made=False)
+    attends = isinstance(getattr(module, "attn", None), torch.nn.MultiheadAttention)
+    if obstacles:
+        how = obstacles[0].kind
+        if how != "refused":  # the message stands below the table
+            how += f": {obstacles[0].operation.splitlines()[0][:60]}"
+    elif form is StaticGPSConv and attends:
+        how = f"attention {attention}, see below" if attention else "attention"
+    elif form is not None:
+        how = _first_sentence(form)
+    else:
+        how = "as it is"
+    return ModuleRow(path, type(module).__name__, how, inert)
+
+
+def is_layer(module: torch.nn.Module) -> bool:
+    """Whether a module has a line though it consists of others: a layer of PyG, or one with a
+    static form."""
+    kind = type(module)
+    known = form_of(kind, STATIC_FORMS | REFUSED_FORMS, made=False) is not None
+    return known or kind.__module__.startswith("torch_geometric.")
+
+
+def _first_sentence(form: type) -> str:
+    """Of a static form's docstring, without what the row of the table says anyway."""
+    text = " ".join((form.__doc__ or form.__name__).split()).replace("``", "")
+    sentence = re.split(r"\.(?: |$)", text)[0]
+    sentence = sentence.split(": ", 1)[-1] if ": " in sentence else sentence.split("; ", 1)[-1]
+    return sentence.removeprefix("Takes the place of ").removesuffix(", with the same state")

@@ -1,0 +1,95 @@
+"""The graphs that a batcher deals with: their sizes and positions, checked, and kept narrow.
+
+Of 100 million graphs a second copy in int64 is 2.4 GB, so whatever looks at all of them does it
+piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from staticgraph.plans.plan import BucketPlan, sizes_of
+from staticgraph.sizes.capacity import NODES_EDGES
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+
+# From so many graphs on sizes and order are kept in narrow types: 8 bytes a molecule, not 24.
+NARROW_FROM = 1 << 22
+# Graphs that are looked at together where all of them would be another copy.
+AT_ONCE = 1 << 21
+
+
+def narrow_sizes_of(source: Any) -> IntArray:
+    """``[n, C]`` of a store or an array; int64, of many graphs as narrow as the store has it."""
+    narrow = getattr(source, "narrow_sizes", None)
+    if narrow is not None and len(narrow) >= NARROW_FROM:
+        return narrow
+    return sizes_of(source if narrow is None else narrow)
+
+
+def checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> IntArray | None:
+    """``[world_size + 1]`` where each rank's graphs begin; None where any rank takes any.
+
+    Raises:
+        ValueError: they do not part the graphs among the ranks.
+    """
+    if bounds is None or world_size == 1:
+        return None
+    given = whole_numbers(np.asarray(bounds), "rank_bounds")
+    if given.shape != (world_size + 1,) or (np.diff(given) < 0).any() or given[0] != 0:
+        raise ValueError(
+            f"rank_bounds={given.tolist()} for {world_size} ranks: give where each rank's graphs "
+            f"begin, from 0, and last their number, {graphs}"
+        )
+    if given[-1] != graphs:
+        raise ValueError(f"rank_bounds end at {given[-1]}, and there are {graphs} graphs")
+    return given
+
+
+def pieces(indices: IntArray) -> Iterator[IntArray]:
+    """So many at once that what is made of them is no second copy of all."""
+    return (indices[k : k + AT_ONCE] for k in range(0, len(indices), AT_ONCE))
+
+
+def histogram_of(sizes: IntArray, indices: IntArray) -> SizeHistogram:
+    """How many of these graphs have each size."""
+    names = (*NODES_EDGES, *(f"component {c}" for c in range(2, sizes.shape[1])))
+    parts = [SizeHistogram.from_sizes(sizes[ids], names) for ids in pieces(indices)]
+    nothing = SizeHistogram.from_sizes(np.empty((0, sizes.shape[1]), np.int64), names)
+    return SizeHistogram.merged(parts) if parts else nothing
+
+
+def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
+    """The components that the plan limits: all of them, or nodes and edges alone."""
+    planned = len(plan.capacities[0].size_limits)
+    if planned == len(NODES_EDGES):
+        return np.ascontiguousarray(sizes[:, :planned])
+    if sizes.shape[1] != planned or any(len(c.size_limits) != planned for c in plan.capacities):
+        raise ValueError(
+            f"the graphs have {sizes.shape[1]} components, the plan {plan.capacities[0]} limits "
+            f"{planned}: make the plan with plan_buckets(store, ...) of the same data"
+        )
+    return sizes
+
+
+def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
+    """``[m]`` positions within the store, int64, and of many graphs int32 where that holds them."""
+    dtype = np.int32 if NARROW_FROM <= total <= np.iinfo(np.int32).max else np.int64
+    if indices is None:
+        return cast(IntArray, np.arange(total, dtype=dtype))
+    given = np.asarray(indices)
+    if given.dtype == bool:
+        if given.shape != (total,):
+            raise ValueError(f"a mask of shape {given.shape} for {total} graphs")
+        given = np.flatnonzero(given)
+    given = np.array(whole_numbers(given, "indices")).reshape(-1)
+    bad = np.flatnonzero((given < 0) | (given >= total))
+    if len(bad):
+        raise IndexError(
+            f"indices[{bad[0]}] is {given[bad[0]]}, but the store has graphs 0 to {total - 1}"
+        )
+    return cast(IntArray, given.astype(dtype, copy=False))

@@ -1,0 +1,53 @@
+"""A message along an edge: rows of its source, of its target and of the edge, added up; each of the
+three may be missing, and many edges may read one row of a small table by its ``code``.
+
+What :mod:`staticgraph.kernels.edge_rows` and :mod:`staticgraph.kernels.neighbour_reduce` both mean
+by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def message_reference(
+    source: Tensor | None,
+    target: Tensor | None,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+) -> Tensor:
+    """``source[src] + target[dst] + edge`` of what is given, in eager torch.
+
+    Returns:
+        ``[E, F]`` in the precision of the sums: float32, float64 for float64.
+    """
+    parts = []
+    if source is not None:
+        parts.append(source.index_select(0, src))
+    if target is not None:
+        parts.append(target.index_select(0, dst))
+    if edge is not None:
+        parts.append(edge if code is None else edge.index_select(0, code))
+    wide = torch.promote_types(parts[0].dtype, torch.float32)
+    rows = parts[0].to(wide)
+    for part in parts[1:]:
+        rows = rows + part.to(wide)
+    return rows
+
+
+def some_of(source: Tensor | None, target: Tensor | None, edge: Tensor | None) -> Tensor:
+    """The first of the three that is given."""
+    some = source if source is not None else target if target is not None else edge
+    assert some is not None
+    return some
+
+
+def codes_of(code: Tensor | None) -> Any:
+    """``[E]`` as the loops read it; empty where edge ``e`` reads row ``e``."""
+    return np.empty(0, np.int64) if code is None else code.numpy()

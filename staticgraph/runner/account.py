@@ -1,0 +1,96 @@
+"""What a runner did so far: batches and times bucket by bucket, and the bytes that it holds.
+
+The runner counts each batch in the statistics of its bucket; the rest is read where it stands when
+a report is asked for. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from staticgraph.files.versions import STEPS, versions
+from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.commitments import Commitments, RunnerStats
+from staticgraph.runner.report import BucketReport, Report, device_name
+from staticgraph.runner.statistics import BucketStatistics
+from staticgraph.runner.warming import Warming
+from staticgraph.runner.ways import Steps
+from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.compiled import skipped_recordings_of
+from staticgraph.steps.modes import Mode
+from staticgraph.steps.subject import Subject
+
+
+class Account:
+    """The account of one runner.
+
+    Args:
+        subject: what it runs.
+        plan: its buckets.
+        mode: as it was resolved.
+        steps: its ways, which count what they compile and replay.
+        warming: what was chosen and noted while it was warmed up.
+        commitments: under its budget, where it has one.
+
+    Attributes:
+        statistics: of each bucket.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        plan: BucketPlan,
+        mode: Mode,
+        steps: Steps,
+        warming: Warming,
+        commitments: Commitments | None,
+    ) -> None:
+        self.statistics = [BucketStatistics(c, subject.device) for c in plan.capacities]
+        self._subject, self._plan, self._mode = subject, plan, mode
+        self._steps, self._warming, self._commitments = steps, warming, commitments
+
+    @property
+    def stats(self) -> RunnerStats:
+        """The bytes, by prediction."""
+        return RunnerStats() if self._commitments is None else self._commitments.stats
+
+    def report(self) -> Report:
+        """All of it, in plain values."""
+        warming, recorded = self._warming, self._steps.recorded
+        counts = self._steps.compiled.counts
+        missed = recorded.missed() if recorded else ()
+        return Report(
+            model=type(self._subject.model).__name__,
+            device=device_name(self._subject.device),
+            mode="auto" if warming.choices else self._mode.name,
+            mode_reason="chosen by time, see below" if warming.choices else self._mode.reason,
+            autocast=self._subject.precision,
+            warmup_s=warming.seconds,
+            warm_start=warming.cold_s is not None,
+            cold_start_s=warming.cold_s,
+            replays={str(key): n for key, n in (recorded.counts if recorded else {}).items()},
+            buckets=tuple(map(self._bucket, range(len(self.statistics)))),
+            fallbacks=(*warming.notes, *skipped_recordings_of(counts), *missed),
+            versions=versions(STEPS),
+            choices=warming.choices,
+            attention=self._attention(),
+        )
+
+    def _bucket(self, bucket: int) -> BucketReport:
+        steps, recorded = self._steps, self._steps.recorded
+        compiled = [count for key, count in steps.compiled.counts if key.bucket == bucket]
+        own = sum(key.bucket == bucket for key in (recorded.counts if recorded else ()))
+        late = steps.compiled.late[bucket]
+        bytes_of = self._commitments.of_bucket(bucket) if self._commitments else {}
+        return replace(self.statistics[bucket].report(bucket, compiled, own, late), **bytes_of)
+
+    def _attention(self) -> tuple[AttentionRow, ...]:
+        chosen = (c.way for c in self._warming.choices if not c.of_attention)
+        return attention_choices(
+            self._subject.model,
+            self._plan.capacities,
+            device=self._subject.device,
+            dtype=self._subject.autocast,
+            training=self._subject.optimizer is not None,
+            compiled=self._mode.compiled or any(way != "eager" for way in chosen),
+        )

@@ -1,0 +1,156 @@
+"""A static model, and models with one obstacle each: its line ends in ``# here``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch_geometric.nn import GCNConv, global_mean_pool
+
+from support.layer_cases import C
+from support.parity import CAPACITY
+
+PLAN = [CAPACITY]
+
+
+class Net(nn.Module):
+    """A static model; the obstacles derive from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(C, C)
+        self.norm = nn.BatchNorm1d(C)
+        self.head = nn.Linear(C, 2)
+
+    def forward(self, x, edge_index, batch):
+        h = self.trick(self.norm(self.conv(x, edge_index)))
+        return self.head(global_mean_pool(h, batch))
+
+    def trick(self, h):
+        return h.relu()
+
+
+class Item(Net):
+    def trick(self, h):
+        return h / h.detach().max().item()  # here
+
+
+class Nonzero(Net):
+    def trick(self, h):
+        rows = (h[:, 0] > 0).nonzero().view(-1)  # here
+        return h.index_fill(0, rows, 0.0)
+
+
+class Unique(Net):
+    def trick(self, h):
+        values = torch.unique(h.detach())  # here
+        return h - values.mean()
+
+
+class MaskIndex(Net):
+    def trick(self, h):
+        positive = h[h[:, 0] > 0]  # here
+        return h - positive.mean(0)
+
+
+class MaskWrite(Net):
+    def trick(self, h):
+        h = h.clone()
+        h[h[:, 0] > 0] = torch.ones(C, dtype=h.dtype, device=h.device)  # here
+        return h
+
+
+class HostTensor(Net):
+    def trick(self, h):
+        return h * torch.tensor([1.0, 2.0] * 4, dtype=h.dtype).to(h.device)  # here
+
+
+class HostRange(Net):
+    def trick(self, h):
+        return h * torch.arange(C)  # here
+
+
+class Branch(Net):
+    def trick(self, h):
+        if h.mean() > 0:  # here
+            return h.relu()
+        return h
+
+
+class Checkpointed(Net):
+    def trick(self, h):
+        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=False)  # here
+
+
+class CheckpointedReentrant(Net):
+    def trick(self, h):
+        return torch.utils.checkpoint.checkpoint(torch.tanh, h, use_reentrant=True)  # here
+
+
+class ToHost(Net):
+    def trick(self, h):
+        return h + h.detach().cpu().std()  # here
+
+
+class Repeats(Net):
+    def trick(self, h):
+        counts = (h[:, 0] > 0).long()
+        return h + torch.repeat_interleave(h.detach(), counts, dim=0).mean()  # here
+
+
+class Classes(Net):
+    def trick(self, h):
+        return h * nn.functional.one_hot((h[:, 0] > 0).long()).sum(1, keepdim=True)  # here
+
+
+class ToList(Net):
+    def trick(self, h):
+        return h * sum(h.detach()[0].tolist())  # here
+
+
+class Formatted(Net):
+    def trick(self, h):
+        self.seen = f"largest {h.detach().max():.3f}"  # here
+        return h
+
+
+class NewTensor(Net):
+    def trick(self, h):
+        return h * h.new_tensor([1.0, 2.0] * 4)  # here
+
+
+class FromNumpy(Net):
+    def trick(self, h):
+        return h * torch.from_numpy(np.ones(C))  # here
+
+
+OBSTACLES = [
+    (ToList, "host read", ".tolist()"),
+    (Formatted, "host read", "a tensor as text"),
+    (NewTensor, "host-to-device copy", "a tensor of the host's values"),
+    (FromNumpy, "host-to-device copy", "a tensor of the host's values"),
+    (Classes, "host read", "one_hot without num_classes"),
+    (Item, "host read", ".item()"),
+    (Nonzero, "size from data", "nonzero"),
+    (Unique, "size from data", "unique"),
+    (MaskIndex, "index with a mask", "x[mask]"),
+    (MaskWrite, "write through a mask", "x[mask] = y"),
+    (HostTensor, "host-to-device copy", "torch.tensor"),
+    (HostRange, "host-to-device copy", "torch.arange without device="),
+    (Branch, "branch on data", "bool() of a tensor"),
+    (Checkpointed, "activation checkpointing", "checkpoint"),
+    (CheckpointedReentrant, "activation checkpointing", "checkpoint"),
+    (ToHost, "device-to-host copy", ".cpu()"),
+    (Repeats, "size from data", "repeat_interleave"),
+]
+
+
+def where_of(kind: type) -> str:
+    """File and line of what is found in a model."""
+    lines = Path(__file__).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"class {kind.__name__}("))
+    line = next(i for i in range(start, len(lines)) if "# here" in lines[i]) + 1
+    return f"{__file__}:{line}"

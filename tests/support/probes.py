@@ -1,0 +1,266 @@
+"""Models that do one thing to all rows of a batch: right over padding, served, or wrong.
+
+In those that are wrong the line that does it ends in ``# here``.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GCNConv, global_mean_pool
+
+from support.layer_cases import C
+from support.parity import BATCH, CAPACITY
+from support.runners import made_runner
+
+PLAN = [CAPACITY]
+
+
+class Probe(nn.Module):
+    """A convolution, a trick over its rows, a mean over each graph, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(C, C)
+        self.layer = self.made()
+        self.head = nn.Linear(C, 2)
+
+    def made(self):
+        return nn.Identity()
+
+    def forward(self, x, edge_index, batch):
+        h = self.trick(self.conv(x, edge_index))
+        return self.head(global_mean_pool(h, batch))
+
+    def trick(self, h):
+        return self.layer(h)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Overrides nothing."""
+
+
+class OptionsOnly(nn.BatchNorm1d):
+    def __init__(self, channels):
+        super().__init__(channels, eps=1e-3, momentum=0.3)
+        self.extra = 3
+
+
+class Residual(nn.BatchNorm1d):
+    def forward(self, input):
+        return input + 0.5 * super().forward(input)
+
+
+class AnyShape(nn.BatchNorm1d):
+    def _check_input_dim(self, input):
+        pass
+
+
+class Twice(Residual):
+    def forward(self, input):
+        return super().forward(super().forward(input))
+
+
+def with_norm(kind):
+    return type(f"With{kind.__name__}", (Probe,), {"made": lambda self: kind(C)})
+
+
+class SequenceOfNorms(Probe):
+    def made(self):
+        return nn.Sequential(Residual(C), nn.ReLU(), OwnNorm(C))
+
+
+SERVED = [with_norm(kind) for kind in (OwnNorm, OptionsOnly, Residual, AnyShape, Twice)]
+
+
+SERVED += [SequenceOfNorms]
+
+
+class WholeForward(nn.BatchNorm1d):
+    def forward(self, input):
+        return F.batch_norm(  # here
+            input, self.running_mean, self.running_var, self.weight, self.bias, True, 0.1, self.eps
+        )
+
+
+class ByName(nn.BatchNorm1d):
+    def forward(self, input):
+        return nn.BatchNorm1d.forward(self, input)  # here
+
+
+class FunctionalNorm(Probe):
+    def trick(self, h):
+        return F.batch_norm(h, None, None, training=True)  # here
+
+
+class Mean(Probe):
+    def trick(self, h):
+        return h - h.mean(0)  # here
+
+
+class MeanKeptApart(Probe):
+    def trick(self, h):
+        middle = h.mean(0)  # here
+        return h.relu() - middle
+
+
+class Deviation(Probe):
+    def trick(self, h):
+        return h / (h.std() + 1)  # here
+
+
+class InstanceNorm(Probe):
+    layer_name = "layer"
+
+    def made(self):
+        return nn.InstanceNorm1d(C)
+
+    def trick(self, h):
+        return self.layer(h.t()[None])[0].t()  # here
+
+
+class GroupNorm(Probe):
+    layer_name = "layer"
+
+    def made(self):
+        return nn.GroupNorm(2, C)
+
+    def trick(self, h):
+        return self.layer(h.t()[None])[0].t()  # here
+
+
+class OverNodes(Probe):
+    layer_name = "layer"
+
+    def made(self):
+        return nn.Conv1d(C, C, 3, padding=1)
+
+    def trick(self, h):
+        return self.layer(h.t()[None])[0].t()  # here
+
+
+class Softmax(Probe):
+    def trick(self, h):
+        return h * h.softmax(0)  # here
+
+
+class Attention(Probe):
+    layer_name = "layer"
+
+    def made(self):
+        return nn.MultiheadAttention(C, 2, batch_first=True)
+
+    def trick(self, h):
+        return self.layer(h[None], h[None], h[None], need_weights=False)[0][0]  # here
+
+
+class Dots(Probe):
+    def trick(self, h):
+        return (h @ h.t()).softmax(-1) @ h  # here
+
+
+class Sum(Probe):
+    def trick(self, h):
+        return h + h.sum(0)  # here
+
+
+class Largest(Probe):
+    seldom = True  # is padding the largest
+
+    def trick(self, h):
+        return h - h.max()  # here
+
+
+class Sorted(Probe):
+    def trick(self, h):
+        return h + h.sort(0).values  # here
+
+
+class Backwards(Probe):
+    def trick(self, h):
+        return h + h.flip(0).cumsum(0).flip(0)  # here
+
+
+class Recurrent(Probe):
+    layer_name = "layer"
+
+    def made(self):
+        return nn.GRU(C, C // 2, batch_first=True, bidirectional=True)
+
+    def trick(self, h):
+        return self.layer(h[None])[0][0]  # here
+
+
+class Norm(Probe):
+    def trick(self, h):
+        return h / (1 + h).norm()  # here
+
+
+class LayerNormOverAll(Probe):
+    def trick(self, h):
+        return F.layer_norm(h, h.shape)  # here
+
+
+class CountedNodes(Probe):
+    """Depends on how many padding rows there are, and on nothing that stands in them."""
+
+    layer_name = ""
+
+    def trick(self, h):
+        return h / h.size(0)
+
+
+class Positions(Probe):
+    layer_name = ""
+
+    def trick(self, h):
+        return h + torch.linspace(0, 1, h.size(0), dtype=h.dtype)[:, None]
+
+
+class Cumulated(Probe):
+    """Padding rows come after the real ones: nothing is wrong."""
+
+    def trick(self, h):
+        return h + h.cumsum(0)
+
+
+class Permuted(Probe):
+    """Rows in another order and back."""
+
+    def trick(self, h):
+        return h.flip(0).relu().flip(0)
+
+
+NAMED = [
+    *(with_norm(kind) for kind in (WholeForward, ByName)),
+    *(FunctionalNorm, Mean, MeanKeptApart, Deviation, InstanceNorm, GroupNorm, OverNodes),
+    *(Softmax, Attention, Dots, Sum, Largest, Sorted, Backwards, Recurrent, Norm),
+    *(LayerNormOverAll, CountedNodes, Positions),
+]
+
+
+RIGHT = [Probe, Cumulated, Permuted]
+
+
+def loss(out, batch):
+    return (out - batch.y).square()
+
+
+def runner_of(model, **options):
+    options.setdefault("mode", "eager")
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    return made_runner(model, PLAN, loss=loss, optimizer=sgd, **options)
+
+
+def made(kind):
+    torch.manual_seed(0)
+    model = kind().double()
+    nn.init.normal_(model.conv.bias)  # a bias of zeros hides much, until it has learned
+    return model
+
+
+def plain_loss(model):
+    data = Batch.from_data_list(BATCH.to_data_list())
+    return float(loss(model(data.x, data.edge_index, data.batch), data).mean().detach())

@@ -1,0 +1,155 @@
+"""A small net that stops in the middle of its forward, and threads that hand on what they found.
+
+Interleaving is made, not hoped for: a forward stops in its middle until the other thread has
+finished or waits for its turn, or all meet at a barrier there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import global_mean_pool
+
+import staticgraph as sg
+from staticgraph.runner import turns
+from support.patience import patience
+from support.runners import made_runner
+
+PATIENCE_S = patience(30)  # until a test that hangs fails; nothing is timed
+
+
+def graphs(count: int, seed: int) -> list[Data]:
+    random = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(count):
+        nodes = 3 + (number * 5 + seed) % 7
+        edges = torch.randint(nodes, (2, 2 * nodes), generator=random)
+        made.append(
+            Data(
+                x=torch.randn(nodes, 4, generator=random, dtype=torch.float64),
+                edge_index=edges,
+                y=torch.randn(1, generator=random, dtype=torch.float64),
+            )
+        )
+    return made
+
+
+GRAPHS = graphs(24, 0)
+
+
+STORE = sg.GraphStore.from_pyg(GRAPHS)
+
+
+CAPACITY = sg.Capacity(nodes=100, edges=200, graphs=13, max_graph_nodes=10)
+
+
+class Net(nn.Module):
+    """A function and layers of PyG on both sides of its middle."""
+
+    def __init__(self, seed: int = 0, middle=lambda: None) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = pyg.GATConv(4, 6)  # self-loops removed and added
+        self.norm = nn.BatchNorm1d(6)
+        self.second = pyg.GCNConv(6, 6)
+        self.again = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 1)
+        self.middle = middle
+        self.double()
+
+    def forward(self, x, edge_index, batch):
+        h = self.norm(self.first(x, edge_index)).relu()
+        self.middle()
+        h = self.again(self.second(h, edge_index)).relu()
+        return self.head(global_mean_pool(h, batch)).view(-1)
+
+
+def loss(out, batch):
+    return (out - batch.y.view(-1)).square()
+
+
+def runner_of(model: nn.Module, **options) -> sg.StaticGraphRunner:
+    """A runner that has looked at its model already, so that the model's middle is reached by the
+    steps of a test alone."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.05, fused=options.get("mode") == "cuda-graph"
+    )
+    runner = made_runner(
+        model,
+        [CAPACITY],
+        **{"mode": "eager", "loss": loss, "check_padding": False} | options,
+        optimizer=optimizer,
+    )
+    middle, training = vars(model).pop("middle", None), model.training
+    if middle is not None:
+        model.middle = lambda: None
+    for flag in (not training, training):
+        model.train(flag)
+        runner._computation.known(batch_of())
+    if middle is not None:
+        model.middle = middle
+    return runner
+
+
+def batch_of(first: int = 0, count: int = 10) -> sg.StaticBatch:
+    return sg.StaticBatch.of(STORE, range(first, first + count), CAPACITY)
+
+
+def plain(model: nn.Module, some: list[Data]) -> torch.Tensor:
+    """What PyG gives on a batch without padding, by a copy that was never converted."""
+    data = Batch.from_data_list(some)
+    return model(data.x, data.edge_index, data.batch)
+
+
+class Elsewhere(threading.Thread):
+    """A thread that hands on what its work returned or raised."""
+
+    def __init__(self, work) -> None:
+        super().__init__(daemon=True)
+        self._work, self._result, self._error = work, None, None
+
+    def run(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def start_and_let_run(self) -> None:
+        """Until it has finished, or waits for a turn that another thread has."""
+        self.start()
+        until = time.monotonic() + PATIENCE_S
+        while self.is_alive() and self.ident not in turns._WAITING:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    def result(self):
+        self.join(PATIENCE_S)
+        assert not self.is_alive(), "it hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Once:
+    """Calls ``work`` the first time it is called."""
+
+    def __init__(self, work=None) -> None:
+        self.work = work
+
+    def __call__(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work()
+
+
+def same(found, expected) -> bool:
+    return torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def batch_with_pointers(first: int) -> sg.StaticBatch:
+    return sg.StaticBatch.of(STORE, range(first, first + 10), CAPACITY, pointers=True)

@@ -1,0 +1,163 @@
+"""What backward runs again sees the batch that the forward saw."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.utils.checkpoint
+import torch_geometric.nn as pyg
+from support.threaded import GRAPHS, STORE, Elsewhere, Net, batch_of, loss, runner_of
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import global_add_pool, global_mean_pool
+
+import staticgraph as sg
+
+
+class Checkpointed(Net):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self._reentrant = reentrant
+
+    def forward(self, x, edge_index, batch):
+        h = self.first(x, edge_index)
+
+        def inner(h):
+            return self.again(self.second(self.norm(h), edge_index))
+
+        h = torch.utils.checkpoint.checkpoint(inner, h, use_reentrant=self._reentrant)
+        return self.head(global_mean_pool(h, batch)).view(-1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["step", "own loop", "another thread", "inside another"])
+def test_checkpointing_runs_its_layers_again_over_the_batch_of_the_forward(reentrant, how):
+    """In whichever thread backward runs (on CUDA it is autograd's), and after another forward."""
+    theirs, ours = Checkpointed(reentrant), Checkpointed(reentrant)
+    data = Batch.from_data_list(GRAPHS[:10])
+    loss(theirs(data.x, data.edge_index, data.batch), data).mean().backward()
+    runner = runner_of(ours, clip_norm=None)
+    batch = batch_of()
+    runner.optimizer.param_groups[0]["lr"] = 0.0
+
+    def own_loop() -> None:
+        mean = loss(runner(batch), batch)[batch.graph_mask].mean()
+        other = runner_of(Net(5))
+        other(batch_of(10))
+        if how == "another thread":
+            work = Elsewhere(mean.backward)
+            work.start()
+            work.result()
+        elif how == "inside another":
+            outer = runner_of(Net(6, middle=mean.backward))
+            outer.eval_step(batch_of(10))
+        else:
+            mean.backward()
+
+    runner.step(batch) if how == "step" else own_loop()
+    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+
+
+POOLINGS = {
+    "topk": lambda: pyg.TopKPooling(6, ratio=0.5),
+    "sag": lambda: pyg.SAGPooling(6, ratio=0.5),
+    "score": lambda: pyg.TopKPooling(6, min_score=0.1),
+}
+
+
+class CheckpointedPools(nn.Module):
+    """Two blocks that backward runs again, the last first, each with a pool of its own."""
+
+    def __init__(self, pooling: str, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self._reentrant = reentrant
+        self.first = pyg.GCNConv(4, 6)
+        self.pools = nn.ModuleList(POOLINGS[pooling]() for _ in range(2))
+        self.convs = nn.ModuleList(pyg.GCNConv(6, 6) for _ in range(2))  # loops over pooled edges
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(2))
+        self.head = nn.Linear(6, 1)
+        self.double()
+
+    def block(self, number: int, h, edge_index, batch):
+        h, edge_index, _, batch, *_ = self.pools[number](h, edge_index, batch=batch)
+        return self.norms[number](self.convs[number](h, edge_index)).tanh(), edge_index, batch
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h, groups = self.first(x, edge_index), batch
+        for number in range(2):
+            h, edge_index, groups = torch.utils.checkpoint.checkpoint(
+                self.block, number, h, edge_index, groups, use_reentrant=self._reentrant
+            )
+        return self.head(global_mean_pool(h, groups, batch_size)).view(-1)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_pool_that_runs_again_has_the_rows_it_had(pooling, reentrant):
+    """Its row count was the first that meant nothing yet, and by then means its own rows."""
+    theirs, ours = (CheckpointedPools(pooling, reentrant) for _ in range(2))
+    data = Batch.from_data_list(GRAPHS[:10])
+    loss(theirs(data.x, data.edge_index, data.batch, 10), data).mean().backward()
+    runner = runner_of(ours)
+    runner.optimizer.param_groups[0]["lr"] = 0.0
+    runner.step(batch_of())
+    for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-12), name
+
+
+def test_calls_of_one_pool_that_cannot_be_told_apart_are_refused():
+    class Twice(CheckpointedPools):
+        def forward(self, x, edge_index, batch, batch_size):
+            h = self.first(x, edge_index)
+
+            def both(h):
+                views = [self.block(0, each, edge_index, batch) for each in (h, -h)]
+                pooled = [global_mean_pool(v, groups, batch_size) for v, _, groups in views]
+                return pooled[0] + pooled[1]
+
+            h = torch.utils.checkpoint.checkpoint(both, h, use_reentrant=self._reentrant)
+            return self.head(h).view(-1)
+
+    with pytest.raises(sg.NotStatic, match="TopKPooling ran 2 times over as many rows"):
+        runner_of(Twice("topk", False)).step(batch_of())
+
+
+def test_a_kept_output_keeps_no_slot_of_the_loader():
+    runner = runner_of(Net())
+    kept = [runner(batch) for batch in sg.StaticLoader(STORE, runner.plan, slots=2)]
+    assert len(kept) == 2
+
+
+def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
+    """What backward runs again sees the batch as the forward did: a BatchNorm, no padding."""
+
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
+
+        def forward(self, data):
+            h = data.x.double()
+            h = torch.utils.checkpoint.checkpoint(self.norm, h, use_reentrant=False)
+            return self.head(global_add_pool(h, data.batch))
+
+    torch.manual_seed(0)
+    model = Again().double()
+    plain = copy.deepcopy(model)
+    data = Batch.from_data_list([hiv[i] for i in range(30)])
+    plain(data).square().mean().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plan = sg.plan_buckets(hiv, batch_size=32)
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=lambda out, batch: out.square(), optimizer=optimizer
+    )
+    runner.step(sg.StaticBatch.of(hiv, range(30), plan.capacities[0]))
+    largest = max(float(p.grad.abs().max()) for p in plain.parameters())
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
+    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,146 @@
+"""A runner inside another's forward, loss, warm-up or compiled step: what may run there, and what
+is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+
+import pytest
+import torch
+from support.tape import TapeRecorder
+from support.threaded import (
+    GRAPHS,
+    PATIENCE_S,
+    STORE,
+    Elsewhere,
+    Net,
+    Once,
+    batch_of,
+    loss,
+    plain,
+    runner_of,
+)
+from torch_geometric.data import Batch
+
+import staticgraph as sg
+from staticgraph.nn.context import present
+
+
+class Student(Net):
+    """Learns from another model's outputs as well, which it asks for in its middle."""
+
+    def forward(self, x, edge_index, batch, teach):
+        taught = []
+        self.middle = lambda: taught.append(teach())
+        return super().forward(x, edge_index, batch) - taught[0]
+
+
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph", "default"])
+def test_a_teacher_runs_inside_a_students_forward(mode):
+    teacher = Net(1)
+    plain_teacher, plain_student = copy.deepcopy(teacher).eval(), Student(2)
+    data = Batch.from_data_list(GRAPHS[:10])
+    given = data.x, data.edge_index, data.batch
+    out = plain_student(*given, lambda: plain_teacher(*given).detach())
+    expected = loss(out, data).mean()
+
+    recorder = TapeRecorder if mode == "cuda-graph" else None
+    teaching = runner_of(teacher, mode=mode, recorder=recorder, loss=None)
+    if mode != "eager":
+        teaching.warmup(STORE, progress=False)
+
+    def forward(model, batch):
+        return model(
+            batch.x, batch.edge_index, batch.batch, lambda: teaching.eval_step(batch).out.clone()
+        )
+
+    student = runner_of(Student(2), forward=forward)
+    for _ in range(2):  # the second asks what was compiled, or recorded, already
+        torch.testing.assert_close(student.eval_step(batch_of()).loss, eval_loss(data))
+    found = student.step(batch_of())
+    assert torch.allclose(found, expected, rtol=0, atol=1e-10)
+    assert teacher.training
+    assert present.present() is None
+
+
+def eval_loss(data) -> torch.Tensor:
+    given = data.x, data.edge_index, data.batch
+    with torch.no_grad():
+        out = Student(2).eval()(*given, lambda: Net(1).eval()(*given))
+    return loss(out, data).mean()
+
+
+def test_a_model_evaluates_itself_inside_its_loss():
+    alone, model = Net(), Net()
+    expected = runner_of(alone).step(batch_of()) + runner_of(Net()).predict(GRAPHS[:3]).sum()
+
+    def of_both(out, batch):
+        return loss(out, batch) + holder.predict(GRAPHS[:3]).sum()
+
+    holder = runner_of(model, loss=of_both)
+    norm, others = copy.deepcopy(model.norm.state_dict()), Net()
+    others.load_state_dict(model.state_dict())
+    found = holder.step(batch_of())
+    assert model.training
+    assert not torch.equal(model.norm.running_mean, norm["running_mean"])
+    # The predictions inside saw the statistics that this step's forward had updated.
+    updated = {k: v for k, v in alone.state_dict().items() if "running" in k or "num_" in k}
+    others.load_state_dict(updated, strict=False)
+    inside = plain(others.eval(), GRAPHS[:3]).sum()
+    first = expected - runner_of(Net()).predict(GRAPHS[:3]).sum()
+    assert torch.allclose(found, first + inside.detach(), rtol=0, atol=1e-10)
+
+
+def test_a_step_inside_its_own_forward_is_refused():
+    middle = Once(lambda: runner.step(batch_of()))
+    runner = runner_of(Net(middle=middle))
+    with pytest.raises(RuntimeError, match=r"^step\(\) of a model inside a forward of its own"):
+        runner.step(batch_of())
+    assert float(runner.step(batch_of())) > 0  # nothing is left behind
+    assert present.present() is None
+
+
+def test_a_runner_inside_its_own_warmup_is_refused():
+    model = Net()
+    runner = runner_of(model, mode="cuda-graph", recorder=TapeRecorder)
+    model.middle = lambda: runner.eval_step(batch_of())
+    with pytest.raises(sg.NotStatic, match=r"a forward of a model inside its own warmup\(\)"):
+        runner.warmup(STORE, progress=False)
+
+
+def test_a_runner_inside_a_compiled_step_is_refused():
+    teacher = runner_of(Net(1))
+    student = runner_of(
+        Net(2), mode="default", forward=lambda m, b: m(b.x, b.edge_index, b.batch) - teacher(b)
+    )
+    with pytest.raises(sg.NotStatic, match="of a runner stands inside a compiled step: "):
+        student.step(batch_of())
+
+
+def test_models_that_wait_for_each_other_are_refused():
+    """Each runs the other inside its own forward, in two threads: one gets an error, none hangs."""
+    ready = threading.Barrier(2)
+    middles = [Once(), Once()]
+    runners = [runner_of(Net(seed, middle=middles[seed])) for seed in range(2)]
+
+    def ask(other):
+        ready.wait(PATIENCE_S)
+        runners[other].eval_step(batch_of())
+
+    for own in range(2):
+        middles[own].work = functools.partial(ask, 1 - own)
+    works = [Elsewhere(lambda r=runner: r.eval_step(batch_of()).out) for runner in runners]
+    for work in works:
+        work.start()
+    outcomes = []
+    for work in works:
+        try:
+            work.result()
+            outcomes.append("ran")
+        except RuntimeError as error:
+            outcomes.append(str(error))
+    refused, ran = sorted(outcomes, key=len, reverse=True)
+    assert "waits for a model that another thread runs" in refused
+    assert ran == "ran"

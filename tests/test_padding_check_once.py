@@ -1,0 +1,244 @@
+"""When padding is checked, how often, and that the check changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.layer_cases import C
+from support.parity import BATCH, CAPACITY, STORE
+from support.probes import (
+    PLAN,
+    ByName,
+    CountedNodes,
+    Mean,
+    Probe,
+    loss,
+    made,
+    plain_loss,
+    runner_of,
+    with_norm,
+)
+from torch import nn
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+
+
+class Counts(Probe):
+    """Touches whatever a forward may: attributes, buffers bound anew, random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(C)
+        self.calls = 0
+        self.register_buffer("kept", torch.zeros(()))
+
+    def trick(self, h):
+        self.calls += 1
+        self.seen = h
+        self.kept = self.kept + 1
+        drawn = random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002
+        return F.dropout(self.norm(h), 0.2, self.training) * drawn
+
+
+def state_of(model, optimizer):
+    return copy.deepcopy(
+        (
+            model.state_dict(),
+            [p.grad for p in model.parameters()],
+            optimizer.state_dict(),
+            [m.training for m in model.modules()],
+            model.calls,
+            hasattr(model, "seen"),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # noqa: NPY002
+        )
+    )
+
+
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def test_the_check_changes_nothing():
+    model = made(Counts)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=loss, optimizer=optimizer)
+    model.train()
+    model.norm.eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = state_of(model, optimizer)
+    kept = model.kept
+    runner.warmup(BATCH)
+    assert not runner._padding.wanted("step")
+    assert same(state_of(model, optimizer), before)
+    assert model.kept is kept
+
+
+def test_a_checked_run_is_the_unchecked_run():
+    trajectories = []
+    for checked in (True, False):
+        model = made(Counts)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        runner = sg.StaticGraphRunner(
+            sg.Subject(model, loss=loss, optimizer=optimizer, check_padding=checked),
+            PLAN,
+            mode="eager",
+        )
+        random.seed(0), np.random.seed(0), torch.manual_seed(1)  # noqa: NPY002
+        trajectories.append([float(runner.step(BATCH)) for _ in range(4)])
+        assert model.calls == 4
+    assert trajectories[0] == trajectories[1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_runs_once_and_not_over_padding_alone(known):
+    model = made(Counts)
+    runner = runner_of(model)
+    blank = sg.StaticBatch.of(STORE, [], CAPACITY)
+    if not known:
+        blank.real = None
+    runner._computation.known(blank)  # which results are rows is found by a run of its own
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    runner.step(blank)
+    assert len(calls) == 1
+    runner.step(BATCH)
+    checked = len(calls)
+    assert checked > 3
+    runner.step(BATCH)
+    runner.eval_step(BATCH)
+    assert len(calls) == checked + 2
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_what_the_warm_up_checked_is_not_checked_again(mode):
+    """An evaluation is one, whether the warm-up or a batch asks for it, and whatever mode the model
+    was left in; calling the model while it trains is something else."""
+    model = getattr(made(Counts), mode)()
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager").warmup(STORE, progress=False)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(model.training))
+    runner.eval_step(BATCH)
+    runner.predict(STORE)
+    assert len(calls) == 2
+    model.train()
+    runner(BATCH)
+    assert len(calls) > 3
+    assert calls[2]
+    checked = len(calls)
+    runner(BATCH)
+    runner.eval_step(BATCH)
+    assert len(calls) == checked + 2
+
+
+def test_an_error_comes_again_and_leaves_the_model_usable():
+    model = made(Mean)
+    runner = runner_of(model)
+    for _ in range(2):
+        with pytest.raises(sg.PaddingLeaks):
+            runner.step(BATCH)
+    runner_of(model, check_padding=False).step(BATCH)
+
+
+def test_a_model_without_a_loss_is_checked_at_its_first_forward():
+    for call in ("__call__", "eval_step", "predict"):
+        runner = sg.StaticGraphRunner(made(Mean).eval(), PLAN, mode="eager")
+        with pytest.raises(sg.PaddingLeaks):
+            getattr(runner, call)(STORE if call == "predict" else BATCH)
+
+
+def test_an_evaluation_first_does_not_spare_the_step():
+    """In evaluation BatchNorm takes its own statistics: only the step shows what padding does."""
+    model = made(with_norm(ByName))
+    runner = runner_of(model)
+    runner.eval_step(BATCH)
+    with pytest.raises(sg.PaddingLeaks):
+        runner.step(BATCH)
+
+
+def test_a_loss_that_mixes_rows_is_found():
+    def centred(out, batch):
+        return (out - batch.y - (out - batch.y).mean(0)).square()  # here
+
+    model = made(Probe)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    runner = sg.StaticGraphRunner(model, PLAN, mode="eager", loss=centred, optimizer=sgd)
+    said = r"the loss changes by .*no layer does it.*# here"
+    with pytest.raises(sg.PaddingLeaks, match=said) as raised:
+        runner.step(BATCH)
+    assert raised.value.module is None
+
+
+def test_a_gradient_that_padding_breaks_is_found():
+    """The loss is right, and the first update would make every weight NaN."""
+
+    class Divides(Probe):
+        def forward(self, x, edge_index, batch):
+            h = self.conv(x, edge_index)
+            out = global_add_pool(h, batch).square().sum(1).sqrt()
+            inside = global_add_pool(x[:, 0].square()[:, None], batch).sqrt()
+            return out[:, None] * self.head.weight.sum() + (inside * self.head.bias[:1]).sqrt()
+
+    model = made(Divides)
+    nn.init.ones_(model.head.bias)
+    assert plain_loss(copy.deepcopy(model)) > 0
+    with pytest.raises(sg.PaddingLeaks, match=r"the gradient of .*not finite"):
+        runner_of(model).step(BATCH)
+
+
+def test_missing_labels_leave_the_outputs_to_compare():
+    graphs = STORE_WITH_MISSING
+    batch = sg.StaticBatch.of(graphs, range(len(graphs)), CAPACITY)
+    runner_of(made(Probe)).step(batch)
+    with pytest.raises(sg.PaddingLeaks, match="number of padding rows"):
+        runner_of(made(CountedNodes)).step(batch)
+
+
+def with_missing():
+    graphs = BATCH.clone().to_data_list()
+    graphs[1].y[0, 0] = float("nan")
+    return sg.GraphStore.from_pyg(graphs)
+
+
+STORE_WITH_MISSING = with_missing()
+
+
+@pytest.mark.parametrize("example", [None, STORE, BATCH], ids=["made up", "store", "batch"])
+def test_warmup_checks_before_it_compiles(example, monkeypatch):
+    plan = sg.BucketPlan.of(PLAN)
+    runner = runner_of(made(with_norm(ByName)), mode="default")
+    if example is None:
+        runner._schema = STORE.schema
+    monkeypatch.setattr(runner._warming, "prepare", lambda *_: pytest.fail("compiled before"))
+    with pytest.raises(sg.PaddingLeaks, match=r"'layer' \(StaticByName\)"):
+        runner.warmup(example, progress=False)
+    assert plan
+
+
+def test_eager_warmup_without_an_example_waits_for_the_first_batch():
+    runner = runner_of(made(Mean)).warmup()
+    with pytest.raises(sg.PaddingLeaks):
+        runner.step(BATCH)
+
+
+def test_a_model_that_does_not_run_says_so_itself():
+    class Broken(Probe):
+        def trick(self, h):
+            raise KeyError("on purpose")
+
+    with pytest.raises(KeyError, match="on purpose"):
+        runner_of(made(Broken)).step(BATCH)

@@ -1,0 +1,171 @@
+"""What a preflight concludes, and the advice that it gives."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from support.layer_cases import C
+from support.obstacle_models import (
+    PLAN,
+    HostRange,
+    Item,
+    MaskWrite,
+    Net,
+    NewTensor,
+    Nonzero,
+    ToHost,
+)
+from support.parity import BATCH, STORE
+from torch import nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import global_add_pool
+
+from staticgraph.checking.preflight import preflight
+
+
+def lines_of(report, number=1):
+    """The lines of one obstacle."""
+    text = str(report).splitlines()
+    first = next(i for i, line in enumerate(text) if line.startswith(f"{number}. "))
+    end = next(i for i in range(first + 1, len(text)) if not text[i].startswith("   "))
+    return "\n".join(text[first:end])
+
+
+def verdicts(report):
+    """The two, as they are printed."""
+    said = dict(
+        line.split(": ", 1)
+        for line in str(report).splitlines()
+        if line.startswith(("compiles: ", "can be recorded: "))
+    )
+    assert (said["compiles"] == "yes") is report.compiles
+    assert (said["can be recorded"] == "yes") is report.recordable
+    return said["compiles"], said["can be recorded"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Net, ("yes", "yes")),
+        (ToHost, ("yes", "no, for 1")),
+        (Item, ("no, for 1", "no, for 1")),
+        (MaskWrite, ("no, for 1", "no, for 1")),
+        (HostRange, ("no, for 1", "no, for 1")),
+        (NewTensor, ("no, for 1", "no, for 1")),
+    ],
+)
+def test_two_verdicts_compiles_and_can_be_recorded(kind, expected):
+    torch.manual_seed(0)
+    assert verdicts(preflight(kind().double(), PLAN, STORE)) == expected
+
+
+class Leaking(Net):
+    def trick(self, h):
+        return h - h.mean(0)
+
+
+def test_wrong_results_are_no_verdict_on_how_it_runs():
+    report = preflight(Leaking().double(), PLAN, STORE)
+    assert verdicts(report) == ("yes", "yes")
+    assert not report.ok
+
+
+class Deprecated(Net):
+    def trick(self, h):
+        warnings.warn("trick is deprecated, use stunt", stacklevel=1)  # here
+        return h
+
+
+class MakesBatch(Net):
+    def trick(self, h):
+        data = Batch(x=h, batch=h[:, 0].long())  # here
+        return data.x
+
+
+class Caught(Net):
+    def trick(self, h):
+        if torch.compiler.is_compiling():
+            raise KeyError("zork")  # here
+        return h
+
+
+def test_the_exception_below_dynamos_is_shown():
+    for kind, first, advice in (
+        (Deprecated, "warns: warnings.warn('trick is deprecated, use stunt')", "in __init__"),
+        (MakesBatch, "raises while it is traced: ", "PyG Data or Batch inside its forward"),
+        (Caught, "raises while it is traced: KeyError('zork')", "operations on tensors"),
+    ):
+        torch.manual_seed(0)
+        said = lines_of(preflight(kind().double(), PLAN, STORE))
+        assert said.startswith(f"1. {first}"), said
+        assert "# here" in said or kind is MakesBatch, said
+        assert advice in said
+        assert "found no exception handler" not in said
+
+
+class Narrow(Net):
+    def trick(self, h):
+        return h.view(34, C)  # the nodes of one batch
+
+
+class Missing(Net):
+    def trick(self, h):
+        return h * self.absent
+
+
+class Float(Net):
+    def trick(self, h):
+        return nn.functional.linear(h, self.head.weight.float())
+
+
+@pytest.mark.parametrize(
+    ("kind", "has", "lacks"),
+    [
+        (Narrow, "plain PyG runs these graphs without padding", "model.double()"),
+        (Missing, "plain PyG stops on these graphs, too", "print(store)"),
+        (Float, "model.double() for float64 data", "without padding"),
+    ],
+)
+def test_advice_belongs_to_the_failure(kind, has, lacks):
+    said = lines_of(preflight(kind().double(), PLAN, STORE))
+    assert has in said
+    assert lacks not in said
+
+
+def test_a_first_node_has_a_fixed_form():
+    said = lines_of(preflight(Nonzero().double(), PLAN, STORE))
+    assert "batch.ptr[:-1]" in said
+
+
+class Tied(nn.Module):
+    """Chooses among equal rows, and rounds otherwise where there are more of them."""
+
+    def __init__(self, off=0.0):
+        super().__init__()
+        self.off = off
+        self.lin = nn.Linear(C, C)
+        self.head = nn.Linear(C, 2)
+
+    def forward(self, x, edge_index, batch, num_graphs):
+        h = self.lin(torch.ones_like(x))
+        rounds = (
+            1e-13 * torch.arange(len(h), device=h.device) * (1 if len(h) == BATCH.num_nodes else -1)
+        )
+        score = h[:, 0] + rounds
+        best = h.new_full((num_graphs,), -torch.inf)
+        best = best.scatter_reduce(0, batch, score.detach(), "amax")
+        chosen = torch.where((score == best[batch])[:, None], x, 0)
+        padded = self.off * (len(h) - 34)
+        return self.head(global_add_pool(chosen, batch, num_graphs)) + padded
+
+
+def test_ties_are_known_and_nothing_else_passes_for_one():
+    torch.manual_seed(0)
+    report = preflight(Tied().double(), PLAN, STORE)
+    assert report.ok, str(report)
+    assert "a choice among equal rows (TopK, max, sort)" in report.parity_note
+    report = preflight(Tied(off=1.0).double(), PLAN, STORE)
+    assert "differs from plain PyG" in str(report)
+    assert "without ties" not in report.parity_note

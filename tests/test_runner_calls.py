@@ -1,0 +1,185 @@
+"""How a runner is called: as models are written, with new graphs, in each mode, and wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.linear_net import Linear
+from support.molecule_steps import TRAIN, Molecules, adam, loader_of
+from torch_geometric.data import Batch, Data
+
+import staticgraph as sg
+
+
+@pytest.fixture(scope="module")
+def plan(hiv):
+    return sg.plan_buckets(hiv, batch_size=32)
+
+
+class WholeBatch(Linear):
+    """The same, given the batch."""
+
+    def forward(self, data):
+        return super().forward(data.x, data.edge_index, data.batch, data.num_graphs)
+
+
+def test_models_are_called_as_they_are_written(hiv, plan):
+    torch.manual_seed(0)
+    by_name, whole = Linear(), WholeBatch()
+    whole.load_state_dict(by_name.state_dict())
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    outs = [
+        sg.StaticGraphRunner(by_name, plan)(batch),
+        sg.StaticGraphRunner(whole, plan)(batch),
+        sg.StaticGraphRunner(whole, plan, forward=lambda model, data: model(data))(batch),
+    ]
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert outs[0].shape == (33, 2)
+    assert outs[0].requires_grad
+
+    class Needs(Linear):
+        def forward(self, x, pos):
+            return x
+
+    with pytest.raises(TypeError, match=r"Needs\.forward needs 'pos'.*it has edge_index"):
+        sg.StaticGraphRunner(Needs(), plan)(batch)
+
+    class Sole(WholeBatch):
+        def forward(self, inputs, scale=1.0):
+            return super().forward(inputs) * scale
+
+    sole = Sole()
+    sole.load_state_dict(by_name.state_dict())
+    assert torch.equal(sg.StaticGraphRunner(sole, plan)(batch), outs[0])
+
+    class Nameless(Linear):
+        def forward(self, **fields):
+            return fields["x"]
+
+    with pytest.raises(TypeError, match=r"Nameless\.forward names no parameter.*pass forward="):
+        sg.StaticGraphRunner(Nameless(), plan)
+
+
+@pytest.mark.parametrize("level", ["graph", "node", "edge"])
+def test_predict_gives_back_the_input_order(hiv, plan, level):
+    """Per graph, node or edge, against the model on each graph alone, edges as they were given."""
+    torch.manual_seed(0)
+    model = Linear(level)
+    rng = np.random.default_rng(0)
+    graphs = []
+    for i in rng.permutation(len(hiv))[:70].tolist():
+        graph = hiv[i]
+        mixed = torch.from_numpy(rng.permutation(graph.num_edges))
+        graph.edge_index, graph.edge_attr = graph.edge_index[:, mixed], graph.edge_attr[mixed]
+        graphs.append(graph)
+    found = sg.StaticGraphRunner(model, plan).predict(graphs)
+    assert len(found) == len(graphs)
+    for piece, graph in zip(found, graphs, strict=True):
+        zeros = torch.zeros(graph.num_nodes, dtype=torch.int64)
+        expected = model(graph.x, graph.edge_index, zeros, 1)
+        expected = expected[0] if level == "graph" else expected
+        assert torch.allclose(piece, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_predict_without_labels_and_of_nothing(hiv, plan):
+    runner = sg.StaticGraphRunner(Linear(), plan)
+    assert len(runner.predict([])) == 0
+    bare = [Data(x=g.x, edge_index=g.edge_index, edge_attr=g.edge_attr) for g in (hiv[0], hiv[1])]
+    assert runner.predict(bare).shape == (2, 2)
+    del bare[1].x
+    bare[1].num_nodes = hiv[1].num_nodes
+    with pytest.raises(sg.BadGraph, match="graph 1 has no 'x', which the plan expects"):
+        runner.predict(bare)
+
+
+def test_predict_keeps_training_flags(hiv, plan):
+    model = Molecules(hiv, gps=False)
+    model.norms[0].eval()  # a frozen layer
+    runner = sg.StaticGraphRunner(model, plan)
+    runner.predict([hiv[0]])
+    assert model.training
+    assert not model.norms[0].training
+    assert model.norms[1].training
+
+
+def test_graph_modes_on_a_cpu(plan):
+    for mode in ("reduce-overhead", "max-autotune"):
+        with pytest.raises(ValueError, match="would run it silently without"):
+            sg.StaticGraphRunner(Linear(), plan, mode=mode)
+        assert (
+            sg.StaticGraphRunner(
+                Linear(), plan, mode=mode, recording=sg.Recording(allow_cpu=True)
+            ).mode.name
+            == mode
+        )
+    with pytest.raises(ValueError, match="choose one of auto, eager"):
+        sg.StaticGraphRunner(Linear(), plan, mode="fast")
+    auto = sg.StaticGraphRunner(Linear(), plan)
+    assert auto.mode.name == "eager"
+    assert "auto: eager on cpu" in str(auto.report())
+
+
+def test_a_batch_of_another_plan_is_refused(hiv, plan):
+    runner = sg.StaticGraphRunner(Linear(), plan)
+    with pytest.raises(ValueError, match="give the loader and the runner the same plan"):
+        runner(sg.StaticBatch.of(hiv, range(10), (1000, 2000, 50)))
+
+
+def test_plain_capacities_need_an_example_to_warm_up(hiv):
+    runner = sg.StaticGraphRunner(Linear(), [(1000, 2500, 33)], mode="default")
+    with pytest.raises(ValueError, match="pass warmup"):
+        runner.warmup()
+
+
+def test_the_report_counts_what_ran(hiv, plan, tmp_path):
+    model = Linear()
+    runner = sg.StaticGraphRunner(
+        model, plan, loss=lambda out, _: out.square(), optimizer=adam(model)
+    )
+    loader = loader_of(hiv, plan)
+    for batch in loader:
+        runner.step(batch)
+    report = runner.report()
+    (bucket,) = report.buckets
+    used = hiv.sizes[hiv.splits["train"][:TRAIN]].sum(0)
+    assert bucket.batches == TRAIN // 32
+    assert bucket.real_graphs == TRAIN
+    assert bucket.node_efficiency == pytest.approx(used[0] / (20 * bucket.nodes))
+    assert bucket.edge_efficiency == pytest.approx(used[1] / (20 * bucket.edges))
+    assert bucket.step_ms > 0
+    report.save(tmp_path / "report.json")
+    assert sg.Report.load(tmp_path / "report.json") == report
+    assert "fallbacks: none" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"loss": torch.nn.MSELoss()}, r"loss=MSELoss\(\) takes a target.*reduction='none'"),
+        ({"model": lambda batch: batch}, "the model is a function, not a torch.nn.Module"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS calls the model several times a step"),
+    ],
+)
+def test_what_cannot_run_is_refused_when_the_runner_is_made(plan, given, says):
+    model = given.get("model", Linear())
+    optimizer = given.get("optimizer")
+    with pytest.raises(TypeError, match=says):
+        sg.StaticGraphRunner(
+            model,
+            plan,
+            loss=given.get("loss"),
+            optimizer=optimizer and optimizer(model.parameters()),
+        )
+
+
+def test_what_a_step_cannot_take_is_named(hiv, plan):
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    runner = sg.StaticGraphRunner(Linear(), plan)
+    with pytest.raises(TypeError, match=r"a step takes a StaticBatch.*not a DataBatch"):
+        runner(Batch.from_data_list([hiv[0], hiv[1]]))
+    with pytest.raises(
+        ValueError, match=r"the batch is on cpu, the model on meta: pass StaticLoad"
+    ):
+        sg.StaticGraphRunner(Linear().to("meta"), plan)(batch)

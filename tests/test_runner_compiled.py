@@ -1,0 +1,145 @@
+"""Compiled steps: one graph a key, none after the warm-up, and eager's results."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
+from torch import nn
+from torch._dynamo.utils import counters
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+
+
+@pytest.fixture(scope="module")
+def plan(hiv):
+    return sg.plan_buckets(hiv, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def trained(hiv):
+    """A model that Inductor compiled for two buckets, trained for three epochs: made once.
+
+    Last, how often Dynamo broke a graph meanwhile: its counters are the process's, so they are
+    cleared before and read here.
+    """
+    counters.clear()
+    plan = sg.BucketPlan.of([(830, 1800, 33), (1200, 2600, 34)], batch_size=32)
+    torch.manual_seed(0)
+    model = Molecules(hiv, gps=False, hidden=8, layers=1)
+    before = copy.deepcopy(model.state_dict())
+    runner = sg.StaticGraphRunner(
+        model, plan, mode="default", loss=bce, optimizer=adam(model)
+    ).warmup(hiv, progress=False)
+    after = copy.deepcopy(model.state_dict())
+    loader = loader_of(hiv, plan)
+    for _ in range(3):
+        for batch in loader:
+            runner.step(batch)
+    small = sg.StaticLoader(hiv, plan, indices=hiv.splits["val"][:90], exact=False)
+    for batch in small:
+        runner.eval_step(batch)
+    return runner, before, after, sum(counters["graph_break"].values())
+
+
+@pytest.mark.slow
+class TestCompiled:
+    """One compiled graph a bucket and phase, none after warm-up."""
+
+    def test_one_graph_a_key_and_none_later(self, trained):
+        runner, _, _, graph_breaks = trained
+        for bucket in runner.report().buckets:
+            assert (bucket.compiles, bucket.late_compiles, bucket.graph_breaks) == (2, 0, 0)
+        assert graph_breaks == 0
+        assert sum(b.batches for b in runner.report().buckets) >= 3 * TRAIN // 32
+
+    def test_warmup_changes_nothing(self, trained):
+        _, before, after, _ = trained
+        for name, value in before.items():
+            assert torch.equal(value, after[name]), name
+
+    def test_compiled_equals_eager(self, trained, hiv):
+        runner, *_ = trained
+        twin = copy.deepcopy(runner.model)
+        eager = sg.StaticGraphRunner(twin, runner.plan, mode="eager", loss=bce)
+        batch = sg.StaticBatch.of(hiv, range(30), runner.plan.capacities[0])
+        one, other = runner.eval_step(batch), eager.eval_step(batch)
+        assert torch.allclose(one.out[batch.graph_mask], other.out[batch.graph_mask], atol=1e-5)
+        assert abs(float(one.loss - other.loss)) < 1e-6
+
+    def test_a_phase_not_warmed_up_is_said(self, trained, hiv):
+        runner, *_ = trained
+        batch = sg.StaticBatch.of(hiv, range(30), runner.plan.capacities[0])
+        runner.model.eval()
+        try:
+            with pytest.warns(UserWarning, match="bucket 0 forward eval was not warmed up"):
+                runner(batch)
+        finally:
+            runner.model.train()
+        assert runner.report().buckets[0].late_compiles == 1
+
+    def test_a_changed_model_names_the_guard(self, trained, hiv):
+        runner, *_ = trained
+        batch = sg.StaticBatch.of(hiv, range(30), runner.plan.capacities[0])
+        norm = runner.model.norms[0]
+        norm.eps, kept = 2e-5, norm.eps
+        try:
+            with pytest.raises(sg.NotStatic, match=r"(?s)compiled again.*eps"):
+                runner.eval_step(batch)
+        finally:
+            norm.eps = kept
+        runner.eval_step(batch)
+
+
+class Reader(nn.Module):
+    """Takes the number of graphs from the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(9, 1)
+
+    def forward(self, x, batch):
+        graphs = int((batch + 0).max()) + 1  # of an index of its own, which nobody knows
+        return torch.zeros(graphs, 1).index_add(0, batch, self.linear(x.float()))
+
+
+def test_a_host_read_is_named_with_its_line(hiv, plan):
+    runner = sg.StaticGraphRunner(Reader(), plan, mode="default")
+    with pytest.raises(
+        sg.NotStatic, match=r"item at .*test_runner_compiled\.py:\d+: graphs = int\("
+    ):
+        runner.warmup(progress=False)
+
+
+@pytest.mark.slow
+def test_a_model_that_writes_on_its_batch_trains_twice_on_one_batch(esol):
+    """As GraphGym's layers do: the second step must not see what the first one set."""
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(9, 9)
+
+        def forward(self, data):
+            data.x = self.lin(data.x.float())
+            data.h = global_add_pool(data.x, data.batch)
+            return data.h.sum(1, keepdim=True)
+
+    outs = {}
+    batch = sg.StaticBatch.of(esol, range(4), (100, 230, 6))
+    for mode in ("eager", "default"):
+        torch.manual_seed(0)
+        model = Writes()
+        runner = sg.StaticGraphRunner(
+            model,
+            [(100, 230, 6)],
+            mode=mode,
+            loss=lambda out, data: out - data.y + 0 * data.h[:, :1],
+            optimizer=torch.optim.SGD(model.parameters(), 1e-6),
+        )
+        outs[mode] = [float(runner.step(batch)) for _ in range(3)]
+    assert outs["eager"] == pytest.approx(outs["default"], rel=1e-5)
+    assert outs["eager"][0] > outs["eager"][1] > outs["eager"][2]

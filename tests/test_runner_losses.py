@@ -1,0 +1,111 @@
+"""The loss of a runner: a value a row, the mean over real and labelled rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.linear_net import Linear
+from support.molecule_steps import adam
+from torch_geometric.data import Batch, Data
+
+import staticgraph as sg
+
+
+@pytest.fixture(scope="module")
+def plan(hiv):
+    return sg.plan_buckets(hiv, batch_size=32)
+
+
+def test_a_scalar_loss_is_refused(hiv, plan):
+    model = Linear()
+    runner = sg.StaticGraphRunner(
+        model, plan, loss=lambda out, batch: out.mean(), optimizer=adam(model)
+    )
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(ValueError, match="reduction='none'"):
+        runner.step(batch)
+
+
+@pytest.mark.parametrize("level", ["graph", "node", "edge"])
+def test_the_loss_is_the_mean_over_real_rows(hiv, plan, level):
+    torch.manual_seed(0)
+    model = Linear(level)
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    runner = sg.StaticGraphRunner(model, plan, loss=lambda out, _: out.square())
+    data = Batch.from_data_list([hiv[i] for i in range(30)])
+    expected = model(data.x, data.edge_index, data.batch, 30).square().mean()
+    # Sums of at most a few thousand float32 squares: eps times their number bounds the error.
+    found = runner.eval_step(batch).loss
+    assert torch.allclose(found, expected, rtol=2000 * torch.finfo(torch.float32).eps)
+
+
+def labelled(graphs, missing):
+    """Graphs with two targets of which some are NaN."""
+    rng = np.random.default_rng(0)
+    out = []
+    for graph in graphs:
+        y = torch.from_numpy(rng.normal(size=(1, 2))).float()
+        y[torch.from_numpy(rng.random((1, 2)) < missing)] = float("nan")
+        out.append(Data(x=graph.x, edge_index=graph.edge_index, y=y))
+    return out
+
+
+def test_missing_targets_take_no_part(hiv):
+    store = sg.GraphStore.from_pyg(labelled([hiv[i] for i in range(30)], 0.4))
+    assert store.schema["y"].has_nan
+    torch.manual_seed(0)
+    model = Linear()
+    runner = sg.StaticGraphRunner(
+        model,
+        [(1000, 2500, 33)],
+        loss=lambda out, batch: F.mse_loss(out, batch.y, reduction="none"),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+    )
+    batch = sg.StaticBatch.of(store, range(30), (1000, 2500, 33))
+    loss = runner.step(batch)
+    found = model.linear.weight.grad.clone()
+    data = Batch.from_data_list(list(store))
+    out = model(data.x, data.edge_index, data.batch, 30)
+    told = ~data.y.isnan()
+    expected = F.mse_loss(out[told], data.y[told])
+    (grad,) = torch.autograd.grad(expected, [model.linear.weight])
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    assert torch.allclose(found, grad, rtol=1e-4, atol=1e-4 * float(grad.abs().max()))
+    assert bool(batch.y.isnan().any()), "the batch keeps its NaN for metrics"
+
+
+def test_a_loss_summed_over_missing_targets_is_refused(hiv):
+    store = sg.GraphStore.from_pyg(labelled([hiv[i] for i in range(30)], 0.4))
+    runner = sg.StaticGraphRunner(
+        Linear(), [(1000, 2500, 33)], loss=lambda out, batch: (out - batch.y).square().sum(1)
+    )
+    with pytest.raises(ValueError, match="must have the shape of y"):
+        runner.eval_step(sg.StaticBatch.of(store, range(30), (1000, 2500, 33)))
+
+
+def losing(loss, plan, mode="eager"):
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return sg.StaticGraphRunner(model, plan, mode, loss=loss, optimizer=optimizer)
+
+
+def test_a_loss_that_is_none_a_row_is_named(hiv, plan):
+    batch = sg.StaticBatch.of(hiv, range(30), plan.capacities[0])
+    with pytest.raises(TypeError, match="the loss gives a NoneType: return a tensor"):
+        losing(lambda out, batch: None, plan).step(batch)
+    with pytest.raises(sg.NotStatic, match=r"\nthe model or the loss raises ValueError\(.the loss"):
+        losing(lambda out, batch: out.mean(), plan, "default").step(batch)
+
+    class One(Linear):
+        def forward(self, x, edge_index, batch, num_graphs):
+            return super().forward(x, edge_index, batch, num_graphs)[:, :1]
+
+    model = One()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = sg.StaticGraphRunner(
+        model, plan, "eager", loss=lambda o, b: o - b.y.view(-1), optimizer=optimizer
+    )
+    with pytest.raises(ValueError, match=r"shape \[33, 1\] has the shape \[33, 33\].*squeeze"):
+        flat.step(batch)
