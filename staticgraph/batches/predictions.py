@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import Level
 from staticgraph.store.graph_columns import GraphColumns
@@ -28,21 +29,20 @@ class Predictions:
         self._pieces: list[Tensor | None] = [None] * len(store)
         self._level: Level | None = None
         self._parts: dict[Any, Predictions] = {}
-        self._kind: type | None = None
+        self._container: Any = None
         self._scalars: list[Tensor] = []
         self._plain: Any = None
 
     def add(self, batch: StaticBatch, out: object) -> None:
         """Takes the output of one batch, over its physical rows."""
-        if type(out) in (dict, tuple, list):
-            self._kind = type(out)
-            items = out.items() if isinstance(out, dict) else enumerate(out)  # pyright: ignore
-            for key, value in items:
+        if (parts := parts_of(out)) is not None:
+            self._container = with_parts(out, [None] * len(parts))
+            for key, value in parts:
                 self._parts.setdefault(key, Predictions(self._store)).add(batch, value)
         elif not isinstance(out, Tensor):
             if not isinstance(out, bool | int | float | str | None):
                 raise TypeError(
-                    "predict() unpads tensors, and tuples, lists and dicts of them, the model "
+                    "predict() unpads tensors, in tuples, lists, dicts and dataclasses, the model "
                     f"returned a {type(out).__name__}: wrap the model with "
                     "forward=lambda model, batch: ..., or unpad with batch.unpad(...)"
                 )
@@ -70,9 +70,9 @@ class Predictions:
         """``[n, ...]`` for an output a graph, a list of ``n`` tensors for other rows, ``[batches]``
         for a scalar tensor, anything else as it came last; in tuples, lists and dicts as the model
         returns them."""
-        if self._kind is not None:
-            found = {key: part.in_order() for key, part in self._parts.items()}
-            return found if self._kind is dict else self._kind(found.values())
+        if self._container is not None:
+            found = [self._parts[key].in_order() for key, _ in parts_of(self._container) or ()]
+            return with_parts(self._container, found)
         if self._scalars:
             return torch.stack(self._scalars)
         if self._level is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.arrays import BatchArrays
+from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.schema import EDGE_INDEX, Field
 from staticgraph.store.indices import counted
 from staticgraph.store.pyg.assembled import assembled, assembled_typed
@@ -35,11 +36,8 @@ def starts(batch: BatchArrays, level: str) -> Tensor:
 def unpadded(batch: BatchArrays, value: Any, name: str = "") -> Any:
     """One tensor a real graph; see :meth:`staticgraph.StaticBatch.unpad`."""
     inside = f"{name}." if name else ""
-    if isinstance(value, dict):
-        return {key: unpadded(batch, item, f"{inside}{key}") for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        items = [unpadded(batch, item, f"{inside}{place}") for place, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
+    if (parts := parts_of(value)) is not None:
+        return with_parts(value, [unpadded(batch, item, f"{inside}{key}") for key, item in parts])
     if not isinstance(value, Tensor) or (name and not value.dim()):
         return value
     try:

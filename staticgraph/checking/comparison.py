@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import poisoned
 from staticgraph.checking.jitter import Jitter
@@ -23,7 +24,6 @@ from staticgraph.nn.context.present import Restored
 from staticgraph.nn.convert import context_of
 from staticgraph.nn.utils.own_sizes import with_own_sizes
 from staticgraph.steps.arguments import Forward
-from staticgraph.steps.tensors import tensors_in
 
 # Of the largest value: what float32 loses over a deep network, a tenth of what garbage does. GINE
 # 5x300 and GPS 10x64 on molecules of HIV differ by 4e-5 and 3e-7 in float32, gradients among it.

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.pool.select import SelectTopK
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued
 from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
@@ -33,7 +34,6 @@ from staticgraph.errors import PaddingLeaks
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
 # Of the largest value of a kind. Between two paddings: the same sums in the same order, so that

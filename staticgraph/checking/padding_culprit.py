@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.checking.watching import calling_line
 from staticgraph.internals.dispatch import DisableTorchFunction
 from staticgraph.nn.context.batch_context import BatchContext
-from staticgraph.steps.tensors import tensors_in
 
 _SEEN_ONLY = {"__get__", "__set__", "size", "dim", "numel", "detach", "stride", "is_floating_point"}
 

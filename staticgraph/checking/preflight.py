@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, compare_with_plain, relative_difference
 from staticgraph.checking.example_batch import batch_of, poisoned
@@ -39,7 +40,6 @@ from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.errors import StaleOutput
+from staticgraph.batches.containers import mapped, opaque
+from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.internals.trees import tree_map_only
 from staticgraph.recording.replays import Replays
@@ -97,11 +98,29 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
+def check_can_be_handed_out(result: Any, what: str) -> None:
+    """Refuses a result in which tensors may stand that cannot be found, copied and lent.
+
+    Args:
+        result: of what is to be recorded.
+        what: it is, for the message.
+
+    Raises:
+        NotStatic: the message names the class.
+    """
+    if (found := opaque(result)) is not None:
+        raise NotStatic(
+            f"{what}: the model returns a {found}, and tensors in it would change at the next "
+            "replay: return tensors, in tuples, lists, dicts or dataclasses, or give "
+            "Subject(model, forward=lambda model, batch: ...)"
+        )
+
+
 def handed_out(result: Any, replays: Replays) -> Any:
     """A result as a caller may have it: every tensor copied or lent, in the same structure.
 
     Args:
-        result: tensors in tuples, lists, dictionaries or dataclass-like containers.
+        result: tensors in whatever :mod:`staticgraph.batches.containers` takes apart.
         replays: of all recordings that share memory with the one that wrote it just now.
     """
 
@@ -112,4 +131,4 @@ def handed_out(result: Any, replays: Replays) -> Any:
 
     if type(result) is Tensor:  # as a step's loss: no tree to walk
         return one(result)
-    return tree_map_only(Tensor, one, result)
+    return mapped(one, result)

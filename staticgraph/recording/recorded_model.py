@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.errors import NotStatic
+from staticgraph.recording.lending import check_can_be_handed_out
 from staticgraph.recording.recorder import Recorded, Recorder
 from staticgraph.recording.replays import Replays
 from staticgraph.recording.signature import EVERY, Flags, Signature, told
@@ -139,6 +140,7 @@ class RecordedModel:
             recorder.warm(body, WARM_RUNS)
             between()
             recorded = recorder.record(body)
+            check_can_be_handed_out(recorded.result, what)
             grads = [parameter.grad for parameter in signature.parameters]
         if not any(grad is not None for grad in grads):
             flags = flags._replace(wanted=None)

@@ -23,14 +23,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from staticgraph.batches.containers import leaves_of, mapped, with_leaves
 from staticgraph.batches.from_device import CollatedTensors
 from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import version_of
 from staticgraph.internals.foreach import copies_of
-from staticgraph.internals.trees import TreeSpec, tree_flatten, tree_unflatten
 from staticgraph.recording.keys import PairKey
-from staticgraph.recording.lending import CLONED_BYTES, LentTensor
+from staticgraph.recording.lending import (
+    CLONED_BYTES,
+    LentTensor,
+    check_can_be_handed_out,
+)
 from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
@@ -73,8 +77,9 @@ class RecordedPair:
                 own = {name: inputs[name].detach().requires_grad_() for name in self.fields}
                 self._leaves = list(own.values())
                 out = compute(inputs.replace(**own) if own else inputs)
-            leaves, self.spec = tree_flatten(out)
-            return leaves
+            check_can_be_handed_out(out, name)
+            self._container = mapped(lambda _: None, out)
+            return leaves_of(out)
 
         def backward(outputs: list[Any], gradients: list[Tensor]) -> list[Tensor | None]:
             wanted = [*self.parameters, *self._leaves]
@@ -87,7 +92,6 @@ class RecordedPair:
             outputs = forward()
             backward(outputs, [torch.zeros_like(o) for o in outputs if _has_gradient(o)])
 
-        self.spec: TreeSpec
         recorder.warm(both, WARM_RUNS)
         first = recorder.record(forward)
         outputs = first.result
@@ -121,7 +125,7 @@ class RecordedPair:
             flat = _Replayed.apply(self, copy, *self.parameters, *fields)
         else:
             flat = self.replay_forward(copy)
-        return tree_unflatten([self._lent(value) for value in flat], self.spec)
+        return with_leaves(self._container, iter([self._lent(value) for value in flat]))
 
     def _check_wanted(self, batch: StaticBatch) -> None:
         mine = {id(parameter) for parameter in self.parameters}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.store.graph_columns import GraphColumns
@@ -33,7 +34,7 @@ class Parts(NamedTuple):
     """Outputs by their keys or places, and what the model collects them in."""
 
     parts: dict[Any, Any]
-    kind: type
+    container: Any
 
 
 Output = Rows | Plain | Parts
@@ -46,10 +47,9 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
         ValueError: a scalar tensor, which is one number for the graphs of all callers.
         TypeError: a value that is none of what a model may return.
     """
-    if type(out) in (dict, tuple, list):
-        items = out.items() if isinstance(out, dict) else enumerate(out)
+    if (items := parts_of(out)) is not None:
         parts = {key: output_of(store, batch, value, f"{name}[{key!r}]") for key, value in items}
-        return Parts(parts, type(out))
+        return Parts(parts, with_parts(out, [None] * len(items)))
     if isinstance(out, Tensor) and not out.dim():
         raise ValueError(
             f"the model's output{name} is one number for all graphs of a batch, which are of "
@@ -70,8 +70,8 @@ def cut(output: Output, first: int, last: int) -> Output:
             return Rows(rows[first:last])
         case Plain():
             return output
-        case Parts(parts, kind):
-            return Parts({key: cut(part, first, last) for key, part in parts.items()}, kind)
+        case Parts(parts, container):
+            return Parts({key: cut(part, first, last) for key, part in parts.items()}, container)
 
 
 def answer(pieces: Sequence[Output]) -> Any:
@@ -79,12 +79,12 @@ def answer(pieces: Sequence[Output]) -> Any:
     match pieces[0]:
         case Plain(value):
             return value
-        case Parts(parts, kind):
-            found = {
-                key: answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
+        case Parts(parts, container):
+            found = [
+                answer([piece.parts[key] for piece in pieces])  # type: ignore[union-attr]
                 for key in parts
-            }
-            return found if kind is dict else kind(found.values())
+            ]
+            return with_parts(container, found)
         case Rows(rows):
             if len(pieces) == 1:
                 return rows

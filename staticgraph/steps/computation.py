@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import mapped, tensors_in
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
@@ -35,7 +36,6 @@ from staticgraph.steps.provenance import (
     run_elsewhere,
 )
 from staticgraph.steps.subject import Subject
-from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 
 # Of a batch, what tells a rewrite which index is the batch's own.
@@ -249,10 +249,4 @@ class Computation:
 
 
 def _detached(out: Any) -> Any:
-    if isinstance(out, Tensor):
-        return out.detach()
-    if type(out) in (tuple, list):
-        return type(out)(_detached(item) for item in out)
-    if type(out) is dict:
-        return {key: _detached(item) for key, item in out.items()}
-    return out
+    return mapped(Tensor.detach, out)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.schema import Level
 from staticgraph.steps.provenance import Path
@@ -32,13 +33,10 @@ def zero_padding(
             return out
         mask = batch[f"{level}_mask"].view(-1, *(1,) * (out.dim() - 1))
         return torch.where(mask, out, 0)
-    if type(out) in (tuple, list):
-        return type(out)(
-            zero_padding(item, batch, levels, (*path, place)) for place, item in enumerate(out)
-        )
-    if type(out) is dict:
-        return {key: zero_padding(item, batch, levels, (*path, key)) for key, item in out.items()}
-    return out
+    parts = parts_of(out)
+    if parts is None:
+        return out
+    return with_parts(out, [zero_padding(item, batch, levels, (*path, key)) for key, item in parts])
 
 
 def sanitized(batch: StaticBatch) -> StaticBatch:

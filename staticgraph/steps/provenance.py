@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from staticgraph.batches.containers import parts_of
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
@@ -117,12 +118,9 @@ def leaves(out: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """The tensors of an output that may be rows, each with its path."""
     if isinstance(out, Tensor):
         yield path, out
-    elif type(out) in (tuple, list):
-        for place, item in enumerate(out):
-            yield from leaves(item, (*path, place))
-    elif type(out) is dict:
-        for key, item in out.items():
-            yield from leaves(item, (*path, key))
+        return
+    for key, item in parts_of(out) or ():
+        yield from leaves(item, (*path, key))
 
 
 def name_of(path: Path) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.batches.containers import tensors_in
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.comparison import TOLERANCE, relative_difference
 from staticgraph.nn.bound import bound
 from staticgraph.nn.convert import context_of
-from staticgraph.steps.tensors import tensors_in
 from staticgraph.steps.training_state import untouched
 from staticgraph.training.versus.plain_side import PlainSide
 from staticgraph.training.versus.setting import Setting

@@ -1,0 +1,163 @@
+"""What a model returns: the same container comes back, and every tensor in it is treated alike."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.tape import TapeRecorder
+from torch import nn
+from torch_geometric.nn import GCNConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.batches.containers import leaves_of, mapped, parts_of, tensors_in, with_leaves
+
+Named = namedtuple("Named", ["graph", "node"])
+
+
+@dataclass
+class Fields:
+    graph: torch.Tensor
+    node: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    graph: torch.Tensor
+    node: torch.Tensor
+
+
+class Own:
+    def __init__(self, graph, node):
+        self.graph, self.node = graph, node
+
+
+def ordered(graph, node):
+    return OrderedDict(graph=graph, node=node)
+
+
+def nested(graph, node):
+    return {"all": Named(graph, [node, {"scale": 2.0}])}
+
+
+KINDS = {
+    "tuple": lambda graph, node: (graph, node),
+    "list": lambda graph, node: [graph, node],
+    "dict": lambda graph, node: {"graph": graph, "node": node},
+    "named tuple": Named,
+    "ordered dict": ordered,
+    "dataclass": Fields,
+    "frozen dataclass": Frozen,
+    "nested": nested,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.conv, self.head, self.kind = GCNConv(9, 4), nn.Linear(4, 1), kind
+
+    def forward(self, x, edge_index, batch):
+        h = self.conv(x.float(), edge_index)
+        return self.kind(self.head(global_add_pool(h, batch)), h)
+
+
+def runner_of(esol, kind, mode):
+    torch.manual_seed(0)
+    model = Net(kind)
+    return sg.StaticGraphRunner(
+        model,
+        sg.plan_buckets(esol, batch_size=8, indices=range(24)),
+        mode=mode,
+        loss=lambda out, batch: (tensors_in(out)[0] - batch.y).square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        recording=sg.Recording(recorder=TapeRecorder) if mode == "cuda-graph" else None,
+    )
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused", "cuda-graph"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_container_comes_back_as_it_is(esol, kind, mode):
+    """With zeros in the padding, and with tensors that no later replay changes."""
+    runner, plain = runner_of(esol, KINDS[kind], mode), runner_of(esol, KINDS["tuple"], "eager")
+    kept = []
+    for batch in runner.loader(esol, indices=range(24)):
+        assert float(runner.step(batch)) == pytest.approx(float(plain.step(batch)), rel=1e-5)
+        runner.model.eval()
+        plain.model.eval()
+        with torch.no_grad():
+            out, expected = runner(batch), plain(batch)
+        runner.model.train()
+        plain.model.train()
+        assert type(out) is type(KINDS[kind](0, 0))
+        assert [str(key) for key, _ in parts_of(out)] == [
+            str(key) for key, _ in parts_of(KINDS[kind](0, 0))
+        ]
+        real = batch.real_counts.nodes
+        for value, other in zip(tensors_in(out), expected, strict=True):
+            assert torch.allclose(value, other, rtol=1e-4, atol=1e-5)
+            kept.append((value, value.clone()))
+        assert not tensors_in(out)[1][real:].any()
+    assert all(torch.equal(value, then) for value, then in kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_come_back_through_a_recorded_container(esol, kind):
+    runner, plain = runner_of(esol, KINDS[kind], "cuda-graph"), runner_of(esol, Named, "eager")
+    for batch in runner.loader(esol, indices=range(24)):
+        for each in (runner, plain):
+            each.model.zero_grad()
+            sum((value**2).sum() for value in tensors_in(each(batch))).backward()
+        for mine, other in zip(runner.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.allclose(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_stand_in_the_same_container(esol, kind):
+    graphs = [esol[i] for i in range(5)]
+    found = runner_of(esol, KINDS[kind], "eager").predict(graphs)
+    rows, nodes = runner_of(esol, KINDS["tuple"], "eager").predict(graphs)
+    assert type(found) is type(KINDS[kind](0, 0))
+    leaves = leaves_of(found)
+    assert torch.equal(leaves[0], rows)
+    assert all(torch.equal(a, b) for a, b in zip(leaves[1:6], nodes, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["default", "cuda-graph"])
+@pytest.mark.parametrize("kind", ["named tuple", "ordered dict", "dataclass"])
+def test_a_container_is_traced(esol, kind, mode, monkeypatch):
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda *a, **k: compiled(*a, **{**k, "backend": "aot_eager"})
+    )
+    runner = runner_of(esol, KINDS[kind], mode)
+    batch = next(iter(runner.loader(esol, indices=range(24))))
+    out = runner(batch)
+    assert type(out) is type(KINDS[kind](0, 0))
+    assert not tensors_in(out)[1][batch.real_counts.nodes :].any()
+
+
+def test_a_class_of_ones_own_is_refused_where_its_tensors_would_change(esol):
+    """A recording writes the same memory at each replay, and nobody could copy what it cannot
+    find."""
+    runner = runner_of(esol, Own, "cuda-graph")
+    batch = next(iter(runner.loader(esol, indices=range(24))))
+    with pytest.raises(sg.NotStatic, match="the model returns a Own, and tensors in it would"):
+        runner.warmup(phases=("eval",))
+    with pytest.raises(TypeError, match="tuples, lists, dicts and dataclasses, the model returned"):
+        runner_of(esol, Own, "eager").predict([esol[0]])
+    assert runner_of(esol, Own, "eager")(batch).node.requires_grad
+
+
+def test_containers_are_put_together_as_they_were():
+    counted = defaultdict(list, a=torch.ones(1))
+    given = (counted, Frozen(torch.zeros(2), None), "text", [torch.ones(3), 4])
+    found = mapped(lambda value: value + 1, given)
+    assert found[0].default_factory is list
+    assert isinstance(found[1], Frozen)
+    assert [t.tolist() for t in tensors_in(found)] == [[2], [1, 1], [2, 2, 2]]
+    assert tensors_in(given)[0].tolist() == [1]  # the first one is as it was
+    again = with_leaves(given, iter(range(6)))
+    assert leaves_of(again) == [0, 1, 2, 3, 4, 5]
