@@ -79,7 +79,7 @@ class LiveStorages(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is ask_device:  # half of all calls, after which no more is live than before
-            return func(*args)
+            return args[0].fake_device
         if self.reads_allowed and func is read_number:
             return 1.0
         out = func(*args, **kwargs) if kwargs else func(*args)
