@@ -40,14 +40,13 @@ OWN_SHAPES = """
 def _overloads(names: str) -> frozenset[Any]:
     packets = [getattr(torch.ops.aten, name.strip()) for name in names.split(",")]
     found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    # Names of TorchScript alone have no kernel; what is made of others may read data in them.
     return frozenset(
         one
         for one in found
-        if not any(argument.is_out for argument in one._schema.arguments)
-        # One that is made of others (``where`` of a condition alone) may read data.
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(
-            one.name(), torch._C.DispatchKey.CompositeImplicitAutograd
-        )
+        if torch._C._dispatch_has_kernel(one.name())
+        and not one.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        and not any(argument.is_out for argument in one._schema.arguments)
     )
 
 
