@@ -225,6 +225,98 @@ def test_fakes_have_a_device_and_no_memory():
         assert (made + 1).shape == (1 << 40,)
 
 
+class Noting(dispatch.TorchDispatchMode):
+    """Notes what is dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_look_at_a_fake_tensors_device_is_dispatched():
+    """From C++, as autograd does at every node."""
+    with fakes.FakeTensorMode():
+        made = torch.zeros(3, requires_grad=True)
+        with Noting() as noting:
+            (made * 2).sum().backward()
+    looked = [args[0] for func, args in noting.seen if func is fakes.ask_device]
+    assert looked
+    assert {tensor.fake_device for tensor in looked} == {made.device}
+
+
+OF_ALL_KINDS = {
+    "view": lambda x, i: x.view(3, 8),
+    "a view of dimensions of 1": lambda x, i: x[:1].view(1, 4, 1).expand(5, 4, 1),
+    "slice": lambda x, i: x[1:5:2, 1:],
+    "select": lambda x, i: x[2],
+    "transposed": lambda x, i: x.t() + 1,
+    "permuted": lambda x, i: x.view(2, 3, 4).permute(2, 0, 1).clone(),
+    "squeezed": lambda x, i: x.unsqueeze(1).squeeze(1),
+    "product": lambda x, i: x @ x.t(),
+    "sum and product": lambda x, i: torch.addmm(x[0, :3], x, x.t()[:, :3]),
+    "products": lambda x, i: torch.bmm(x.view(2, 3, 4), x.view(2, 4, 3)),
+    "cat": lambda x, i: torch.cat([x, x.t().reshape(6, 4)], 1),
+    "stack": lambda x, i: torch.stack([x, x], 1),
+    "split": lambda x, i: x.split(4),
+    "split at": lambda x, i: x.split([1, 5]),
+    "unbound": lambda x, i: x.unbind(1),
+    "of two dtypes": lambda x, i: x.half() * x + i[:, None],
+    "a number": lambda x, i: 2 - i / 3,
+    "where": lambda x, i: torch.where(x > 0, x, 0.0),
+    "sums": lambda x, i: (x.sum(), x.sum(0, keepdim=True), i.sum(dtype=torch.float64)),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(6, 4)),
+    "scattered": lambda x, i: torch.zeros(9, 4).scatter_add_(0, i[:, None].expand(6, 4), x),
+    "rows": lambda x, i: (x[i], x.index_select(0, i), torch.zeros(9, 4).index_add(0, i, x)),
+    "softmax": lambda x, i: x.t().softmax(1),
+    "in place": lambda x, i: (x.add_(1), x.mul_(2.0)),
+    "others": lambda x, i: (x.cumsum(0), torch.nn.functional.layer_norm(x, (4,)), x.amax(1)),
+}
+
+
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+def test_the_quick_mode_gives_what_torchs_own_gives(kind):
+    """Twice, since the second time it may be remembered; with a tape, there and back."""
+
+    def described(mode):
+        with mode:
+            x = torch.ones(6, 4)
+            given = [x, torch.ones(6, 4, requires_grad=True)][kind != "in place"]
+            index = torch.zeros(6, dtype=torch.long)
+            for _ in range(2):
+                out = OF_ALL_KINDS[kind](given, index)
+                parts = out if isinstance(out, tuple | list) else [out]
+            floats = [part.sum() for part in parts if part.requires_grad]
+            if floats:
+                torch.stack(floats).sum().backward()
+            return [
+                (
+                    (*part.shape, *part.stride(), part.storage_offset(), part.dtype, part.device),
+                    part.untyped_storage().nbytes(),
+                    part.untyped_storage()._cdata == given.untyped_storage()._cdata,
+                    part is given,
+                )
+                for part in (*parts, *([given.grad] if floats else []))
+            ]
+
+    assert described(fakes.QuickFakeMode()) == described(fakes.FakeTensorMode())
+
+
+@pytest.mark.parametrize("kind", [fakes.FakeTensorMode, fakes.QuickFakeMode])
+def test_what_depends_on_data_has_no_fake(kind):
+    with kind(allow_non_fake_inputs=True):
+        x = torch.ones(6, 4)
+        assert (x * torch.tensor(2.0)).shape == x.shape
+        for reads in (torch.nonzero, torch.where, torch.Tensor.item):
+            with pytest.raises(RuntimeError):
+                reads(x[:1, :1])
+        with pytest.raises(RuntimeError):
+            x.view(5, 5)
+
+
 def test_what_dynamo_notes():
     """Its counters, the present trace, a constant's source, and an error of its own kind."""
     tracing.forget_compiled()

@@ -87,7 +87,8 @@ def given_to_probe(monkeypatch) -> list[dict]:
 @pytest.mark.parametrize(
     ("words", "fused", "how"),
     [
-        (["--model", "gcn"], True, {"like": "cpu", "compiled": False}),
+        (["--model", "gcn"], True, {"like": "cpu", "compiled": False, "path": "recorded"}),
+        (["--path", "counted"], True, {"like": "cpu", "path": "counted"}),
         (["--model", "gcn", "--kernels", "off"], False, {"like": "cpu"}),
         (["--model", "gat"], False, {"like": "cpu"}),
         (["--model", "gat", "--kernels", "on"], True, {"autocast": None}),
@@ -143,6 +144,23 @@ def test_a_model_and_a_loss_by_name_are_probed(command, data, tmp_path, monkeypa
 def test_compiled_is_for_a_gpu_that_is_not_here(data, words, capsys):
     assert status_of(["probe", "--data", data, *SMALL, "--compiled", *words]) == 2
     assert "--compiled counts a step for a GPU that is not here" in capsys.readouterr().err
+
+
+def test_the_path_says_whose_shapes_are_read(data, capsys):
+    """Batch norm over the real rows alone takes less than over a mask."""
+    words = ["--model", "gine", "--hidden", "8", "--layers", "2", "--kernels", "off", "--json"]
+    found = []
+    for path in ("counted", "recorded"):
+        assert cli.main(["probe", "--data", data, *words, "--path", path]) == 0
+        found.append(json.loads(capsys.readouterr().out)["checked"])
+    assert found[0]["capacity"] == found[1]["capacity"]
+    assert found[0]["bytes"] < found[1]["bytes"]
+
+
+def test_a_compiled_step_has_no_real_counts_to_follow(data, capsys):
+    words = ["--like", "cuda", "--compiled", "--path", "counted"]
+    assert status_of(["probe", "--data", data, *SMALL, *words]) == 2
+    assert "--compiled reads recorded shapes alone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

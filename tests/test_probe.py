@@ -274,6 +274,48 @@ def test_counted_as_on_cuda(esol):
     assert readings["cuda"].update > readings["cpu"].update, "all parameters at once"
 
 
+# ---------------------------------------------------------------------- read once, or warm
+
+
+def leaving(kept):
+    """A forward that counts its calls and may keep its result: in place of the last, or of none."""
+    calls = []
+
+    def forward(model, batch):
+        out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
+        calls.append(out.shape)
+        if kept == "the last":
+            calls[:] = [*(c for c in calls if not torch.is_tensor(c)), out.detach()]
+        elif kept == "all":
+            calls.append(out.detach())
+        return out
+
+    return forward, lambda: sum(not torch.is_tensor(call) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("kept", "steps"), [("none", (2, 3, 4)), ("the last", (2, 4, 6)), ("all", (2, 5, 8))]
+)
+def test_a_step_is_read_once_where_that_tells_the_same(esol, kept, steps):
+    """The first capacity warm, others by one step, unless it leaves behind what a later step would
+    find: byte for byte what a reader tells that reads every capacity warm."""
+    forward, count = leaving(kept)
+    task = task_of(esol, forward=forward)
+    once, counts, warm = [], [], []
+    with FakeTensorReader().open(task) as read:
+        for capacity in POINTS[:3]:
+            once.append(read(capacity))
+            counts.append(count())
+    assert tuple(counts) == steps
+    for capacity in POINTS[:3]:
+        with FakeTensorReader().open(task) as read:
+            warm.append(read(capacity))
+    for one, other in zip(once, warm, strict=True):
+        assert one[:4] == other[:4]
+        assert one.moments.tolist() == other.moments.tolist()
+        assert one.operations.tolist() == other.operations.tolist()
+
+
 # ---------------------------------------------------------------------- what is left behind
 
 

@@ -60,6 +60,13 @@ def register(subparsers: Any) -> None:
         help="with --compiled: the device to compile for",
     )
     how.add_argument(
+        "--path",
+        choices=("recorded", "counted"),
+        default="recorded",
+        help="the shapes of compiled and recorded steps, or those of train --mode eager, whose "
+        "layers follow the real counts of a batch",
+    )
+    how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
         help="a cap, such as 20GiB, to show beside it",
     )  # fmt: skip
@@ -106,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     check_sizes(args)
     if args.compiled and (args.like != "cuda" or args.device == "cuda"):
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
+    if args.compiled and args.path == "counted":
+        args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
     import torch
 
     from staticgraph import datasets
@@ -171,5 +180,6 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
         autocast=torch.bfloat16 if args.autocast else None,
         accumulate=args.accumulate,
         target=getattr(args, "target", "h100"),
+        path=getattr(args, "path", "recorded"),
         **how,
     )

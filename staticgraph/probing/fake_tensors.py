@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,45 +39,95 @@ class FakeTensorReader:
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:
-        """The model itself is not touched: a twin over fake tensors runs."""
-        on_cuda, subject = self.like == "cuda", probed.subject
-        mode = fake_mode()
+        """The model itself is not touched: twins over fake tensors run."""
+        yield _Steps(probed, self.like == "cuda").read
 
-        def read(capacity: Capacity) -> Reading:
-            live = LiveStorages(CUDA_BLOCK if on_cuda else 1, casts=not on_cuda)
-            model, twins = fake_model(subject.model, mode)
-            optimizer = None
-            if subject.optimizer is not None:
-                optimizer = fake_optimizer(subject.optimizer, twins, mode)
-                _step_over_all_at_once(optimizer, on_cuda)
-                optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
-                optimizer.register_step_post_hook(lambda *_: _allow(live, False))
-            layout = probed.layout(capacity)
-            with torch.random.fork_rng(devices=[]), mode:
-                tensors = {
-                    e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
-                    for e in layout.entries
-                }
-                batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
-                twin = replace(subject, model=model, optimizer=optimizer)
-                step = ProbeStep(twin, probed.accumulate, "cuda" if on_cuda else None)
-                with live:
-                    live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
-                    for _ in range(WARM_STEPS - 1):
-                        step(batch)
-                    step.free_gradients()
-                    start = live.live_bytes
-                    live.reset_peak()
-                    seen, update = step(batch, between=live.reset_peak), live.peak_bytes
-            if seen is None:  # an evaluation updates nothing
-                seen, update = live.reset_peak(), start
-            moments, operations = seen
-            added = np.array(moments, dtype=np.float64) - start
-            workspaces = CUBLAS_WORKSPACES if on_cuda else 0
-            ran = np.array(operations, dtype=np.int64)
-            return Reading(int(added.max()), update - start, 0.0, workspaces, added, ran)
 
-        yield read
+class _Steps:
+    """Reads one step after another, each of a twin of its own, so that nothing that a module keeps
+    of one capacity is there at the next.
+
+    The first capacity is read warm. Where its first step and its warm one have the same moments,
+    other capacities are read from their first step, without the optimizer, whose update takes the
+    same at every capacity; each such step must leave nothing behind but gradients, as otherwise the
+    next one would find it, and the capacity is read warm, too.
+    """
+
+    def __init__(self, probed: Probed, on_cuda: bool) -> None:
+        self._probed, self._on_cuda = probed, on_cuda
+        self._mode = fake_mode()
+        self._update: int | None = None  # what it adds, where first steps can be read
+
+    def read(self, capacity: Capacity) -> Reading:
+        """One warm step at a capacity, or what is the same."""
+        if self._update is not None:
+            with self._ready(capacity, updates=False) as (live, step):
+                before = live.live_bytes
+                found = step()
+                left = live.live_bytes - before
+            if not left:
+                return self._reading(found, self._update)
+        with self._ready(capacity, updates=True) as (live, step):
+            first = warm = step()
+            for _ in range(WARM_STEPS - 1):
+                warm = step()
+        if first.added == warm.added and first.operations == warm.operations:
+            self._update = warm.update
+        return self._reading(warm, warm.update)
+
+    def _reading(self, found: _Taken, update: int) -> Reading:
+        workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
+        added = np.array(found.added, dtype=np.float64)
+        ran = np.array(found.operations, dtype=np.int64)
+        return Reading(int(added.max()), update, 0.0, workspaces, added, ran)
+
+    @contextmanager
+    def _ready(
+        self, capacity: Capacity, updates: bool
+    ) -> Iterator[tuple[LiveStorages, Callable[[], _Taken]]]:
+        """A twin and its batch, counted, and what runs a step of them."""
+        probed, subject = self._probed, self._probed.subject
+        live = LiveStorages(CUDA_BLOCK if self._on_cuda else 1, casts=not self._on_cuda)
+        model, twins = fake_model(subject.model, self._mode)
+        optimizer = None
+        if updates and subject.optimizer is not None:
+            optimizer = fake_optimizer(subject.optimizer, twins, self._mode)
+            _step_over_all_at_once(optimizer, self._on_cuda)
+            optimizer.register_step_pre_hook(lambda *_: _allow(live, True))
+            optimizer.register_step_post_hook(lambda *_: _allow(live, False))
+        layout = probed.layout(capacity)
+        with torch.random.fork_rng(devices=[]), self._mode:
+            tensors = {
+                e.name: torch.empty(e.shape, dtype=getattr(torch, e.dtype.name))
+                for e in layout.entries
+            }
+            batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
+            twin = replace(subject, model=model, optimizer=optimizer)
+            step = ProbeStep(twin, probed.accumulate, "cuda" if self._on_cuda else None)
+            with live:
+                live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
+                yield live, lambda: _taken(live, step, batch)
+
+
+class _Taken(NamedTuple):
+    """What a step took: bytes added after every operation of forward and backward, a number for
+    each of these, and the most that its update had added."""
+
+    added: list[int]
+    operations: list[int]
+    update: int
+
+
+def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
+    """Runs a step; no parameter has a gradient afterwards."""
+    start = live.live_bytes
+    live.reset_peak()
+    seen, update = step(batch, between=live.reset_peak), live.peak_bytes
+    if seen is None:  # an evaluation updates nothing
+        seen, update = live.reset_peak(), start
+    step.free_gradients()
+    moments, operations = seen
+    return _Taken([nbytes - start for nbytes in moments], operations, update - start)
 
 
 def _allow(live: LiveStorages, on: bool) -> None:

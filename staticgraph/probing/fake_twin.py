@@ -17,13 +17,13 @@ from torch.nn.parameter import is_lazy
 
 # Not in torch's public API, but what its documentation of fake tensors names. A torch without it
 # fails here, at import, by name.
-from staticgraph.internals.fakes import FakeTensorMode
+from staticgraph.internals.fakes import FakeTensorMode, QuickFakeMode
 
 
 def fake_mode() -> FakeTensorMode:
     """A mode in which tensors have shapes alone. Real tensors that a module keeps outside its
     parameters and buffers are taken as their shapes."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return QuickFakeMode(allow_non_fake_inputs=True)
 
 
 def fake_model(

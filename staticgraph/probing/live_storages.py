@@ -16,13 +16,15 @@ heads to rows, are added by rule. torch's own
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.internals.fakes import ask_device
 from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
 from staticgraph.probing.caching_pool import CachingPool
@@ -71,41 +73,52 @@ class LiveStorages(TorchDispatchMode):
         self._casts = casts
         self._pool = pool
         self._sizes: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is ask_device:  # half of all calls, after which no more is live than before
+            return args[0].fake_device
         if self.reads_allowed and func is read_number:
             return 1.0
-        out = func(*args, **(kwargs or {}))
-        self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
-        cast = _inside(func, args) if self._casts else 0
-        self.moments.append(self.live_bytes + cast)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if isinstance(out, Tensor):
+            self._count(out)
+        elif out is not None:
+            self.watch(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        now = self.live_bytes
+        if self._casts:
+            now += sum(rule(args) for rule in _rules_of(func))
+        self.moments.append(now)
         self.operations.append(hash(func))
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes + cast)
+        self.peak_bytes = max(self.peak_bytes, now)
         return out
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors that were made before the mode was entered."""
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            key, nbytes = storage._cdata, -(-storage.nbytes() // self._block) * self._block
-            known = self._sizes.get(key)
-            if known == nbytes:
-                continue
-            if known is None:
-                weakref.finalize(storage, self._gone, key).atexit = False
-            self._sizes[key] = nbytes
-            if self._pool is not None:
-                self._pool.free(key)
-                self._pool.allocate(key, nbytes)
-            self.live_bytes += nbytes - (known or 0)
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-            if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
-                raise torch.OutOfMemoryError(
-                    f"out of memory: {self.live_bytes} bytes are live, the limit is "
-                    f"{self.limit_bytes}"
-                )
+            self._count(tensor)
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, nbytes = storage._cdata, -(-storage.nbytes() // self._block) * self._block
+        known = self._sizes.get(key)
+        if known == nbytes:
+            return
+        if known is None:
+            # weakref.finalize would do, at several times the cost, once for every tensor of a step.
+            self._alive[key] = weakref.ref(storage, partial(self._gone, key))
+        self._sizes[key] = nbytes
+        if self._pool is not None:
+            self._pool.free(key)
+            self._pool.allocate(key, nbytes)
+        self.live_bytes += nbytes - (known or 0)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
+            raise torch.OutOfMemoryError(
+                f"out of memory: {self.live_bytes} bytes are live, the limit is {self.limit_bytes}"
+            )
 
     def reset_peak(self) -> tuple[list[int], list[int]]:
         """Moments and operations so far; begins them and the peak anew from what is live."""
@@ -113,26 +126,30 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
         return seen
 
-    def _gone(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key, 0)
+    def _gone(self, key: int, _: weakref.ref[Any]) -> None:
+        del self._alive[key]
+        self.live_bytes -= self._sizes.pop(key)
         if self._pool is not None:
             self._pool.free(key)
 
 
-def _inside(func: Any, args: tuple[Any, ...]) -> int:
-    """What a kernel of the CPU takes and frees inside itself, as far as it is known."""
-    return sum(rule(func, args) for rule in (_cast_bytes, _linear_bytes, _rows_bytes, _sdpa_bytes))
+@cache
+def _rules_of(func: Any) -> tuple[Callable[[tuple[Any, ...]], int], ...]:
+    """What tells, of an operation's arguments, the bytes that its kernel on a CPU takes and frees
+    inside itself; none for most operations."""
+    found = [INSIDE[func.name()]] if func.name() in INSIDE else []
+    if torch.Tag.pointwise in getattr(func, "tags", ()) and func.overloadpacket not in UNCAST:
+        found.append(_cast_bytes)
+    return tuple(found)
 
 
-def _cast_bytes(func: Any, args: tuple[Any, ...]) -> int:
+def _cast_bytes(args: tuple[Any, ...]) -> int:
     """What an elementwise operation on a CPU copies to bring its operands to one dtype.
 
     TensorIterator casts on the fly on CUDA, but makes a copy of each operand on a CPU
     (aten/src/ATen/TensorIterator.cpp, ``compute_types``). Under autocast that is most of what the
     sum of a bfloat16 and a float32 tensor takes.
     """
-    if torch.Tag.pointwise not in getattr(func, "tags", ()) or func.overloadpacket in UNCAST:
-        return 0
     operands = [a for a in args if isinstance(a, Tensor) and a.dim()]
     if len({a.dtype for a in operands}) < 2:
         return 0
@@ -142,29 +159,31 @@ def _cast_bytes(func: Any, args: tuple[Any, ...]) -> int:
     return sum(a.numel() * common.itemsize for a in operands if a.dtype != common)
 
 
-def _linear_bytes(func: Any, args: tuple[Any, ...]) -> int:
+def _linear_bytes(args: tuple[Any, ...]) -> int:
     """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: oneDNN's transposed
     copy of the gradient, and with ReLU the masked gradient (measured with torch's profiler)."""
-    if func.name() != "staticgraph::linear_backward":
-        return 0
     grad, _, _, out, _ = args
     return grad.numel() * grad.itemsize * (1 + (out is not None))
 
 
-def _rows_bytes(func: Any, args: tuple[Any, ...]) -> int:
+def _rows_bytes(args: tuple[Any, ...]) -> int:
     """What the CPU kernel of ``staticgraph::head_rows`` takes and frees: a copy of one block at a
     time, where its heads lie apart, as attention's gradients do, and one of what NumPy has not."""
-    if func.name() != "staticgraph::head_rows":
-        return 0
     return max(
         b.numel() * ((not b.is_contiguous()) * b.itemsize + (b.itemsize == 2) * 4) for b in args[0]
     )
 
 
-def _sdpa_bytes(func: Any, args: tuple[Any, ...]) -> int:
+def _sdpa_bytes(args: tuple[Any, ...]) -> int:
     """What the backward of attention on a CPU takes and frees: a copy of a gradient that does not
     lie row by row with its heads side by side (measured with torch's profiler)."""
-    if func.name() != "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
-        return 0
     grad = args[0]
     return 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.itemsize
+
+
+# By the names of operations.
+INSIDE: dict[str, Callable[[tuple[Any, ...]], int]] = {
+    "staticgraph::linear_backward": _linear_bytes,
+    "staticgraph::head_rows": _rows_bytes,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa_bytes,
+}
