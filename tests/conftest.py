@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -26,6 +28,14 @@ pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw too
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on those that ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

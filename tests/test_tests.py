@@ -4,12 +4,16 @@ explain nothing."""
 from __future__ import annotations
 
 import ast
+import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import settings
 from support import patience
 from support.processor_time import NAME, SHOWN, slowest, unmarked
 from support.tiers import brought_up_to_date, listed
@@ -166,3 +170,28 @@ def test_what_is_in_the_list_is_slow_here(request):
 def test_time_of_the_processor_is_noted(request):
     """The plugin is at work in this very run: what ended before this test has its time."""
     assert request.config.pluginmanager.has_plugin("support.processor_time")
+
+
+def test_a_test_draws_the_same_alone_and_after_others():
+    assert random.random() == random.Random(0).random()
+    assert np.random.random() == np.random.RandomState(0).random()  # noqa: NPY002
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(0))
+
+
+def test_drawn_examples_are_the_same_in_every_run(request):
+    """With settings of their own too: these have the profile's where they say nothing."""
+    profile = settings.get_profile(settings.get_current_profile_name())
+    drawn = [item for item in request.session.items if hasattr(item.obj, "hypothesis")]
+    wrong = [
+        item.nodeid
+        for item in drawn
+        if item.obj._hypothesis_internal_use_settings.derandomize != profile.derandomize
+    ]
+    assert not wrong
+
+
+def test_settings_of_a_test_keep_what_the_profile_says():
+    profile = settings.get_profile(settings.get_current_profile_name())
+    assert settings(max_examples=7, deadline=None).derandomize == profile.derandomize
+    assert settings.get_profile("same").derandomize
+    assert not settings.get_profile("random").derandomize
