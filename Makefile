@@ -9,6 +9,10 @@ TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
           $(PY) -m pytest --numprocesses 3 --dist worksteal
 
+# Where a container asks for none, every process would compile all that it imports anew: seconds
+# for this library alone, four times as many where torch was just installed.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: venv demo test test-all lint public-types fuzz tiers bench package docs figures clean
 
 venv: $(STAMP)

@@ -18,13 +18,17 @@ import staticgraph as sg
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
-# The same examples each time: what fails here failed before it was merged. HYPOTHESIS_PROFILE=random
-# draws others.
+# The same examples each time: what fails here failed before it was merged.
+# HYPOTHESIS_PROFILE=random draws others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
+
+# Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
+# of its time. What a test needs collected it collects.
+gc.set_threshold(50_000, 20, 20)
 
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)

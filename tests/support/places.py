@@ -70,7 +70,7 @@ class AsTraced:
 
 
 def mode_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A runner's mode for a test's: "traced" is "default" with the graph run as it was traced, where
+    """A runner's mode for a test's: "traced" is "default", the graph run as it was traced, where
     what is tested is decided by then and Inductor's code of one such graph proves the rest."""
     if mode != "traced":
         return mode
