@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
+from support.forked import run_forked
+from support.patience import patience
 
 from staticgraph.runner import warm_start
 
@@ -40,13 +40,8 @@ def run(path, cache_dir) -> list[str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache_dir),
         "XDG_CACHE_HOME": str(cache_dir.parent / "own"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_forked(["-c", PROGRAM, str(path)], env=environment, timeout=patience(120))
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,8 @@ ABSURD = (
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
     "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
 )  # fmt: skip
+# Built once: its thirty milliseconds are most of what a refusal takes.
+PARSER = functools.cache(cli.parser)
 # Whose exit status may be 1: a training diverged, a model is not static.
 ANSWERS_NO = ("train", "train-large", "check", "try")
 
@@ -164,6 +167,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
             services[asked] = service_of_run(*arguments, **options)
         return services[asked]
 
+    patch.setattr(cli, "parser", PARSER)
     patch.setattr("staticgraph.serving.from_run.service_of_run", service_of)
     patch.setattr("uvicorn.Server.run", served)
     patch.setattr("staticgraph.serving.workers.Workers._start", nothing)
