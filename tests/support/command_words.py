@@ -47,7 +47,7 @@ BASES = {
     "try": ["try", "--data", "few", *GIN, "--batch-size", "4", "--modes", "eager", "--seconds", "1",
             "--out", "tried"],
     "report": ["report", "run"],
-    "serve": ["serve", "--run", "run", "--port", "0"],
+    "serve": ["serve", "--run", "run", "--port", "0", "--compile-mode", "eager"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
     "convert": ["convert", "--data", "few", "--out", "converted"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
@@ -120,7 +120,7 @@ def measured_in(place: Path) -> sg.MemoryModel:
         accumulate=1,
         kernels="auto",
     )
-    words = [*BASES["train"][:-1], str(place / "run")]
+    words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert status_of(words) == 0
