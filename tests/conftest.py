@@ -12,7 +12,6 @@ import torch
 from hypothesis import settings
 from support.examples import EXAMPLES
 from support.patience import patience
-from support.tiers import shared_out
 
 import staticgraph as sg
 
@@ -44,10 +43,6 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Long ones first: one that begins last keeps one process alone.
-    slow = [item for item in items if "slow" in item.keywords]
-    quick = [item for item in items if "slow" not in item.keywords]
-    items[:] = shared_out(slow, quick, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device; none is visible to torch")

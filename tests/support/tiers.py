@@ -9,7 +9,8 @@ of the time, and which ones is a matter of measuring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,12 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = listed()
+@pytest.hookimpl(wrapper=True)  # before tests are chosen by their markers, and after
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    names = listed()
     for item in items:
-        if item.nodeid in slow and "slow" not in item.keywords:
+        if item.nodeid in names and "slow" not in item.keywords:
             item.add_marker(pytest.mark.slow)
+    yield
+    slow = [item for item in items if "slow" in item.keywords]
+    quick = [item for item in items if "slow" not in item.keywords]
+    items[:] = shared_out(slow, quick, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
