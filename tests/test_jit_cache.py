@@ -44,7 +44,7 @@ def child(tmp_path: Path, temporary: str, code: str) -> subprocess.CompletedProc
     closed = os.pathsep.join([package, str(tmp_path / "home")])
     unset = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
     environment = {k: v for k, v in os.environ.items() if k not in unset}
-    environment |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), "NUMBA_OPT": "0"}
+    environment |= {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
     return subprocess.run(
         [sys.executable, "-c", REFUSING + code, closed, temporary],
         capture_output=True,

@@ -186,7 +186,6 @@ def run(*command: str | Path, cwd: Path, site: Path | None = None) -> str:
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
     if site is not None:
         environment |= {"PYTHONPATH": str(site), "NUMBA_CACHE_DIR": str(cwd / "numba")}
-        environment |= {"NUMBA_OPT": "0"}  # a cache of its own: loops are compiled anew
     done = subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, env=environment, cwd=cwd
     )
