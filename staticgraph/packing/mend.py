@@ -32,8 +32,8 @@ from staticgraph.sizes.whole_numbers import IntArray
 MOST_GRAPHS = 100_000
 # Steps for one pack fewer, for each pack that stays.
 STEPS_A_PACK = 6000
-# And altogether, about ten seconds: of 29,000 packs of three or four molecules like ZINC's each that
-# could go took 20 steps a pack at most; the last took a minute, and stayed.
+# And altogether, about ten seconds: of 29,000 packs of three or four molecules like ZINC's each
+# that could go took 20 steps a pack at most; the last took a minute, and stayed.
 MOST_STEPS = 20_000_000
 # Pairs of graphs between two looks at the clock, about 0.05 s.
 PAIRS_AT_ONCE = 3_000_000
