@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from support.forked import run_forked
 from support.patience import patience
+from support.processor_time import processor_s
 from support.ranks import on_ranks
 
 import staticgraph as sg
@@ -166,6 +168,23 @@ def test_what_rank_0_finds_wrong_ends_all(config, uninterrupted):
     assert first.startswith("FileExistsError: ")
     assert second.startswith("RankLost: rank 0 ended with FileExistsError: ")
     assert "holds a run already" in second
+
+
+def _busy(seconds: float) -> None:
+    began = time.process_time()
+    while time.process_time() < began + seconds:
+        pass
+
+
+def test_what_other_processes_spend_is_counted():
+    """Ranks and forked programs are no children of this process."""
+    before = processor_s()
+    on_ranks(2, _busy, 0.3)
+    between = processor_s()
+    words = "import time\nwhile time.process_time() < 0.3: pass"
+    assert run_forked(["-c", words], timeout=patience(30)).returncode == 0
+    assert between - before > 0.5  # the system counts in hundredths
+    assert processor_s() - between > 0.2
 
 
 # ---------------------------------------------------------------- torchrun

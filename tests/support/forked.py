@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from support.processor_time import add_elsewhere, own_processor_s
 from support.ranks import CONTEXT
 
 
@@ -36,30 +37,39 @@ def run_forked(
     with tempfile.TemporaryDirectory(prefix="forked-") as name:
         said = [Path(name) / "out", Path(name) / "err"]
         given = dict(os.environ if env is None else env)
-        child = CONTEXT.Process(target=_run, args=(list(argv), said, given, os.getcwd()))
+        spent = Path(name) / "spent"
+        child = CONTEXT.Process(target=_run, args=(list(argv), said, spent, given, os.getcwd()))
         child.start()
         child.join(timeout)
         if child.is_alive():
             child.kill()
             child.join()
             raise subprocess.TimeoutExpired(list(argv), timeout)
+        if spent.exists():  # a signal leaves none
+            add_elsewhere(float(spent.read_text()))
         out, err = (path.read_text() if path.exists() else "" for path in said)
         return subprocess.CompletedProcess(list(argv), child.exitcode or 0, out, err)
 
 
-def _run(argv: list[str], said: list[Path], env: dict[str, str], folder: str) -> None:
+def _run(argv: list[str], said: list[Path], spent: Path, env: dict[str, str], folder: str) -> None:
     for stream, path in enumerate(said, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    kind, *rest = argv
+    try:
+        _program(*argv)
+    finally:
+        spent.write_text(str(own_processor_s()))
+
+
+def _program(kind: str, *rest: str) -> None:
     if kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     elif kind == "-m":
-        sys.argv = rest
+        sys.argv = list(rest)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = argv
+        sys.argv = [kind, *rest]
         runpy.run_path(kind, run_name="__main__")
