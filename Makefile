@@ -4,8 +4,14 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# More than two cores have, since many tests wait for a process of their own.
-TESTS  := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses 4 --dist worksteal
+# One more than two cores, since some tests sleep; each process takes 20 s to import and collect.
+# Inductor's own pool, a process with torch beside each that compiles, serves Triton on a GPU alone.
+TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+          $(PY) -m pytest --numprocesses 3 --dist worksteal
+
+# Where a container asks for none, every process would compile all that it imports anew: seconds
+# for this library alone, four times as many where torch was just installed.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo test test-all lint public-types fuzz tiers bench package docs figures clean
 

@@ -116,7 +116,7 @@ trap 'rm -rf "$scratch"' EXIT
 caches=${CACHES:-${TMPDIR:-/tmp}/staticgraph-gpu}
 mkdir -p "$caches"
 export TORCHINDUCTOR_CACHE_DIR=$caches/inductor TRITON_CACHE_DIR=$caches/triton
-export NUMBA_CACHE_DIR=$caches/numba
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR-$caches/numba} # empty: beside the sources
 carried=${CARRIED:-}
 if [ -n "$carried" ]; then
     [ ! -f "$carried/results.json" ] || [ "$carried" -ef "$out" ] || cp "$carried/results.json" "$out/"

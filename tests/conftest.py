@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -16,21 +18,31 @@ import staticgraph as sg
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
-# The same examples each time: what fails here failed before it was merged. With
-# HYPOTHESIS_PROFILE=random the examples are drawn.
+# The same examples each time: what fails here failed before it was merged.
+# HYPOTHESIS_PROFILE=random draws others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
 
+# Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
+# of its time. What a test needs collected it collects.
+gc.set_threshold(50_000, 20, 20)
+
 # Two cores are often busy, and OpenMP threads that wait for one slow tiny kernels a hundredfold.
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw too
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on those that ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Long ones first: one that begins last keeps one process alone.
-    items.sort(key=lambda item: "slow" not in item.keywords)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device; none is visible to torch")

@@ -8,6 +8,7 @@ out; nothing inside may come in through it.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,14 +134,17 @@ def imports(path: Path) -> list[Import]:
     return found
 
 
-IMPORTS = {name: imports(path) for name, path in MODULES.items()}
+@functools.cache
+def imports_of(name: str) -> list[Import]:
+    """All imports of a module."""
+    return imports(MODULES[name])
 
 
 def own(name: str) -> list[tuple[str, int]]:
     """The modules of this package that a module imports."""
     return [
         (item.module.removeprefix("staticgraph."), item.line)
-        for item in IMPORTS[name]
+        for item in imports_of(name)
         if item.module.startswith("staticgraph.")
     ]
 
@@ -177,7 +181,7 @@ def test_nothing_comes_in_through_the_front_door():
     found = [
         f"{MODULES[name].relative_to(ROOT)}:{item.line} imports the front door"
         for name in sorted(MODULES)
-        for item in IMPORTS[name]
+        for item in imports_of(name)
         if item.module == "staticgraph" and room(name) != "cli"
     ]
     assert found == []
@@ -215,7 +219,7 @@ def test_imports_inside_functions_have_a_reason():
     found = [
         f"{MODULES[name].relative_to(ROOT)}:{item.line} imports {item.module} inside a function"
         for name in sorted(MODULES)
-        for item in IMPORTS[name]
+        for item in imports_of(name)
         if item.inside and not has_a_reason(name, item)
     ]
     assert found == []
@@ -226,7 +230,7 @@ def test_pure_rooms_import_no_torch(prefix):
     chosen = [name for name in MODULES if room(name) == prefix]
     assert chosen
     for name in chosen:
-        tops = {item.module.partition(".")[0] for item in IMPORTS[name]}
+        tops = {item.module.partition(".")[0] for item in imports_of(name)}
         assert not tops & HEAVY or name in IMPURE, f"{name} imports {tops & HEAVY}"
 
 

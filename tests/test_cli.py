@@ -20,6 +20,7 @@ from staticgraph.training import train
 from staticgraph.training.config import TrainConfig
 
 SMALL = ["--model", "gin", "--hidden", "8", "--layers", "1", "--batch-size", "32", "--epochs", "1"]
+SMALL += ["--compile-mode", "eager"]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ keeps its limits whatever a part does, and what it could not run is said."""
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -41,6 +42,7 @@ def gpu_sh(call: str, **environment: object) -> subprocess.CompletedProcess[str]
     )
 
 
+@functools.cache
 def parts(call: str, tiny: int = 0) -> list[tuple[str, int, list[str]]]:
     """Name, seconds and command of each part."""
     done = gpu_sh(call, LIST=1, TINY=tiny)
@@ -299,7 +301,15 @@ def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
     """Two parts of the first call as they are, on the CPU: what they say is labelled, right, and
     whole."""
     out = tmp_path / "out"
-    done = gpu_sh("first", OUT=out, CACHES=tmp_path / "caches", TINY=1, PARTS="gine32 look-gine")
+    done = gpu_sh(
+        "first",
+        OUT=out,
+        CACHES=tmp_path / "caches",
+        NUMBA_CACHE_DIR="",  # where it is: each loop anew takes longer than all the rest
+        KEEP_CACHES=0,
+        TINY=1,
+        PARTS="gine32 look-gine",
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = json.loads((out / "results.json").read_text())
     rows = found["gine32"]["rows"]

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.places import mode_of
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GINConv, global_add_pool, global_mean_pool
 
@@ -108,9 +109,16 @@ class Net(torch.nn.Module):
         return self.way(self, data)
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
-@pytest.mark.parametrize("way", MODELS)
-def test_numbers_are_those_of_plain_pyg(way, mode):
+@pytest.mark.parametrize(
+    ("way", "mode"),
+    [
+        *((way, mode) for way in MODELS for mode in ("eager", "traced")),
+        (nodes_of_edges, "default"),
+        (first_nodes, "default"),
+    ],
+)
+def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
+    mode = mode_of(mode, monkeypatch)
     data = graphs()
     for graph in data:  # plain PyG itself needs an edge at the last node
         graph.edge_index[1, -1] = graph.num_nodes - 1
@@ -257,11 +265,21 @@ class OfTargets(torch.nn.Module):
         return self.head(h.new_zeros(graphs, 8).index_add(0, of_target, h))
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
-@pytest.mark.parametrize("ways", UNPACKED)
-@pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
-def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode):
+@pytest.mark.parametrize(
+    ("typed", "ways", "mode"),
+    [
+        *(
+            pytest.param(typed, ways, mode, id=f"{'typed' if typed else 'bipartite'}-{ways}-{mode}")
+            for typed in (False, True)
+            for ways in UNPACKED
+            for mode in ("eager", "traced")
+        ),
+        pytest.param(True, "unbound", "default", id="typed-unbound-default"),
+    ],
+)
+def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     """More targets than sources, and another number of padding rows of each."""
+    mode = mode_of(mode, monkeypatch)
     data = types() if typed else sides()
     store = sg.GraphStore.from_pyg(data, progress=False)
     capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]

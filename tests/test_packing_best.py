@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.packing_problems import alike, fewest_packs, load, problems
 
-from staticgraph.packing import pack_histogram
+from staticgraph.packing import mend, pack_histogram
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.columns import Columns
 from staticgraph.packing.giants import giants_bound
@@ -123,6 +123,23 @@ def test_packs_with_no_room_at_all_are_mended():
     found = fewer_by_mending(start, 12, np.inf)
     found.check()
     assert found.num_packs == 12 == histogram.totals[0] // 97
+
+
+def test_a_pack_that_cannot_go_costs_a_bounded_number_of_steps(monkeypatch):
+    """Three graphs of 34 fill no pack of 100, so the bound by volume is out of reach."""
+    histogram = SizeHistogram(np.array([[34, 2]]), np.array([3000]))
+    start = pack_histogram(histogram, (100, 100))
+    steps, real = [], mend._exchange
+
+    def counted(*args):
+        over, made, after = real(*args)
+        steps.append(made)
+        return over, made, after
+
+    monkeypatch.setattr(mend, "_exchange", counted)
+    monkeypatch.setattr(mend, "MOST_STEPS", 1000)
+    assert fewer_by_mending(start, start.num_packs - 1) is start
+    assert sum(steps) == 1000
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -67,9 +68,11 @@ def batch_of(store, ids):
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["stock", "kernels"])
-@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
 @pytest.mark.parametrize("level", ["graph", "node"])
-def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels):
+def test_one_real_row_is_refused_as_torch_refuses_it(store, level, mode, kernels, monkeypatch):
+    """On the host, before anything compiled runs."""
+    mode = mode_of(mode, monkeypatch)
     model = Net(level)
     stock = copy.deepcopy(model)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
@@ -124,9 +127,10 @@ class Chosen(nn.Module):
         return global_add_pool(self.norm(x), batch, batch_size)
 
 
-@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
-def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode):
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
+def test_rows_that_a_pool_chose_are_flagged_on_the_device(store, mode, monkeypatch):
     """How many nodes there are is known of the batch, not how many of them were chosen."""
+    mode = mode_of(mode, monkeypatch)
     model = Chosen()
     runner = runner_of(store, model, mode)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -4,15 +4,19 @@ explain nothing."""
 from __future__ import annotations
 
 import ast
+import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import settings
 from support import patience
 from support.processor_time import NAME, SHOWN, slowest, unmarked
-from support.tiers import brought_up_to_date, listed
+from support.tiers import brought_up_to_date, listed, shared_out
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -166,3 +170,48 @@ def test_what_is_in_the_list_is_slow_here(request):
 def test_time_of_the_processor_is_noted(request):
     """The plugin is at work in this very run: what ended before this test has its time."""
     assert request.config.pluginmanager.has_plugin("support.processor_time")
+
+
+def test_a_test_draws_the_same_alone_and_after_others():
+    assert random.random() == random.Random(0).random()
+    assert np.random.random() == np.random.RandomState(0).random()  # noqa: NPY002
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(0))
+
+
+def test_drawn_examples_are_the_same_in_every_run(request):
+    """With settings of their own too: these have the profile's where they say nothing."""
+    profile = settings.get_profile(settings.get_current_profile_name())
+    drawn = [item for item in request.session.items if hasattr(item.obj, "hypothesis")]
+    wrong = [
+        item.nodeid
+        for item in drawn
+        if item.obj._hypothesis_internal_use_settings.derandomize != profile.derandomize
+    ]
+    assert not wrong
+
+
+def test_settings_of_a_test_keep_what_the_profile_says():
+    profile = settings.get_profile(settings.get_current_profile_name())
+    assert settings(max_examples=7, deadline=None).derandomize == profile.derandomize
+    assert settings.get_profile("same").derandomize
+    assert not settings.get_profile("random").derandomize
+
+
+@pytest.mark.parametrize(
+    ("slow", "quick", "processes"),
+    [(7, 20, 3), (7, 20, 1), (0, 5, 2), (9, 0, 4), (9, 1, 3), (1, 1, 4)],
+)
+def test_each_process_begins_with_its_share_of_the_slow_tests(slow, quick, processes):
+    """The list is cut as xdist cuts it."""
+    tests = [("slow", number) for number in range(slow)]
+    others = [("quick", number) for number in range(quick)]
+    ordered = shared_out(tests, others, processes)
+    assert sorted(ordered) == sorted(tests + others)
+    left, at, shares = len(ordered), 0, []
+    for number in range(processes):
+        piece = ordered[at : at + left // (processes - number)]
+        at, left = at + len(piece), left - len(piece)
+        kinds = [kind for kind, _ in piece]
+        assert kinds == sorted(kinds, reverse=True), "slow ones first"
+        shares.append(kinds.count("slow"))
+    assert max(shares) - min(shares) <= 1

@@ -68,7 +68,7 @@ def test_a_run_finds_its_workers_and_has_the_same_losses(tmp_path, monkeypatch):
         made.append(kwargs["num_workers"])
         stock(loader, *args, **kwargs)
 
-    config = {"data": "examples/data/hiv.npz", "model": "gin", "hidden": 4, "layers": 1}
+    config = {"data": "examples/data/esol.npz", "model": "gin", "hidden": 4, "layers": 1}
     config |= {"batch_size": 32, "epochs": 1, "kernels": "off", "checkpoint_every": 3}
     config["compile_mode"] = "eager"  # ways chosen by time may round apart
     train.train(TrainConfig(**config), tmp_path / "none", progress=False)

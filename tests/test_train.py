@@ -6,14 +6,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.forked import run_forked
+from support.patience import patience
 from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader
 
@@ -215,7 +215,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     """Killed in step 17 of 22, in the second epoch; the last checkpoint is after step 16."""
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     folder = tmp_path / "run"
-    done = subprocess.run([sys.executable, "-c", KILLED, repr(settings), str(folder)], check=False)
+    done = run_forked(["-c", KILLED, repr(settings), str(folder)], timeout=patience(60))
     assert done.returncode == -signal.SIGKILL
     state = checkpoint.load(folder)
     assert len(state["steps"]) == 16

@@ -27,6 +27,7 @@ def data(tmp_path_factory, esol) -> str:
 
 
 SMALL = {"model": "gin", "hidden": 8, "layers": 1, "batch_size": 8, "epochs": 3}
+SMALL["compile_mode"] = "eager"
 WORDS = [word for name, value in SMALL.items()
          for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
 

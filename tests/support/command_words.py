@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ BASES = {
     "try": ["try", "--data", "few", *GIN, "--batch-size", "4", "--modes", "eager", "--seconds", "1",
             "--out", "tried"],
     "report": ["report", "run"],
-    "serve": ["serve", "--run", "run", "--port", "0"],
+    "serve": ["serve", "--run", "run", "--port", "0", "--compile-mode", "eager"],
     "bench": ["bench", "--count-kernels", "--data", "few", *GIN, "--batch-size", "2"],
     "convert": ["convert", "--data", "few", "--out", "converted"],
     "partition arrays": ["partition", "--edges", "edges.npy", "--nodes", "12", "--out", "g"],
@@ -66,6 +67,8 @@ ABSURD = (
     "notes.txt", "text.npz", "header.csv", "sizes.csv", "bom.csv", "edges.npy", "graph.npz",
     "triples.npz", "outside.npz", "tiny_models.py", "x" * 300,
 )  # fmt: skip
+# Built once: its thirty milliseconds are most of what a refusal takes.
+PARSER = functools.cache(cli.parser)
 # Whose exit status may be 1: a training diverged, a model is not static.
 ANSWERS_NO = ("train", "train-large", "check", "try")
 
@@ -117,7 +120,7 @@ def measured_in(place: Path) -> sg.MemoryModel:
         accumulate=1,
         kernels="auto",
     )
-    words = [*BASES["train"][:-1], str(place / "run")]
+    words = [*BASES["train"][:-1], str(place / "run"), "--compile-mode", "eager"]
     words[words.index("few")] = str(place / "few")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert status_of(words) == 0
@@ -164,6 +167,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
             services[asked] = service_of_run(*arguments, **options)
         return services[asked]
 
+    patch.setattr(cli, "parser", PARSER)
     patch.setattr("staticgraph.serving.from_run.service_of_run", service_of)
     patch.setattr("uvicorn.Server.run", served)
     patch.setattr("staticgraph.serving.workers.Workers._start", nothing)

@@ -75,7 +75,7 @@ def main() -> None:
     runs = [(sys.argv[1], model) for model in sorted(KERNELS_GAIN)]
     for data, model in [*runs, (with_a_large_one(sys.argv[1], folder), "gine")]:
         train.train(
-            TrainConfig(data, model=model, hidden=16, layers=2, batch_size=128, epochs=1),
+            TrainConfig(data, model=model, hidden=16, layers=1, batch_size=128, epochs=1),
             f"{folder}/{model}",
             overwrite=True,
             progress=False,

@@ -69,6 +69,15 @@ class AsTraced:
         return graph.forward
 
 
+def mode_of(mode: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A runner's mode for a test's: "traced" is "default", the graph run as it was traced, where
+    what is tested is decided by then and Inductor's code of one such graph proves the rest."""
+    if mode != "traced":
+        return mode
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
+    return "default"
+
+
 @pytest.fixture(params=DEVICES)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """The GPU where there is one, and the CPU everywhere."""

@@ -9,14 +9,16 @@ of the time, and which ones is a matter of measuring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from support.processor_time import seconds_of
 
+Test = TypeVar("Test")
 QUICK_S = 1.0
 # One that is in the list leaves it when it is quicker than this, so that none goes to and fro.
 LEAVES_S = 0.6
@@ -39,18 +41,42 @@ def brought_up_to_date(slow: Iterable[str], seconds: Mapping[str, float]) -> lis
     return sorted(kept | {name for name, spent in seconds.items() if spent > QUICK_S})
 
 
+def shared_out(slow: Sequence[Test], quick: Sequence[Test], processes: int) -> list[Test]:
+    """An order in which every process begins with its share of the slow tests.
+
+    xdist's ``worksteal`` gives each process a piece of the list, as long as the others', and takes
+    from the ends of pieces for those that are done. So pieces end in quick tests: what is left at
+    last is short, and no process waits for another's long one.
+    """
+    left, ordered = len(slow) + len(quick), []
+    done_slow = done_quick = 0
+    for number in range(processes):
+        piece = left // (processes - number)
+        until = len(slow) * (number + 1) // processes
+        some = slow[done_slow:until]
+        others = quick[done_quick : done_quick + max(0, piece - len(some))]
+        ordered += [*some, *others]
+        left -= piece
+        done_slow, done_quick = until, done_quick + len(others)
+    return [*ordered, *quick[done_quick:]]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-tiers", action="store_true", help=f"write {LIST.name} from what tests take"
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow = listed()
+@pytest.hookimpl(wrapper=True)  # before tests are chosen by their markers, and after
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    names = listed()
     for item in items:
-        if item.nodeid in slow and "slow" not in item.keywords:
+        if item.nodeid in names and "slow" not in item.keywords:
             item.add_marker(pytest.mark.slow)
+    yield
+    slow = [item for item in items if "slow" in item.keywords]
+    quick = [item for item in items if "slow" not in item.keywords]
+    items[:] = shared_out(slow, quick, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -1,0 +1,75 @@
+"""Programs in processes of their own that need not import torch and PyG again.
+
+A new interpreter takes four seconds of processor time before a program of this library begins. So
+programs fork from the server that :mod:`support.ranks` forks from, which has all of that loaded and
+has done nothing with it: no runner, no cache, no thread, no setting of the test's process. What a
+process of its own must prove about starting (what an import loads, which variables are read while
+torch is imported, the exit of an interpreter) is still a job for :mod:`subprocess`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from support.processor_time import add_elsewhere, own_processor_s
+from support.ranks import CONTEXT
+
+
+def run_forked(
+    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a program printed, and its exit status; negative where a signal ended it.
+
+    Args:
+        argv: as the interpreter takes them: ``-c CODE ...``, ``-m MODULE ...`` or ``FILE ...``.
+        timeout: seconds.
+        env: all of its environment; this process's where None.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end, and was killed.
+    """
+    with tempfile.TemporaryDirectory(prefix="forked-") as name:
+        said = [Path(name) / "out", Path(name) / "err"]
+        given = dict(os.environ if env is None else env)
+        spent = Path(name) / "spent"
+        child = CONTEXT.Process(target=_run, args=(list(argv), said, spent, given, os.getcwd()))
+        child.start()
+        child.join(timeout)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(list(argv), timeout)
+        if spent.exists():  # a signal leaves none
+            add_elsewhere(float(spent.read_text()))
+        out, err = (path.read_text() if path.exists() else "" for path in said)
+        return subprocess.CompletedProcess(list(argv), child.exitcode or 0, out, err)
+
+
+def _run(argv: list[str], said: list[Path], spent: Path, env: dict[str, str], folder: str) -> None:
+    for stream, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    try:
+        _program(*argv)
+    finally:
+        spent.write_text(str(own_processor_s()))
+
+
+def _program(kind: str, *rest: str) -> None:
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif kind == "-m":
+        sys.argv = list(rest)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [kind, *rest]
+        runpy.run_path(kind, run_name="__main__")
