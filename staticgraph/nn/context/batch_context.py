@@ -23,8 +23,9 @@ from staticgraph.batches.collate import RealCounts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, asked
-from staticgraph.nn.context.dense_layout import DenseLayout
+from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
+from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import Rows, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
@@ -361,11 +362,9 @@ class BatchContext:
         known = self._blocks.get((groups, width))
         if known is not None and len(known.place_of_node) == len(index):
             return known
-        zeros = index.new_zeros(groups)
-        all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
-        counts = zeros.scatter_add(0, index, rows.mask.long())
-        starts = all_rows.cumsum(0) - all_rows
-        block = DenseLayout.over(index, rows.mask, starts, counts, groups, width)
+        place = placed if leaves() else places_of
+        whole = rows.widest is not None and width >= rows.widest
+        block = DenseLayout(groups, width, *place(index, rows.mask, groups, width, whole))
         self._blocks[groups, width] = block
         return block
 
