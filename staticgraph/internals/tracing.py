@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -59,14 +60,31 @@ def as_usual() -> bool:
 
 def drop_guards(dropped: Callable[[str, str], bool]) -> int:
     """Called by a backend: forgets, before any is built, the guards of which ``dropped`` says so,
-    by their kind and name, such as ``("TENSOR_MATCH", "L['x']")``; how many are left."""
+    by their kind and name, such as ``("TENSOR_MATCH", "L['x']")``, and those that say what another
+    says; how many are left."""
     guards = TracingContext.get().guards_context.dynamo_guards
-    kept = [guard for guard in guards if not dropped(guard.create_fn_name(), guard.name)]
+    kept: dict[Any, Any] = {}
+    for guard in guards:
+        kind, name = guard.create_fn_name(), guard.name
+        if not dropped(kind, name):
+            kept.setdefault((kind, name, _options(guard.create_fn)), guard)
     guards.clear()
-    for guard in kept:
+    for guard in kept.values():
         guards.inner.add(guard)
         guards.track_guard_by_source(guard)
     return len(kept)
+
+
+def _options(create: Any) -> Any:
+    """What tells guards of one kind on one name apart."""
+    if not isinstance(create, partial):
+        return None
+    options = (create.args, tuple(sorted(create.keywords.items())))
+    try:
+        hash(options)
+    except TypeError:
+        return id(create)
+    return options
 
 
 def forget_compiled() -> None:

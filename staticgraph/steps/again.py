@@ -25,12 +25,23 @@ from staticgraph.internals.tracing import as_usual, drop_guards, traced
 from staticgraph.rewrites import Captured
 
 # What is fixed once a library is imported, by Dynamo's words for guards: identities.
-_IDENTITIES = ("CLOSURE_MATCH", "MODULE_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "FUNCTION_MATCH")
+_IDENTITIES = (
+    *("CLOSURE_MATCH", "MODULE_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "FUNCTION_MATCH"),
+    *("ID_MATCH", "DUPLICATE_INPUT"),
+)
 # Names in the traced function's own module, and modules of the libraries, as guards write them.
-_LIBRARY = re.compile(r"G\['(?!___)(?!__import_)|G\['__import_(torch|torch_geometric|staticgraph)_")
+_LIBRARY = re.compile(
+    r"G\['(?!__)|G\['__builtins_dict__|G\['__import_(torch|torch_geometric|staticgraph)_"
+)
 _OURS = re.compile(r"G\['(?!__)|G\['__import_staticgraph_|.*\.torch_geometric\.typing\.")
-# Cells of the function that ``Computation.of_tensors`` makes, set once.
-_CELLS = re.compile(r"L\['(layout|names|known|work|leaves)'\]")
+# What a named tuple's class was made in, and Dynamo's own names for imported modules.
+_MADE = re.compile(r"G\['___unnamed_scope_\w+'\](\['_tuple_new'\].*)?$|G\['__import_\w+'\]$")
+# Cells of the function that ``Computation.of_tensors`` makes, set once; this library's own class.
+_CELLS = re.compile(r"L\['(layout|names|known|work|leaves)'\]|L\['run'\]\.__self__\._context\)")
+# A class of an object, and what it holds, by their names.
+_CLASS = re.compile(r"^(dict\()?(type\()?")
+# A module's own dictionaries are dictionaries, and its layers were converted together.
+_OF_MODULES = ("._parameters", "._buffers", "._modules")
 
 
 def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) -> int:
@@ -50,11 +61,18 @@ def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) 
             return name not in relied
         if not ours:
             return False
+        name = _CLASS.sub("", name)
         if _CELLS.match(name):
             return True
-        if "_global_" in name:  # hooks of all modules
+        if "._global_" in name:  # hooks of all modules
             return False
-        return bool(_OURS.match(name) or (kind in _IDENTITIES and _LIBRARY.match(name)))
+        if kind == "TYPE_MATCH" and name.endswith(_OF_MODULES):
+            return True
+        if kind == "DUPLICATE_INPUT" and name.endswith("._staticgraph"):
+            return True
+        if _OURS.match(name) or _MADE.match(name):
+            return True
+        return kind in _IDENTITIES and _LIBRARY.match(name) is not None
 
     return drop_guards(dropped)
 

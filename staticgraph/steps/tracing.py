@@ -105,7 +105,7 @@ def tracing_options() -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with switched(trace_autograd_ops=True, allow_rnn=True):
+        with switched(trace_autograd_ops=True, allow_rnn=True, run_gc_after_compile=False):
             yield
     finally:
         if collects:

@@ -178,10 +178,11 @@ class BatchContext:
 
     def _known_rows(self, size: int) -> Rows | None:
         """What is registered of a size, or a dense block laid out flat."""
-        assert self._rows is not None
-        rows = self._rows.get(size)
-        if rows is None and ("places", size) in self._made:
-            rows = self._rows[size] = self._made["places", size]()
+        binding = present()  # once: a trace follows every call
+        assert binding is not None
+        rows = binding.rows.get(size)
+        if rows is None and ("places", size) in binding.made:
+            rows = binding.rows[size] = binding.made["places", size]()
         return rows
 
     def _check_apart_from_places(self, size: int) -> None:
@@ -201,7 +202,6 @@ class BatchContext:
 
     def find_rows(self, size: int) -> Rows | None:
         """What tensors of this leading size are, or None."""
-        assert self._rows is not None
         rows, noted = self._known_rows(size), asked()
         if noted is not None:
             if rows is None:
