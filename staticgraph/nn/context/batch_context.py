@@ -42,7 +42,7 @@ def attention_key(capacity: Capacity, training: bool) -> Hashable:
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = ("all_kernels", "apart", "attention", "kernels", "timed")
+    __slots__ = ("apart", "attention", "kernels", "timed")
 
     def __init__(self) -> None:
         self.attention = "auto"
@@ -51,7 +51,6 @@ class BatchContext:
         # Leading sizes of the model's own, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels = False
-        self.all_kernels = False
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
