@@ -7,15 +7,15 @@ idea: a linear layer of a block is the block of a linear layer of rows, and what
 empty place holds is never read. So what leads to queries, keys and values is done to the rows, the
 operator attends to them, and what leads back is done to rows again; no block is left.
 
-What is read of a block is in :mod:`staticgraph.rewrites.dense_blocks`, its mask in
-:mod:`staticgraph.rewrites.key_masks`.
+What is read of a block is in :mod:`staticgraph.rewrites.dense_blocks`, of scores in
+:mod:`staticgraph.rewrites.dense_scores`, of masks in :mod:`staticgraph.rewrites.key_masks`.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,18 +29,16 @@ from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.dense_blocks import (
     Block,
     Blocks,
-    is_copy,
     linear,
-    product,
     times,
     turned,
     without_factor,
 )
+from staticgraph.rewrites.dense_scores import Odd, ScoreReader, Scores
 from staticgraph.rewrites.edge_terms import made
 from staticgraph.rewrites.graph_attention import SITES, WIDEST, starts_of
-from staticgraph.rewrites.key_masks import KeyMask, forbids, is_number, key_mask, same_places
+from staticgraph.rewrites.key_masks import KeyMask, key_mask, same_places
 from staticgraph.rewrites.words import (
-    ADD,
     DIV,
     DROPOUT,
     LINEAR,
@@ -58,23 +56,6 @@ _OF_MODULE = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
 _SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
 
 
-class _Scores(NamedTuple):
-    """Weights before the softmax: ``q`` and ``k`` as nodes with axes ``[..., place, column]``."""
-
-    q: Block
-    k: Block
-    scale: float
-    mask: KeyMask | None
-
-
-class _Odd(Exception):
-    """The one thing that stands in the way, and the node that is it."""
-
-    def __init__(self, reason: str, node: Call | None = None) -> None:
-        super().__init__(reason)
-        self.node = node
-
-
 def rewrite(captured: Captured) -> None:
     """Every attention over a block of the batch's own graphs."""
     if not captured.facts or captured.target.device != "cpu":
@@ -89,7 +70,7 @@ def rewrite(captured: Captured) -> None:
         reader = _Reader(captured)
         try:
             number += reader.attempt(node, number)
-        except _Odd as odd:
+        except Odd as odd:
             captured.miss(NAME, node, str(odd), odd.node)
 
 
@@ -110,6 +91,7 @@ class _Reader:
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
         self.blocks = Blocks()
+        self.scores = ScoreReader(self.blocks)
 
     # ------------------------------------------------------------------ what is there
 
@@ -117,7 +99,7 @@ class _Reader:
         """1 where a node was rewritten, 0 where it has nothing to do with a block.
 
         Raises:
-            _Odd: it has, and does not fit.
+            Odd: it has, and does not fit.
         """
         if is_call(node, F.multi_head_attention_forward):
             return self._of_module(node, number)
@@ -125,20 +107,20 @@ class _Reader:
             q, k, v = (self.blocks.at(node.args[place]) for place in range(3))
             if q is None and k is None:
                 return 0
-            values, scores, dropout, end = v, *self._of_operator(node, q, k)
+            values, scores, dropout, end = v, *self.scores.of_operator(node, q, k)
             heads = self._lead(q, k, values)
             out = q.axes.dims[:-1] + values.axes.dims[-1:] if q and values else ()
         else:
-            scores = self.scores(node.args[0], 1.0, None)
+            scores = self.scores.under(node.args[0])
             if scores is None:
-                self._refuse_odd_scores(node)
+                self.scores.refuse_odd(node)
                 return 0
-            dropout, end, values, order = self._of_softmax(node)
+            dropout, end, values, order = self.scores.of_softmax(node)
             heads = self._lead(scores.q, scores.k, values)
             given = Axes(scores.q.axes.dims[:-1] + values.axes.dims[-1:]).permute(order)
             out = given.dims if given else ()
         if scores.mask is not None and not scores.mask.fits(scores.q.axes):
-            raise _Odd("its mask is not the one of to_dense_batch")
+            raise Odd("its mask is not the one of to_dense_batch")
         self._check(node, scores.mask, dropout)
         width = heads[1]
         rows = self._packed(scores, values, heads)
@@ -155,21 +137,21 @@ class _Reader:
         if block is None:
             return 0
         if not query is given["key"] is given["value"]:
-            raise _Odd("its queries, keys and values are not of the same rows")
+            raise Odd("its queries, keys and values are not of the same rows")
         odd = ("bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "attn_mask")
         for name in odd:
             if given.get(name) not in (None, False):
-                raise _Odd(f"{name} is given")
+                raise Odd(f"{name} is given")
         dims, groups = block.axes.dims, Axes(block.axes.dims[1:2] + block.axes.dims[:1])
         if len(dims) != 3 or not block.whole_rows:
-            raise _Odd("its queries, keys and values are not of whole rows of nodes")
+            raise Odd("its queries, keys and values are not of whole rows of nodes")
         # Scores are [G, M, M] for each head, and the mask is [G, M] of their keys.
         if mask is None or mask.kind == "keep" or mask.axes != groups:
-            raise _Odd("its mask is not the one of to_dense_batch")
+            raise Odd("its mask is not the one of to_dense_batch")
         dropout = given["dropout_p"] if given.get("training", True) else 0.0
         users = list(node.users)
         if len(users) != 1 or not is_call(users[0], operator.getitem) or users[0].args[1] != 0:
-            raise _Odd("its weights are read elsewhere")
+            raise Odd("its weights are read elsewhere")
         self._check(users[0], mask, dropout)
         heads = given["num_heads"], block.columns // given["num_heads"]
         rows = ("linear", block.rows, given["in_proj_weight"], given["in_proj_bias"])
@@ -178,149 +160,32 @@ class _Reader:
         self._emit(node, back, tail, heads, number, dropout)
         return 1
 
-    def _of_operator(
-        self, node: Call, q: Block | None, k: Block | None
-    ) -> tuple[_Scores, float, Call]:
-        given = dict(node.kwargs)
-        for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"), 3):
-            if len(node.args) > place:
-                given[name] = node.args[place]
-        if given.get("is_causal") or given.get("enable_gqa"):
-            raise _Odd("causal attention, or queries that share keys")
-        if q is None or k is None:
-            raise _Odd("queries and keys are not both linear layers of rows of nodes")
-        mask = given.get("attn_mask")
-        if mask is None:
-            raise _Odd("it has no mask: padded places take part")
-        scale = given.get("scale")
-        width = (shape(node.args[0]) or (1,))[-1]
-        found = key_mask(mask)
-        if found is not None and found.kind == "leave":
-            found = None
-        scores = _Scores(q, k, width**-0.5 if scale is None else scale, found)
-        return scores, given.get("dropout_p", 0.0), node
-
-    def _of_softmax(self, node: Call) -> tuple[float, Call, Block, list[int]]:
-        """Dropout of the weights, the product with the values, the values, and the order in which
-        it gives its dimensions."""
-        dropout, weights = 0.0, node
-        while True:
-            if len(weights.users) != 1:
-                raise _Odd("its weights are read elsewhere")
-            (user,) = weights.users
-            if is_call(user, DROPOUT) and not dropout:
-                dropout, weights = user.args[1], user
-            elif is_copy(user):
-                weights = user
-            else:
-                break
-        pair = product(user)
-        if pair is None or pair[0] is not weights:
-            raise _Odd("something stands between the weights and their sum", user)
-        _, values, _, order_b, order = pair
-        block = turned(self.blocks.at(values), lambda axes: axes.permute(order_b))
-        if block is None:
-            raise _Odd("its values are no linear layer of rows of nodes", user)
-        return dropout, user, block, order
-
-    def scores(self, node: Call, scale: float, mask: Any) -> _Scores | None:
-        """What a softmax is over; None where no block leads there.
-
-        Raises:
-            _Odd: one does, in a form that is not known.
-        """
-        if is_method(node, "masked_fill") or is_call(node, torch.masked_fill, Tensor.masked_fill):
-            base, where, number = node.args
-            found = self.scores(base, scale, mask or ("leave", where))
-            if found and (not forbids(number) or mask):
-                raise _Odd("its scores are masked in a way that is not known", node)
-            return found
-        if is_call(node, torch.where):
-            where, base, number = node.args
-            kind = "keep"
-            if isinstance(base, int | float) or is_number(base):
-                base, number, kind = number, base, "leave"
-            found = self.scores(base, scale, mask or (kind, where))
-            if found and (not forbids(number) or mask):
-                raise _Odd("its scores are masked in a way that is not known", node)
-            return found
-        if is_call(node, MUL, DIV) and isinstance(node.args[1], int | float):
-            by = node.args[1] if node.target is MUL else 1 / node.args[1]
-            return self.scores(node.args[0], scale * by, mask)
-        if is_call(node, ADD):
-            for base, added in (node.args, node.args[::-1]):
-                found = self.scores(base, scale, mask or ("added", added))
-                if found is not None:
-                    if mask:
-                        raise _Odd("something is added to its scores", node)
-                    return found
-            return None
-        if is_call(node, torch.baddbmm) and len(node.args) == 3 and not node.kwargs:
-            added, first, second = node.args
-            return self._scored(node, (first, second), scale, mask or ("added", added))
-        pair = product(node)
-        if pair is None:
-            return self.scores(node.args[0], scale, mask) if is_copy(node) else None
-        return self._scored(node, pair[:2], scale, mask, pair[2:])
-
-    def _scored(
-        self, node: Call, pair: Any, scale: float, mask: Any, orders: Any = None
-    ) -> _Scores | None:
-        q, k = (self.blocks.at(one) for one in pair)
-        if q is None or k is None:
-            return None
-        number = len(q.axes.dims)
-        order_a, order_b, order = orders or (range(number), range(number), list(range(number)))
-        if list(order) != list(range(number)):
-            raise _Odd("its scores are turned", node)
-        first, second = q.axes.permute(order_a), k.axes.permute(order_b)
-        if first is None or second is None or mask is None:
-            raise _Odd("it has no mask: padded places take part", node)
-        second = second.swap(-1, -2)
-        assert second is not None
-        kind, given = mask
-        found = key_mask(given)
-        if found is None or found.kind != kind:
-            raise _Odd("its mask is not the one of to_dense_batch", node)
-        return _Scores(q._replace(axes=first), k._replace(axes=second), scale, found)
-
-    def _refuse_odd_scores(self, node: Call) -> None:
-        """Says so where a product of blocks leads to a softmax by a way that is not known."""
-        left, user = [(node, before, 0) for before in node.all_input_nodes], node
-        while left:
-            user, before, depth = left.pop()
-            pair = product(before)
-            if pair is not None and None not in (self.blocks.at(pair[0]), self.blocks.at(pair[1])):
-                raise _Odd("something stands between the weights and their scores", user)
-            if depth < 8 and shape(before) == shape(node):
-                left += [(before, one, depth + 1) for one in before.all_input_nodes]
-
     # ------------------------------------------------------------------ whether it fits
 
     def _lead(self, q: Any, k: Any, v: Any) -> tuple[int, int]:
         """Heads and their width.
 
         Raises:
-            _Odd: queries, keys and values are not of the same heads of the same block.
+            Odd: queries, keys and values are not of the same heads of the same block.
         """
         if q is None or k is None or v is None:
-            raise _Odd("its values are no linear layer of rows of nodes")
+            raise Odd("its values are no linear layer of rows of nodes")
         lead, place, last = q.axes.dims[:-2], *q.axes.dims[-2:]
         for other in (k, v):
             if other.axes.dims[:-2] != lead or other.axes.dims[-2:] != (place, last):
-                raise _Odd("queries, keys and values are split into different heads")
+                raise Odd("queries, keys and values are split into different heads")
         assert self.blocks.layout is not None
         groups, width = self.blocks.layout.args[2:4]
         stretches = [stretch for dim in lead for stretch in dim]
         heads = [one for one in stretches if one.axis == COLUMN]
         rest = [one for one in stretches if one.axis != COLUMN]
         if place != (Stretch("place", width),) or rest != [Stretch("graph", groups)]:
-            raise _Odd("it attends along something else than the nodes of a graph")
+            raise Odd("it attends along something else than the nodes of a graph")
         if len(last) != 1 or last[0].axis != COLUMN or last[0].step != 1 or len(heads) > 1:
-            raise _Odd("the columns of a head do not stand beside each other")
+            raise Odd("the columns of a head do not stand beside each other")
         number = heads[0].size if heads else 1
         if heads and heads[0].step != last[0].size:
-            raise _Odd("the columns of a head do not stand beside each other")
+            raise Odd("the columns of a head do not stand beside each other")
         return number, last[0].size
 
     def _check(self, node: Call, mask: KeyMask | None, dropout: Any) -> None:
@@ -328,21 +193,21 @@ class _Reader:
         assert layout is not None
         index, _, groups, width, whole = layout.args
         if captured.index(index) != "batch" or groups != captured.graphs:
-            raise _Odd("its block is not one of the batch's own graphs")
+            raise Odd("its block is not one of the batch's own graphs")
         if not whole:
-            raise _Odd("its block leaves nodes out (max_num_nodes)")
+            raise Odd("its block leaves nodes out (max_num_nodes)")
         if width > WIDEST:
-            raise _Odd(f"its graphs have up to {width} nodes, where torch's products are faster")
+            raise Odd(f"its graphs have up to {width} nodes, where torch's products are faster")
         if node in captured.differentiated:
-            raise _Odd("its derivative is taken in the forward, and has one of its own")
+            raise Odd("its derivative is taken in the forward, and has one of its own")
         if dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
-            raise _Odd("half precision, or all of the weights are dropped")
+            raise Odd("half precision, or all of the weights are dropped")
         if mask is None or not same_places(mask.layout, layout):
-            raise _Odd("its mask is not the one of to_dense_batch")
+            raise Odd("its mask is not the one of to_dense_batch")
 
     # ------------------------------------------------------------------ what takes its place
 
-    def _packed(self, scores: _Scores, values: Block, heads: tuple[int, int]) -> Any:
+    def _packed(self, scores: Scores, values: Block, heads: tuple[int, int]) -> Any:
         """Rows ``[N, 3 * C]`` as nested tuples."""
         number, width = heads
         columns = number * width
@@ -368,7 +233,7 @@ class _Reader:
         node = end
         while True:
             if len(node.users) != 1:
-                raise _Odd("the block that it gives is read in several places")
+                raise Odd("the block that it gives is read in several places")
             (user,) = node.users
             if is_call(user, read_back):
                 return user, self._rows_at(user, block)
@@ -381,9 +246,9 @@ class _Reader:
             elif (step := moved(user)) is not None:
                 after = turned(block, step[1])
             else:
-                raise _Odd("what it gives is no row of a node again (out[mask])", user)
+                raise Odd("what it gives is no row of a node again (out[mask])", user)
             if after is None:
-                raise _Odd("its heads are joined in another order", user)
+                raise Odd("its heads are joined in another order", user)
             node, block = user, after
 
     def _rows_at(self, back: Call, block: Block) -> Any:
@@ -391,13 +256,13 @@ class _Reader:
         layout = place.args[0] if is_call(place, operator.getitem) else None
         assert self.blocks.layout is not None
         if not is_call(layout, placed) or not same_places(layout, self.blocks.layout):
-            raise _Odd("it is read back by another block's mask", back)
+            raise Odd("it is read back by another block's mask", back)
         groups, width = self.blocks.layout.args[2:4]
         whole = block.axes.view([groups, width, block.columns])
         if whole is None or whole != Axes.of(
             ("graph", groups), ("place", width), (COLUMN, block.columns)
         ):
-            raise _Odd("its heads are joined in another order", back)
+            raise Odd("its heads are joined in another order", back)
         return block.rows
 
     def _emit(
