@@ -99,6 +99,22 @@ class Packed(nn.Module):
         return out.transpose(1, 2).flatten(2)[mask]
 
 
+class Named(Projected):
+    """Every argument by its name."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(input=h)) for lin in (self.q, self.k, self.v))
+        scores = torch.matmul(input=q, other=k.transpose(dim0=-2, dim1=-1)) * q.size(-1) ** -0.5
+        scores = scores.masked_fill(mask=~mask[:, None, None, :], value=float("-inf"))
+        out = torch.matmul(torch.softmax(input=scores, dim=-1), other=v)
+        other = F.scaled_dot_product_attention(
+            query=q, key=k, value=v, attn_mask=mask[:, None, None, :]
+        )
+        rows = other.permute(dims=(0, 2, 1, 3)).flatten(start_dim=2)
+        return self.out(rows)[mask] + out.transpose(1, 2).flatten(2)[mask]
+
+
 class Softmaxed(Projected):
     """The softmax written out, with minus infinity."""
 
@@ -184,6 +200,12 @@ def parity(model, esol):
         assert ours.grad is not None, key
         assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
     return runner
+
+
+def test_arguments_by_name_are_read_or_left_alone(esol):
+    torch.manual_seed(0)
+    runner = parity(Attending(Named), esol)
+    assert fired(runner)["graph_attention"] == 2  # of four; the softmax's operand has no place
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -152,7 +152,7 @@ _SWAP_CALLS = (torch.transpose, torch.swapaxes, torch.swapdims)
 def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
     """The operand of a call that only moves entries, and what becomes of its axes."""
     sizes = shape(node)
-    if sizes is None:
+    if sizes is None or not node.args:
         return None
     args = node.args
     if is_method(node, *_VIEWS) or is_call(node, *_VIEW_CALLS):
@@ -162,12 +162,12 @@ def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
     if is_method(node, "expand", "expand_as", "broadcast_to"):
         return args[0], lambda axes: axes.expand(sizes)
     if is_method(node, *_SWAPS) or is_call(node, *_SWAP_CALLS):
-        pair = args[1:] or tuple(node.kwargs.values())
-        return args[0], lambda axes: axes.swap(*pair)
+        found = arguments(node, "input", *(("dim0", "dim1") if node.kwargs else (None, None)))
+        return found and (found[0], lambda axes: axes.swap(*found[1:]))
     if is_method(node, "t") or (is_call(node, getattr) and args[1] in ("mT", "T")):
         return args[0], lambda axes: axes.swap(-2, -1) if len(axes.dims) > 1 else None
     if is_method(node, "permute") or is_call(node, torch.permute):
-        order = args[1:] or tuple(node.kwargs.values())
+        order = args[1:] or (node.kwargs.get("dims"),)
         order = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
         return args[0], lambda axes: axes.permute(order)
     if is_call(node, SELECT):
@@ -177,6 +177,17 @@ def moved(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:
     if is_call(node, operator.getitem):
         return _item(node)
     return None
+
+
+def arguments(node: Call, *names: str | None) -> tuple[Any, ...] | None:
+    """A call's arguments by their names, given by position or by name; None where one is missing
+    or there are more."""
+    found = list(node.args)
+    for name in names[len(found) :]:
+        if name not in node.kwargs:
+            return None
+        found.append(node.kwargs[name])
+    return tuple(found) if len(found) == len(names) else None
 
 
 def _item(node: Call) -> tuple[Call, Callable[[Axes], Axes | None]] | None:

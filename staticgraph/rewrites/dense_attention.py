@@ -81,6 +81,8 @@ def _is_attention(node: Call) -> bool:
 def _is_softmax(node: Call) -> bool:
     if not is_call(node, *_SOFTMAX) and not is_method(node, "softmax"):
         return False
+    if not node.args:
+        return False
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     return shape(node) is not None and dim in (-1, len(shape(node) or ()) - 1)
 
@@ -104,10 +106,12 @@ class _Reader:
         if is_call(node, F.multi_head_attention_forward):
             return self._of_module(node, number)
         if _is_attention(node):
-            q, k, v = (self.blocks.at(node.args[place]) for place in range(3))
+            names = ("query", "key", "value")
+            given = dict(zip(names, node.args, strict=False)) | node.kwargs
+            q, k, values = (self.blocks.at(given.get(name)) for name in names)
             if q is None and k is None:
                 return 0
-            values, scores, dropout, end = v, *self.scores.of_operator(node, q, k)
+            scores, dropout, end = self.scores.of_operator(node, q, k)
             heads = self._lead(q, k, values)
             out = q.axes.dims[:-1] + values.axes.dims[-1:] if q and values else ()
         else:
@@ -117,11 +121,12 @@ class _Reader:
                 return 0
             dropout, end, values, order = self.scores.of_softmax(node)
             heads = self._lead(scores.q, scores.k, values)
-            given = Axes(scores.q.axes.dims[:-1] + values.axes.dims[-1:]).permute(order)
-            out = given.dims if given else ()
+            ordered = Axes(scores.q.axes.dims[:-1] + values.axes.dims[-1:]).permute(order)
+            out = ordered.dims if ordered else ()
         if scores.mask is not None and not scores.mask.fits(scores.q.axes):
             raise Odd("its mask is not the one of to_dense_batch")
         self._check(node, scores.mask, dropout)
+        assert values is not None
         width = heads[1]
         rows = self._packed(scores, values, heads)
         attended = Block(("attention", rows), Axes(out), heads[0] * width)

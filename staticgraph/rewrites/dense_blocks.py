@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.nn.context.dense_layout import laid_out, placed
-from staticgraph.rewrites.axes import COLUMN, Axes, Stretch, moved
+from staticgraph.rewrites.axes import COLUMN, Axes, Stretch, arguments, moved
 from staticgraph.rewrites.key_masks import same_places
 from staticgraph.rewrites.words import DIV, LINEAR, MUL, Call, is_call, is_method, shape
 
@@ -119,7 +119,10 @@ def product(node: Any) -> tuple[Call, Call, list[int], list[int], list[int]] | N
     """A product of matrices: its operands, the orders in which they are ``[..., row, summed]`` and
     ``[..., summed, column]``, and the order of what it gives."""
     if is_call(node, *_PRODUCTS) or is_method(node, "matmul", "bmm", "__matmul__"):
-        first, second = node.args[:2]
+        given = arguments(node, "input", "mat2" if is_call(node, torch.bmm) else "other")
+        if given is None:
+            return None
+        first, second = given
         number = len(shape(node) or ())
         if len(shape(first) or ()) != number or len(shape(second) or ()) != number:
             return None
@@ -129,6 +132,8 @@ def product(node: Any) -> tuple[Call, Call, list[int], list[int], list[int]] | N
 
 
 def _einsum(node: Call) -> tuple[Call, Call, list[int], list[int], list[int]] | None:
+    if not node.args or node.kwargs:
+        return None
     text, *operands = node.args
     if len(operands) == 1 and isinstance(operands[0], tuple | list):
         operands = list(operands[0])

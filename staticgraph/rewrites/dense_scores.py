@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.rewrites.axes import arguments
 from staticgraph.rewrites.dense_blocks import Block, Blocks, is_copy, product, turned
 from staticgraph.rewrites.key_masks import KeyMask, forbids, is_number, key_mask
 from staticgraph.rewrites.words import ADD, DIV, DROPOUT, MUL, Call, is_call, is_method, shape
@@ -58,7 +59,7 @@ class ScoreReader:
         if mask is None:
             raise Odd("it has no mask: padded places take part")
         scale = given.get("scale")
-        width = (shape(node.args[0]) or (1,))[-1]
+        width = (shape(given.get("query", (*node.args, None)[0])) or (1,))[-1]
         found = key_mask(mask)
         if found is not None and found.kind == "leave":
             found = None
@@ -95,13 +96,19 @@ class ScoreReader:
             Odd: one does, in a form that is not known.
         """
         if is_method(node, "masked_fill") or is_call(node, torch.masked_fill, Tensor.masked_fill):
-            base, where, number = node.args
+            given = arguments(node, "input", "mask", "value")
+            if given is None:
+                return None
+            base, where, number = given
             found = self.at(base, scale, mask or ("leave", where))
             if found and (not forbids(number) or mask):
                 raise Odd("its scores are masked in a way that is not known", node)
             return found
         if is_call(node, torch.where):
-            where, base, number = node.args
+            given = arguments(node, "condition", "input", "other")
+            if given is None:
+                return None
+            where, base, number = given
             kind = "keep"
             if isinstance(base, int | float) or is_number(base):
                 base, number, kind = number, base, "leave"

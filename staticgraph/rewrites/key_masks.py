@@ -10,9 +10,10 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx import Node
 
 from staticgraph.nn.context.dense_layout import attendable, placed
-from staticgraph.rewrites.axes import Axes, Dim, Stretch, moved
+from staticgraph.rewrites.axes import Axes, Dim, Stretch, arguments, moved
 from staticgraph.rewrites.words import Call, dtype, is_call, is_method, shape
 
 # What a masked score is set to, or has added: below it a weight is zero in any dtype.
@@ -56,6 +57,8 @@ def _graphs(one: Stretch) -> tuple[int, str, int]:
 
 def key_mask(node: Any) -> KeyMask | None:
     """What a node masks; None where it does not come from ``to_dense_batch`` alone."""
+    if not isinstance(node, Node) or not node.args:
+        return None
     if is_call(node, attendable):
         layout = node.args[0].args[0] if is_call(node.args[0], operator.getitem) else None
         groups, width = shape(node) or (0, 0)
@@ -86,7 +89,8 @@ def _is_inversion(node: Any) -> bool:
     if is_method(node, "__invert__", "logical_not", "bitwise_not"):
         return True
     tests = is_call(node, operator.eq, torch.eq) or is_method(node, "eq", "__eq__")
-    return tests and isinstance(node.args[1], int) and node.args[1] == 0
+    other = node.args[1] if tests and len(node.args) > 1 else None
+    return isinstance(other, int) and other == 0
 
 
 def _of_pairs(node: Call) -> KeyMask | None:
@@ -94,6 +98,8 @@ def _of_pairs(node: Call) -> KeyMask | None:
     kind = "keep" if is_call(node, *_BOTH) or is_method(node, "__and__") else "leave"
     masks = [key_mask(one) for one in node.args]
     number = len(shape(node) or ())
+    if len(masks) != 2:
+        return None
     for keys, queries in (masks, masks[::-1]):
         if keys is None or queries is None or (keys.kind, queries.kind) != (kind, kind):
             return None
@@ -108,13 +114,19 @@ def _of_pairs(node: Call) -> KeyMask | None:
 def _added(node: Call) -> KeyMask | None:
     """Zeros where a key counts, and what forbids it elsewhere."""
     if is_method(node, "masked_fill"):
-        kept, where, left = node.args
+        given = arguments(node, "input", "mask", "value")
+        if given is None:
+            return None
+        kept, where, left = given
         found = key_mask(where)
         if found is None or found.kind != "leave":
             return None
         axes = found.axes.expand(shape(node) or ())
     else:
-        where, kept, left = node.args
+        given = arguments(node, "condition", "input", "other")
+        if given is None:
+            return None
+        where, kept, left = given
         found = key_mask(where)
         if found is None:
             return None
@@ -139,7 +151,7 @@ def forbids(number: Any) -> bool:
 
 def is_number(node: Any) -> bool:
     """Whether a node is ``torch.tensor`` of a number."""
-    return is_call(node, torch.tensor) and isinstance(node.args[0], int | float)
+    return is_call(node, torch.tensor) and isinstance((*node.args, None)[0], int | float)
 
 
 def _is_zero(node: Any) -> bool:

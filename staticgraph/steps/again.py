@@ -24,6 +24,7 @@ from torch import Tensor
 from staticgraph.internals.tracing import as_usual, drop_guards, traced
 from staticgraph.rewrites import Captured
 
+HOME = "staticgraph.steps.computation"  # where the functions of steps are made
 # What is fixed once a library is imported, by Dynamo's words for guards: identities.
 _IDENTITIES = (
     *("CLOSURE_MATCH", "MODULE_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "FUNCTION_MATCH"),
@@ -49,12 +50,12 @@ def drop_what_is_known(function: Callable[..., Any], captured: Captured | None) 
     are left.
 
     Args:
-        function: that is traced; its own module and cells are known where it is this library's.
+        function: that is traced; its own module and cells are known where it is of :data:`HOME`.
         captured: the rewritten graph, which runs operation by operation, so that torch itself sees
             what a tensor is; but for tensors of which a rewrite asked whether they have a gradient.
     """
     relied = set() if captured is None else captured.relied
-    ours = function.__module__.startswith("staticgraph.")
+    ours = function.__module__ == HOME
 
     def dropped(kind: str, name: str) -> bool:
         if kind == "TENSOR_MATCH":
