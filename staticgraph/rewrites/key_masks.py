@@ -10,7 +10,6 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Node
 
 from staticgraph.nn.context.dense_layout import attendable, placed
 from staticgraph.rewrites.axes import Axes, Dim, Stretch, arguments, moved
@@ -57,7 +56,7 @@ def _graphs(one: Stretch) -> tuple[int, str, int]:
 
 def key_mask(node: Any) -> KeyMask | None:
     """What a node masks; None where it does not come from ``to_dense_batch`` alone."""
-    if not isinstance(node, Node) or not node.args:
+    if not getattr(node, "args", None):  # no node, or all arguments by name
         return None
     if is_call(node, attendable):
         layout = node.args[0].args[0] if is_call(node.args[0], operator.getitem) else None

@@ -1,7 +1,7 @@
 """Calls of a captured step after the first: only what the runner does not know anyway is asked.
 
 The problem: around each call torch.compile looks at a thousand things that were traced by their
-value, two thirds of which cannot have changed: functions and classes of torch, of PyG and of this
+value, half of which cannot have changed: functions and classes of torch, of PyG and of this
 library, shapes that the runner has checked, cells of a function that this library made. The idea:
 those guards are dropped before torch builds any, and the function that Dynamo wrote is called
 directly where the rest hold, without the frame evaluation around it. Where one does not hold,
