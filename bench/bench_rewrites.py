@@ -1,10 +1,13 @@
 """Models written by hand, rewritten from their captured graph, beside plain PyG.
 
     python -m bench.bench_rewrites [--models gine gcn ...] [--rounds 5] [--threads 1 2]
+        [--json bench/results/rewrites.json]
 
 Per model: seconds to capture and rewrite a bucket, microseconds of torch's guards and dispatch a
 call, operations of a step, and whole epochs of training (loading included) against PyG at its best
-of 0 and 1 workers, all contenders in turn in one process over the same batches.
+of 0 and 1 workers, all contenders in turn in one process over the same batches. The file is
+written after every model, so a run that is ended has what it measured; :mod:`bench.tables` makes
+the documents' tables of it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import argparse
 import copy
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +26,19 @@ import torch.nn.functional as F
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
+from bench import tables
 from bench.interleave import interleave
 from staticgraph.dryrun.operations import count_step
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation
-from staticgraph.text.table import table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.written_by_hand import MODELS
 
 ESOL = "examples/data/esol.npz"
 SIZES = {"hidden": 64, "layers": 4}
-SHOWN = ("gine", "gcn", "gat", "gatv2, edges", "pna", "gps", "own", "molecule gin")
+SHOWN = ("gine", "gcn", "gat", "gatv2", "pna", "gps", "own", "molecule gin", "transformer")
 
 
 def squared(out: torch.Tensor, batch) -> torch.Tensor:
@@ -133,44 +138,51 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--json")
     options = parser.parse_args()
-    rows, results = [], {}
+    rows: list[dict[str, Any]] = []
+    found = {
+        "options": vars(options) | SIZES | {"data": ESOL},
+        "versions": versions(STEPS),
+        "device": "cpu",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "rows": rows,
+    }
     for name in options.models:
         for threads in options.threads:
             torch.set_num_threads(threads)
-            contest = Contest(name, options.batch_size, options.graphs)
-            contenders = {f"PyG, {w} workers": contest.pyg(w) for w in options.workers}
-            contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
-            timings = interleave(contenders, options.rounds)
-            best = min(
-                (key for key in timings if key.startswith("PyG")), key=lambda k: timings[k].median
-            )
-            ratio = timings[best].seconds / timings["fused"].seconds
-            low, middle, high = np.percentile(ratio, [10, 50, 90])
-            stock, rewritten = contest.operations()
-            results[f"{name}, {threads} threads"] = {
-                "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
-                "operations": {"PyG": stock, "rewritten": rewritten},
-                "capture_s": contest.capture_s,
-                "call_us": contest.call_us,
-            }
-            rows.append(
-                (
-                    name,
-                    threads,
-                    f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                    f"{np.median(timings[best].seconds / timings['eager'].seconds):.2f}",
-                    stock,
-                    rewritten,
-                    f"{contest.capture_s:.1f}",
-                    f"{contest.call_us:.0f}",
-                )
-            )
-            print(rows[-1], flush=True)
-    headers = ("model", "threads", "fused, times PyG", "eager", "operations, PyG", "rewritten")
-    print(table((*headers, "capture s", "call us"), rows))
-    print(versions(STEPS))
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+            rows.append(measured(name, threads, options))
+            print({key: value for key, value in rows[-1].items() if key != "seconds"}, flush=True)
+            if options.json:
+                Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    print(tables.rewrites({"rewrites": found}))
+
+
+def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One model on so many threads: how many times as fast as PyG at its best, and what it took."""
+    contest = Contest(name, options.batch_size, options.graphs)
+    contenders = {f"PyG, {w} workers": contest.pyg(w) for w in options.workers}
+    contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
+    timings = interleave(contenders, options.rounds)
+    of_pyg = [key for key in timings if key.startswith("PyG")]
+    best = min(of_pyg, key=lambda key: timings[key].median)
+    stock, rewritten = contest.operations()
+    return {
+        "model": name,
+        "threads": threads,
+        "best_pyg": best,
+        "pyg_graphs_per_second": len(contest.ids) / timings[best].median,
+        "fused": spread(timings[best].seconds / timings["fused"].seconds),
+        "eager": spread(timings[best].seconds / timings["eager"].seconds),
+        "operations": {"PyG": stock, "rewritten": rewritten},
+        "capture_s": contest.capture_s,
+        "call_us": contest.call_us,
+        "seconds": {key: timing.seconds.tolist() for key, timing in timings.items()},
+    }
+
+
+def spread(ratio: np.ndarray) -> dict[str, float]:
+    """Median, and the 10th and 90th percentile, of ratios round by round."""
+    low, middle, high = np.percentile(ratio, [10, 50, 90])
+    return {"median": float(middle), "p10": float(low), "p90": float(high)}
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def summary(folder: Folder) -> str:
             ours = found["static, kernels"]["ratio_to_best_pyg"]
             base = f"{best_of_pyg(found):,.0f} graphs/s"
             rows.append((f"training {epochs(found)}", base, f"{ratio(ours)} times"))
+    rows += by_hand(folder)
     for name, row in folder.get("launches_steps", {}).get("rows", {}).items():
         stock, kernels = (row[key]["total"] for key in ("stock, compiled", "kernels, compiled"))
         what = f"launches of a training step, {name.upper().replace('X', 'x')}, batch 32"
@@ -117,6 +118,60 @@ def summary(folder: Folder) -> str:
             rows.append((what, "-", f"{nodes} of nodes, {edges} of edges"))
     below = source("training_gine", folder["training_gine"]) if "training_gine" in folder else ""
     return f"{markdown(('what', 'plain PyG, or published', 'here'), rows)}\n\n{below}".rstrip()
+
+
+# What people write by hand, in the words of the documents.
+BY_HAND = {
+    "gine": "GINE",
+    "gcn": "GCN",
+    "gat": "GAT",
+    "gatv2": "GATv2",
+    "pna": "PNA",
+    "gps": "GPS",
+    "own": "`MessagePassing` of one's own, SiLU",
+    "molecule gin": "OGB's GIN with a virtual node",
+    "transformer": "TransformerConv",
+}
+
+
+def by_hand(folder: Folder) -> list[tuple[str, str, str]]:
+    """Models written by hand, a line each: PyG on the first number of threads, and the ratios on
+    all of them."""
+    found = folder.get("rewrites", {})
+    models: dict[str, list[Any]] = {}
+    for row in found.get("rows", ()):
+        models.setdefault(row["model"], []).append(row)
+    lines = []
+    for name, rows in models.items():
+        options = found["options"]
+        size = f"{options['layers']}x{options['hidden']}, batch {options['batch_size']}"
+        ratios = "; ".join(f"{ratio(row['fused'])} times" for row in rows)
+        threads = " and ".join(str(row["threads"]) for row in rows)
+        what = f"{BY_HAND.get(name, name)} {size}, written by hand, threads: {threads}"
+        lines.append((what, f"{rows[0]['pyg_graphs_per_second']:,.0f} graphs/s", ratios))
+    return lines
+
+
+def rewrites(folder: Folder) -> str:
+    """Every model written by hand, on every number of threads."""
+    found = folder.get("rewrites", {})
+    rows = [
+        (
+            BY_HAND.get(row["model"], row["model"]),
+            str(row["threads"]),
+            f"{row['pyg_graphs_per_second']:,.0f} ({row['best_pyg'].removeprefix('PyG, ')})",
+            ratio(row["fused"]),
+            ratio(row["eager"]),
+            f"{row['operations']['PyG']}",
+            f"{row['operations']['rewritten']}",
+            f"{row['capture_s']:.1f}",
+            f"{row['call_us']:.0f}",
+        )
+        for row in found.get("rows", ())
+    ]
+    headers = ("model", "threads", "PyG, graphs/s", "`fused`, times PyG", "`eager`, times PyG")
+    more = ("operations, PyG", "rewritten", "capture, s", "around the graph, us")
+    return table("rewrites", found, (*headers, *more), rows)
 
 
 def training(folder: Folder) -> str:
@@ -269,6 +324,7 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "summary": summary,
     "training": training,
     "one-thread": one_thread,
+    "rewrites": rewrites,
     "launches": launches,
     "loading": loading,
     "crossing": crossing,

@@ -199,3 +199,44 @@ def test_a_floor_is_below_what_it_bounds():
         assert floor.roofline_fp32_ms < floor.fused_fp32_ms < floor.recorded_ms
         assert floor_ms(*key, "tf32") == floor.fused_fp32_ms
     assert floor_ms("gcn", 1, 1, 1, "fp32") is None
+
+
+REWRITES = {
+    "options": {"hidden": 64, "layers": 4, "batch_size": 128},
+    "versions": {"torch": "2.13"},
+    "date": "2026-01-01",
+    "rows": [
+        {
+            "model": model,
+            "threads": threads,
+            "best_pyg": "PyG, 1 workers",
+            "pyg_graphs_per_second": 1e4,
+            "fused": {"median": 1.5 + threads, "p10": 1.0, "p90": 4.0},
+            "eager": {"median": 1.1, "p10": 1.0, "p90": 1.2},
+            "operations": {"PyG": 200, "rewritten": 90},
+            "capture_s": 1.25,
+            "call_us": 20.4,
+        }
+        for model in ("gine", "a model without a name")
+        for threads in (1, 2)
+    ],
+}
+
+
+def test_models_written_by_hand_enter_the_notes_and_the_readme():
+    """A line a model and number of threads in the notes; a line a model in the summary."""
+    marked = "<!-- results:rewrites -->\n<!-- /results -->"
+    told = fill_figures.with_tables(marked, {"rewrites": REWRITES}).splitlines()
+    assert (
+        "| GINE | 2 | 10,000 (1 workers) | 3.50 (1.00 to 4.00) | 1.10 (1.00 to 1.20) | 200 | 90 | "
+        "1.2 | 20 |"
+    ) in told
+    assert sum(line.startswith("| a model without a name |") for line in told) == 2
+    assert any("bench/results/rewrites.json" in line for line in told)
+    marked = "<!-- results:summary -->\n<!-- /results -->"
+    told = fill_figures.with_tables(marked, {"rewrites": REWRITES})
+    assert (
+        "| GINE 4x64, batch 128, written by hand, threads: 1 and 2 | 10,000 graphs/s | "
+        "2.50 (1.00 to 4.00) times; 3.50 (1.00 to 4.00) times |"
+    ) in told
+    assert "written by hand" not in fill_figures.with_tables(marked, {})

@@ -361,6 +361,39 @@ def test_an_allocation_is_told_by_its_kind():
     assert profiler_events.ALLOCATION in kinds
 
 
+def test_a_traced_function_is_called_without_frame_evaluation_where_its_guards_hold():
+    tracing.forget_compiled()
+    factor = [2]
+
+    def scaled(*tensors):
+        return tensors[0] * factor[0]
+
+    kept = []
+
+    def backend(graph, inputs):
+        kept.append(tracing.drop_guards(lambda kind, name: kind == "TENSOR_MATCH"))
+        return graph.forward
+
+    assert tracing.traced(scaled) is None
+    x = torch.ones(3)
+    torch.compile(scaled, backend=backend, fullgraph=True)(x)
+    found = tracing.traced(scaled)
+    assert isinstance(found, tracing.Traced)
+    assert kept[0] > 0
+    assert found.holds({"factor": factor, "tensors": (torch.ones(4),)})  # shapes are dropped
+    assert not found.holds({"factor": [3], "tensors": (x,)})
+    assert torch.equal(found.run(2 * x), 4 * x)
+    tracing.forget_compiled()
+    assert torch.equal(found.run(2 * x), 4 * x)
+
+
+def test_a_stance_is_seen():
+    assert tracing.as_usual()
+    with torch.compiler.set_stance("force_eager"):
+        assert not tracing.as_usual()
+    assert tracing.as_usual()
+
+
 # ---------------------------------------------------------------------- inductor
 
 

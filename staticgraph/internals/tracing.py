@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
+from torch._dynamo import eval_frame
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
@@ -13,11 +18,73 @@ from torch._guards import TracingContext
 __all__ = [
     "ConstantSource",
     "TorchDynamoException",
+    "Traced",
     "TracingContext",
+    "as_usual",
     "counters",
+    "drop_guards",
     "forget_compiled",
     "switched",
+    "traced",
 ]
+
+
+class Traced(NamedTuple):
+    """What Dynamo made of a function.
+
+    Attributes:
+        holds: of the function's locals by their names, whether all guards hold.
+        run: the function as Dynamo wrote it anew, around the compiled graph; takes the same
+            arguments and asks no guard.
+    """
+
+    holds: Callable[[dict[str, Any]], bool]
+    run: Callable[..., Any]
+
+
+def traced(function: FunctionType) -> Traced | None:
+    """What Dynamo made of a function that it traced once; None where it did so not at all or
+    several times."""
+    found = eval_frame._debug_get_cache_entry_list(function.__code__)
+    if len(found) != 1:
+        return None
+    own = (function.__name__, function.__defaults__, function.__closure__)
+    run = FunctionType(found[0].code, function.__globals__, *own)
+    return Traced(found[0].guard_manager.root.check, run)
+
+
+def as_usual() -> bool:
+    """Whether ``torch.compiler.set_stance`` was left as it is."""
+    return eval_frame._stance.stance == "default"
+
+
+def drop_guards(dropped: Callable[[str, str], bool]) -> int:
+    """Called by a backend: forgets, before any is built, the guards of which ``dropped`` says so,
+    by their kind and name, such as ``("TENSOR_MATCH", "L['x']")``, and those that say what another
+    says; how many are left."""
+    guards = TracingContext.get().guards_context.dynamo_guards
+    kept: dict[Any, Any] = {}
+    for guard in guards:
+        kind, name = guard.create_fn_name(), guard.name
+        if not dropped(kind, name):
+            kept.setdefault((kind, name, _options(guard.create_fn)), guard)
+    guards.clear()
+    for guard in kept.values():
+        guards.inner.add(guard)
+        guards.track_guard_by_source(guard)
+    return len(kept)
+
+
+def _options(create: Any) -> Any:
+    """What tells guards of one kind on one name apart."""
+    if not isinstance(create, partial):
+        return None
+    options = (create.args, tuple(sorted(create.keywords.items())))
+    try:
+        hash(options)
+    except TypeError:
+        return id(create)
+    return options
 
 
 def forget_compiled() -> None:

@@ -28,8 +28,8 @@ def convert(
         model: any PyG model.
         kernels: also put this library's fused kernels under the layers that have them (see
             :mod:`staticgraph.nn.fused`); batches must then be made with ``pointers=True``.
-            Where a kernel was measured to be slower than the stock layer (GAT's on a CPU), the
-            layer runs the stock code and says so; ``"all"`` uses every kernel all the same.
+            ``"all"`` is to use those as well that were measured to be slower than the stock layer;
+            at present there are none.
         attention: the path of attention among the nodes of each graph: ``dense`` (one block as
             wide as the largest graph), ``size-classed`` (a few blocks by size), ``flex`` (tiles of
             a document mask), ``varlen`` (a sequence a graph), ``kernel`` (this library's own, one
@@ -43,7 +43,7 @@ def convert(
     if kernels:
         from staticgraph.nn.fused import fuse
 
-        fuse(model, context, everywhere=kernels == "all")
+        fuse(model, context)
     return model
 
 

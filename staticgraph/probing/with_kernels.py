@@ -23,7 +23,7 @@ def with_kernels(model: torch.nn.Module) -> Iterator[None]:
     modules = [(m, type(m), dict(vars(m)), _registered(m)) for m in model.modules()]
     found = (own.get("_staticgraph") for _, _, own, _ in modules)
     context = next((one for one in found if isinstance(one, BatchContext)), None)
-    before = None if context is None else (context.kernels, context.all_kernels)
+    before = None if context is None else context.kernels
     try:
         convert(model, kernels=True)
         yield
@@ -38,7 +38,7 @@ def with_kernels(model: torch.nn.Module) -> Iterator[None]:
                 present[name].clear()
                 present[name].update(values)
         if context is not None and before is not None:
-            context.kernels, context.all_kernels = before
+            context.kernels = before
 
 
 def _registered(module: torch.nn.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph
 
+from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
 from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
@@ -39,6 +40,7 @@ _PURE = {
     *(torch.empty_like, torch.reshape),
     torch.Tensor.contiguous,
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
+    *(placed, laid_out, read_back, attendable),
 }
 _PURE_METHODS = {
     *SHAPES,
@@ -58,7 +60,10 @@ _PURE_METHODS = {
     ),
 }
 # Of these, equal calls give equal results: their operands are never changed in place.
-_ONCE = {GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem}
+_ONCE = {
+    *(GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem),
+    *(placed, attendable),
+}
 _ONCE_METHODS = {"view"}
 
 

@@ -12,6 +12,7 @@ from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites import (
     batch_norm,
     cat_linear,
+    dense_attention,
     dropout,
     edge_rows,
     gcn_sum,
@@ -39,6 +40,7 @@ ORDER: Sequence[Rewrite] = (
     small_tables.rewrite,
     gcn_sum.rewrite,
     graph_attention.rewrite,
+    dense_attention.rewrite,
     neighbour_attention.rewrite,
     segments.rewrite,
     neighbour_reduce.rewrite,

@@ -12,7 +12,8 @@ from staticgraph.batches.pointers import with_pointers
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.present import Restored
 from staticgraph.rewrites import Captured, Target, rewrite
-from staticgraph.steps.compiled import needed, with_own_code
+from staticgraph.steps.again import Again, drop_what_is_known
+from staticgraph.steps.compiled import with_own_code
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.tracing import tracing_options
 
@@ -35,21 +36,17 @@ class CapturedStep:
         self._found: list[Captured] = []
         self._given: tuple[Any, ...] = ()
         self._device = batch.device.type
-        function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
+        self._function = with_own_code(computation.of_tensors(work, batch, leaves=True), "captured")
         self._tensors = tuple(batch.tensors().values())
         self._idle: Any = None
-        self._call = torch.compile(
-            function,
-            fullgraph=True,
-            dynamic=False,
-            backend=self._take,
-            options={"guard_filter_fn": lambda guards: needed(guards, self.captured)},
-        )
+        call = torch.compile(self._function, fullgraph=True, dynamic=False, backend=self._take)
         with tracing_options(), Restored(nothing=True):
-            self.result = self._call(*self._tensors)
+            self.result = call(*self._tensors)
+        self._again = Again(self._function, call)
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         self._found.append(rewrite(graph, Target(self._device, compiled=False), inputs))
+        drop_what_is_known(self._function, self.captured)
 
         def run(*given: Any) -> Any:
             if self._idle is not None:
@@ -72,7 +69,7 @@ class CapturedStep:
                 for _ in range(rounds):
                     started = time.perf_counter()
                     for _ in range(calls):
-                        self._call(*self._tensors)
+                        self._again(self._tensors)
                     best = min(best, (time.perf_counter() - started) / calls)
         finally:
             self._idle = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -21,6 +21,7 @@ from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import TorchDynamoException, counters
 from staticgraph.rewrites import Captured, Target, rewrite
+from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.failures import observed
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
@@ -65,9 +66,12 @@ class _StaticBackend:
 
     Attributes:
         captured: the rewritten graph; None where nothing was rewritten.
+        guards: how many guards a graph keeps that runs as it is; None for another.
     """
 
-    def __init__(self, mode: Mode, name: str, device: str | None) -> None:
+    def __init__(self, function: FunctionType, mode: Mode, name: str, device: str | None) -> None:
+        self._function = function
+        self.guards: int | None = None
         self._inductor = None
         if not mode.fused:
             self._inductor = inductor(mode.inductor)
@@ -95,20 +99,9 @@ class _StaticBackend:
             )
         if self._target is not None:
             self.captured = rewrite(graph, self._target, inputs)
+        if self._inductor is None:
+            self.guards = drop_what_is_known(self._function, self.captured)
         return graph.forward if self._inductor is None else self._inductor(graph, inputs)
-
-    def needed(self, guards: Sequence[Any]) -> list[bool]:
-        """Which guards a graph keeps that runs as it is, operation by operation: torch itself sees
-        what a tensor is, and the runner has checked the batch's; but for tensors of which a rewrite
-        asked whether they have a gradient. Of 42 us for GINE 5x64 29 are left so (a shared CPU
-        core, 2026-11-22)."""
-        return needed(guards, self.captured)
-
-
-def needed(guards: Sequence[Any], captured: Captured | None) -> list[bool]:
-    """Which guards a rewritten graph keeps that runs as it is."""
-    relied = set() if captured is None else captured.relied
-    return [guard.guard_type != "TENSOR_MATCH" or guard.name in relied for guard in guards]
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
@@ -145,13 +138,11 @@ class CompiledFunction:
         rewritten_on: str | None = None,
     ) -> None:
         own = with_own_code(function, name)
-        self._backend = _StaticBackend(mode, name, rewritten_on)
-        options: dict[str, Any] | None = (
-            {"guard_filter_fn": self._backend.needed} if mode.fused else None
-        )
-        self._call = torch.compile(
-            own, fullgraph=True, dynamic=False, backend=self._backend, options=options or None
-        )
+        self._function = own
+        self._fused = mode.fused
+        self._backend = _StaticBackend(own, mode, name, rewritten_on)
+        self._call = torch.compile(own, fullgraph=True, dynamic=False, backend=self._backend)
+        self._next: Callable[[tuple[Tensor, ...]], Any] = self._compiled
         self._name = name
         self._warm = False
         self._recording = mode.recording
@@ -161,6 +152,11 @@ class CompiledFunction:
     def captured(self) -> Captured | None:
         """The graph as it was rewritten, after the first call."""
         return self._backend.captured
+
+    @property
+    def guards(self) -> int | None:
+        """How many guards a call of mode ``fused`` asks; None in another mode."""
+        return self._backend.guards
 
     def __call__(self, *tensors: Tensor) -> Any:
         if self._recording:
@@ -187,13 +183,18 @@ class CompiledFunction:
                 "Give the operation a static form, or use mode='eager'"
             ) from error
         self._warm = self._backend.done = True
+        if self._fused:
+            self._next = Again(self._function, self._call)
         self.counts.seconds += time.perf_counter() - started
         self.counts.add_since(before)
         return result
 
+    def _compiled(self, tensors: tuple[Tensor, ...]) -> Any:
+        return self._call(*tensors)
+
     def _again(self, tensors: tuple[Tensor, ...]) -> Any:
         try:
-            return self._call(*tensors)
+            return self._next(tensors)
         except TorchDynamoException as error:  # only compiling raises it
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "

@@ -23,8 +23,9 @@ from staticgraph.batches.collate import RealCounts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, asked
-from staticgraph.nn.context.dense_layout import DenseLayout
+from staticgraph.nn.context.dense_layout import DenseLayout, placed, places_of
 from staticgraph.nn.context.document_mask import DocumentLayout
+from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.present import bind, present, unbind
 from staticgraph.nn.context.rows import Rows, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
@@ -41,7 +42,7 @@ def attention_key(capacity: Capacity, training: bool) -> Hashable:
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
-    __slots__ = ("all_kernels", "apart", "attention", "kernels", "timed")
+    __slots__ = ("apart", "attention", "kernels", "timed")
 
     def __init__(self) -> None:
         self.attention = "auto"
@@ -50,7 +51,6 @@ class BatchContext:
         # Leading sizes of the model's own, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
         self.kernels = False
-        self.all_kernels = False
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was
@@ -177,10 +177,11 @@ class BatchContext:
 
     def _known_rows(self, size: int) -> Rows | None:
         """What is registered of a size, or a dense block laid out flat."""
-        assert self._rows is not None
-        rows = self._rows.get(size)
-        if rows is None and ("places", size) in self._made:
-            rows = self._rows[size] = self._made["places", size]()
+        binding = present()  # once: a trace follows every call
+        assert binding is not None
+        rows = binding.rows.get(size)
+        if rows is None and ("places", size) in binding.made:
+            rows = binding.rows[size] = binding.made["places", size]()
         return rows
 
     def _check_apart_from_places(self, size: int) -> None:
@@ -200,7 +201,6 @@ class BatchContext:
 
     def find_rows(self, size: int) -> Rows | None:
         """What tensors of this leading size are, or None."""
-        assert self._rows is not None
         rows, noted = self._known_rows(size), asked()
         if noted is not None:
             if rows is None:
@@ -361,11 +361,9 @@ class BatchContext:
         known = self._blocks.get((groups, width))
         if known is not None and len(known.place_of_node) == len(index):
             return known
-        zeros = index.new_zeros(groups)
-        all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
-        counts = zeros.scatter_add(0, index, rows.mask.long())
-        starts = all_rows.cumsum(0) - all_rows
-        block = DenseLayout.over(index, rows.mask, starts, counts, groups, width)
+        place = placed if leaves() else places_of
+        whole = rows.widest is not None and width >= rows.widest
+        block = DenseLayout(groups, width, *place(index, rows.mask, groups, width, whole))
         self._blocks[groups, width] = block
         return block
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.leaf import leaf, leaves
 
 
 class DenseLayout(NamedTuple):
@@ -88,13 +89,84 @@ class DenseLayout(NamedTuple):
 
     def to_dense(self, rows: Tensor) -> Tensor:
         """``[N, ...]`` -> ``[graphs, M, ...]``, zeros where there is no node."""
-        block = Regather.apply(rows, self.node_of_place, self.place_of_node)
-        return block.view(self.graphs, self.width, *rows.shape[1:])
+        lay = laid_out if leaves() else _laid_out
+        return lay(rows, self.node_of_place, self.place_of_node, self.graphs, self.width)
 
     def to_nodes(self, block: Tensor) -> Tensor:
         """``[graphs, M, ...]`` -> ``[N, ...]``, zeros on padding nodes."""
-        rows = block.reshape(self.graphs * self.width, *block.shape[2:])
-        return Regather.apply(rows, self.place_of_node, self.node_of_place)
+        return (read_back if leaves() else _read_back)(
+            block, self.place_of_node, self.node_of_place
+        )
+
+
+def places_of(
+    index: Tensor, mask: Tensor, groups: int, width: int, whole: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where rows stand that ``index`` puts into groups: ``node_of_place``, ``place_of_node`` and
+    ``occupied`` of their :class:`DenseLayout`.
+
+    Args:
+        index: ``[R]`` int64, ascending.
+        mask: ``[R]`` bool, which rows are real.
+        groups: rows of the block.
+        width: places in each.
+        whole: whether that is known to be wide enough for every group.
+    """
+    zeros = index.new_zeros(groups)
+    all_rows = zeros.scatter_add(0, index, torch.ones_like(index))
+    counts = zeros.scatter_add(0, index, mask.long())
+    starts = all_rows.cumsum(0) - all_rows
+    return DenseLayout.over(index, mask, starts, counts, groups, width)[2:]
+
+
+def _laid_out(
+    rows: Tensor, node_of_place: Tensor, place_of_node: Tensor, groups: int, width: int
+) -> Tensor:
+    block = Regather.apply(rows, node_of_place, place_of_node)
+    return block.view(groups, width, *rows.shape[1:])
+
+
+def _read_back(block: Tensor, place_of_node: Tensor, node_of_place: Tensor) -> Tensor:
+    return Regather.apply(block.flatten(0, 1), place_of_node, node_of_place)
+
+
+def attendable_places(occupied: Tensor, real: Tensor) -> Tensor:
+    """``[groups, width]`` bool: real rows, and the first place of a padding group.
+
+    Args:
+        occupied: ``[groups, width]`` bool.
+        real: ``[groups]`` bool, which groups are no padding.
+    """
+    first = torch.arange(occupied.size(1), device=occupied.device) == 0
+    return occupied | (~real[:, None] & first)
+
+
+@leaf
+def placed(
+    index: Tensor, mask: Tensor, groups: int, width: int, whole: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`places_of`."""
+    return places_of(index, mask, groups, width, whole)
+
+
+@leaf
+def laid_out(
+    rows: Tensor, node_of_place: Tensor, place_of_node: Tensor, groups: int, width: int
+) -> Tensor:
+    """``[N, ...]`` -> ``[groups, width, ...]``, zeros where there is no row."""
+    return _laid_out(rows, node_of_place, place_of_node, groups, width)
+
+
+@leaf
+def read_back(block: Tensor, place_of_node: Tensor, node_of_place: Tensor) -> Tensor:
+    """``[groups, width, ...]`` -> ``[N, ...]``, zeros in rows that have no place."""
+    return _read_back(block, place_of_node, node_of_place)
+
+
+@leaf
+def attendable(occupied: Tensor, real: Tensor) -> Tensor:
+    """:func:`attendable_places`."""
+    return attendable_places(occupied, real)
 
 
 class Regather(torch.autograd.Function):

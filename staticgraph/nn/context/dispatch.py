@@ -26,6 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _STOCK: dict[int, tuple[FunctionType, FunctionType]] = {}  # by id: the function, its stock code
 _LOCK = threading.Lock()
+BINDING = "_staticgraph_binding"  # asked for once: a trace follows every call
 
 
 def stock(function: Function) -> Function:
@@ -94,10 +95,11 @@ def _dispatching(code: CodeType, present: str, look: str, stock: str, static: st
     text = f"""
 def outer({free}):
     def inner({", ".join(taken)}):
-        if {present}() is None:
+        {BINDING} = {present}()
+        if {BINDING} is None:
             {look}({seen})
             return {stock}({", ".join(passed)})
-        return {static}({", ".join([f"{present}().context", *passed])})
+        return {static}({", ".join([f"{BINDING}.context", *passed])})
         {free}
 """
     outer = compile(text, "<staticgraph>", "exec", dont_inherit=True)

@@ -70,13 +70,9 @@ class FusedLayer(NamedTuple):
     stock_reason: str | None
 
 
-def fuse(model: torch.nn.Module, context: BatchContext, everywhere: bool = False) -> None:
-    """Exchanges, in place, the layers of a converted model that have a fused form.
-
-    Args:
-        everywhere: also where a form was measured to be slower than the stock layer.
-    """
-    context.kernels, context.all_kernels = True, everywhere
+def fuse(model: torch.nn.Module, context: BatchContext) -> None:
+    """Exchanges, in place, the layers of a converted model that have a fused form."""
+    context.kernels = True
     inner = {
         id(module.aggr_module) for module in model.modules() if isinstance(module, MessagePassing)
     }

@@ -10,9 +10,8 @@ from torch_geometric.nn import GINConv, GINEConv, GraphConv, MessagePassing, SAG
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_max import neighbour_max
-from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
-from staticgraph.nn.context.choosing import device_type
-from staticgraph.nn.fused.encoder import Folded, folded, written_out
+from staticgraph.kernels.neighbour_sum import neighbour_sum, neighbour_sum_handed_on
+from staticgraph.nn.fused.encoder import folded
 from staticgraph.nn.fused.layer import Fused, unhooked
 
 SUM = ("add", "sum")
@@ -71,20 +70,16 @@ def _pointers(batch: StaticBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tenso
 
 
 def handing_on(
-    conv: Any, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
-) -> tuple[Tensor, Tensor, Tensor | Folded | None]:
-    """A layer's result, and its input and edges to be read from now on: what reads them after the
-    layer sends its gradient through the layer's own sums instead of an addition.
-
-    Args:
-        more: whether anything reads the edges again.
-    """
+    conv: Any, x: Tensor, edge_index: Any, edges: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A layer's result, and its input to be read from now on: what reads it after the layer sends
+    its gradient through the layer's own sums instead of an addition."""
     if isinstance(conv, (FusedGINEConv, FusedGINConv)) and unhooked(conv):
-        found = conv.handing_on(x, edge_index, edges, more)
+        found = conv.handing_on(x, edge_index, edges)
         if found is not None:
             return found
-    given = {} if edges is None else {"edge_attr": written_out(edges)}
-    return conv(x, edge_index, **given), x, edges
+    given = {} if edges is None else {"edge_attr": edges}
+    return conv(x, edge_index, **given), x
 
 
 class FusedGINEConv(Fused, GINEConv):
@@ -106,44 +101,35 @@ class FusedGINEConv(Fused, GINEConv):
         if self.lin is not None:
             edge = self.lin(edge_attr)
         elif self.aggr != "max" and (fold := folded(edge_attr)) is not None:
-            edge, code, _ = fold
+            edge, code = fold
         if edge.size(-1) != x.size(-1):
             return super().forward(x, edge_index, edge_attr, size)  # PyG's own message says it
         return self.nn(_with_self(self, batch, x, edge, code=code, transform="relu_add"))
 
     def handing_on(
-        self, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
-    ) -> tuple[Tensor, Tensor, Tensor | Folded] | None:
+        self, x: Tensor, edge_index: Any, edges: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """As :func:`handing_on`; None where the stock code, or another pass, must run."""
         batch = self.batch
         plain = self.lin is None and self.aggr != "max" and not self.eps.requires_grad
         if not plain or edges is None or obstacle(self, batch, x, edge_index, None) is not None:
             return None
         fold = folded(edges)
-        rows, code, each = (edges, None, None) if fold is None else fold
+        rows, code = (edges, None) if fold is None else fold
         assert batch is not None
-        assert isinstance(rows, Tensor)
         if rows.size(-1) != x.size(-1):
             return None
         self.use(None)
-        if code is not None and each is None and more and device_type(x) != "cpu":
-            each = each_edge(rows, code)  # a CPU adds up by entry in the same loop
         found = neighbour_sum_handed_on(
             x,
             rows,
             *_pointers(batch),
-            edge_too=more,
             code=code,
-            each=each,
             self_eps=self.eps,
             transform="relu_add",
             mean=self.aggr == "mean",
         )
-        assert found.edge is not None
-        after: Tensor | Folded = found.edge
-        if code is not None:
-            after = Folded(found.edge, code) if each is None else Folded(rows, code, found.edge)
-        return self.nn(found.out), found.x, after
+        return self.nn(found.out), found.x
 
 
 class FusedGINConv(Fused, GINConv):
@@ -159,8 +145,8 @@ class FusedGINConv(Fused, GINConv):
         return self.nn(_with_self(self, batch, x, None))
 
     def handing_on(
-        self, x: Tensor, edge_index: Any, edges: Tensor | Folded | None, more: bool
-    ) -> tuple[Tensor, Tensor, Tensor | Folded | None] | None:
+        self, x: Tensor, edge_index: Any, edges: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """As :func:`handing_on`; None where the stock code, or another pass, must run."""
         batch = self.batch
         plain = self.aggr != "max" and not self.eps.requires_grad and edges is None
@@ -171,7 +157,7 @@ class FusedGINConv(Fused, GINConv):
         found = neighbour_sum_handed_on(
             x, None, *_pointers(batch), self_eps=self.eps, mean=self.aggr == "mean"
         )
-        return self.nn(found.out), found.x, edges
+        return self.nn(found.out), found.x
 
 
 def _with_self(

@@ -39,13 +39,10 @@ class Folded(NamedTuple):
     Attributes:
         rows: ``[V, F]``.
         code: ``[E]`` int64, the row of each edge.
-        each: as :func:`staticgraph.kernels.neighbour_sum.each_edge` gives it, where gradients of
-            several layers are added up edge by edge.
     """
 
     rows: Tensor
     code: Tensor
-    each: Tensor | None = None
 
     @property
     def value(self) -> Tensor:
@@ -105,16 +102,9 @@ class FusedCategoryEncoder(FusedEncoder, CategoryEncoder):
     tables_attribute = "tables"
 
 
-def folded(value: Tensor | Folded) -> Folded | None:
+def folded(value: Tensor) -> Folded | None:
     """The table that a fused encoder made the rows of; None where it did not."""
-    if isinstance(value, Folded):
-        return value
     return getattr(value, "_staticgraph_fold", None)
-
-
-def written_out(value: Tensor | Folded | None) -> Tensor | None:
-    """The rows themselves, for a layer that knows nothing of tables."""
-    return value.value if isinstance(value, Folded) else value
 
 
 def encoder_form(module: torch.nn.Module) -> type | None:

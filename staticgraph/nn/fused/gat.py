@@ -20,13 +20,8 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segments import segment_sum
-from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.fused.conv import SUM, obstacle
 from staticgraph.nn.fused.layer import Fused
-
-# GAT 4x64, batch 128, ten steps of one run on one thread of a shared CPU, 2026-11-20: 23.1 ms a
-# step with the kernel, 20.0 without: a softmax an edge and head is too little work a loop.
-SLOWER_ON_CPU = 'on a CPU the stock layer is faster; convert(kernels="all") uses the kernel'
 
 
 class _Attending(Fused):
@@ -41,9 +36,6 @@ class _Attending(Fused):
         reason = obstacle(self, self.batch, x, edge_index, size, node_dim=0, aggr=SUM)
         if reason is not None:
             return reason
-        on_cpu = isinstance(x, Tensor) and device_type(x) == "cpu"
-        if on_cpu and not self._staticgraph.all_kernels:
-            return SLOWER_ON_CPU
         if returned is not None:
             return "attention weights are returned"
         if self.training and self.dropout:

@@ -16,7 +16,6 @@ from staticgraph.nn.attention.paths import attend, by_blocks, by_kernel, setting
 from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.nn.fused.conv import handing_on
-from staticgraph.nn.fused.encoder import Folded, written_out
 from staticgraph.nn.fused.layer import Fused, unhooked
 from staticgraph.nn.fused.linear import FusedSequential, product, product_handing_on
 from staticgraph.nn.fused.norm import FusedBatchNorm1d
@@ -37,22 +36,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
             return StaticGPSConv.forward(self, x, edge_index, batch, **kwargs)
         edges = kwargs.get("edge_attr")
         assert edges is None or isinstance(edges, Tensor)
-        return self._run(x, edge_index, norms, edges, False)[0]
-
-    def handing_on(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        batch: Tensor,
-        edges: Tensor | Folded | None,
-        more: bool,
-    ) -> tuple[Tensor, Tensor | Folded | None]:
-        """The layer, and its edges to be read from now on, if ``more`` reads them."""
-        norms = self._norms()
-        if not self.use(self._obstacle(batch, norms)):
-            given = {} if edges is None else {"edge_attr": written_out(edges)}
-            return StaticGPSConv.forward(self, x, edge_index, batch, **given), edges
-        return self._run(x, edge_index, norms, edges, more)
+        return self._run(x, edge_index, norms, edges)
 
     def _norms(self) -> list[FusedBatchNorm1d | None]:
         return [_inner(norm) for norm in (self.norm1, self.norm2, self.norm3)]
@@ -62,9 +46,8 @@ class FusedGPSConv(Fused, StaticGPSConv):
         x: Tensor,
         edge_index: Tensor,
         norms: list[FusedBatchNorm1d | None],
-        edges: Tensor | Folded | None,
-        more: bool,
-    ) -> tuple[Tensor, Tensor | Folded | None]:
+        edges: Tensor | None,
+    ) -> Tensor:
         first, second, third = norms
         assert first is not None
         assert second is not None
@@ -72,7 +55,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
         attended, x = self._attended(x)
         local = None
         if self.conv is not None:
-            local, x, edges = handing_on(self.conv, x, edge_index, edges, more)
+            local, x = handing_on(self.conv, x, edge_index, edges)
         if local is None:
             out, _ = self._normed(second, attended, x, None, 0)
         else:
@@ -83,7 +66,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
             h, out = mlp.handing_on(out)
         else:
             h = mlp(out)
-        return third.joined(h, addend=out), edges
+        return third.joined(h, addend=out)
 
     def _obstacle(self, batch: Tensor | None, norms: list[FusedBatchNorm1d | None]) -> str | None:
         bound = self.batch

@@ -20,6 +20,8 @@ from torch_geometric.utils import to_dense_adj, to_dense_batch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.nn.context.dense_layout import attendable, attendable_places
+from staticgraph.nn.context.leaf import leaves
 from staticgraph.nn.context.marked import marked
 from staticgraph.nn.context.present import present
 
@@ -63,8 +65,7 @@ def static_to_dense_batch(
     context.lay_out(groups, width, None if max_num_nodes is not None else block.reached)
     rows = context.find_rows(groups)
     if rows is not None:
-        first = torch.arange(width, device=mask.device) == 0
-        mask = mask | (~rows.mask[:, None] & first)
+        mask = (attendable if leaves() else attendable_places)(mask, rows.mask)
     if isinstance(fill_value, Tensor) or fill_value != 0.0:
         # Not at the first place of a padding graph: the largest of infinities is no number.
         empty = ~mask.view(groups, width, *(1,) * (x.dim() - 1))

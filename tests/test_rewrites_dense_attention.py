@@ -1,0 +1,346 @@
+"""Attention by hand over ``to_dense_batch`` goes graph by graph, and gives what plain PyG gives."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.written_by_hand import ATOMS, Tables
+from test_rewrites import CAPACITY, IDS, fired, garbage, plain
+from torch import nn
+from torch_geometric.nn import global_add_pool
+from torch_geometric.utils import to_dense_batch
+
+import staticgraph as sg
+from staticgraph.rewrites.words import shape
+
+HIDDEN, HEADS = 16, 4
+
+
+class Attending(nn.Module):
+    """Embedded atoms, two attentions among the nodes of a graph, a sum."""
+
+    def __init__(self, attention, layers=2, **options):
+        super().__init__()
+        self.atoms = Tables(ATOMS, HIDDEN)
+        self.layers = nn.ModuleList(attention(**options) for _ in range(layers))
+        self.head = nn.Linear(HIDDEN, 1)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = self.atoms(x)
+        for layer in self.layers:
+            h = h + layer(h, batch)
+        return self.head(global_add_pool(h, batch))
+
+
+class Projected(nn.Module):
+    """Three linear layers, and one on the way back; subclasses say the rest."""
+
+    dropout = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+
+    def heads(self, block):
+        graphs, width, _ = block.shape
+        return block.view(graphs, width, HEADS, -1).transpose(1, 2)
+
+
+class BlockFirst(Projected):
+    """The block is laid out before it is projected; attention by torch's operator."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(h)) for lin in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask[:, None, None, :], dropout_p=self.dropout * self.training
+        )
+        out = out.transpose(1, 2).reshape(*h.shape)
+        return self.out(out)[mask]
+
+
+class Dropping(BlockFirst):
+    """Half of the weights are dropped in training."""
+
+    dropout = 0.5
+
+
+class RowsFirst(Projected):
+    """Rows are projected, laid out one by one, and projected again."""
+
+    def forward(self, x, batch):
+        q, mask = to_dense_batch(self.q(x).view(-1, HEADS, HIDDEN // HEADS), batch)
+        k, _ = to_dense_batch(self.k(x).view(-1, HEADS, HIDDEN // HEADS), batch)
+        v, _ = to_dense_batch(self.v(x).view(-1, HEADS, HIDDEN // HEADS), batch)
+        q, k, v = (part.permute(0, 2, 1, 3) for part in (q, k, v))
+        added = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, float("-inf"))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=added[:, None, None])
+        return self.out(out.transpose(1, 2).flatten(2)[mask])
+
+
+class Packed(nn.Module):
+    """One linear layer for queries, keys and values, split by ``chunk``; a scale of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN, bias=False)
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(h).chunk(3, dim=-1)
+        )
+        keys = mask[:, None, None, :].expand(-1, HEADS, h.size(1), -1)
+        out = F.scaled_dot_product_attention(q * 2, k, v, attn_mask=keys, scale=0.25)
+        return out.transpose(1, 2).flatten(2)[mask]
+
+
+class Named(Projected):
+    """Every argument by its name."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(input=h)) for lin in (self.q, self.k, self.v))
+        scores = torch.matmul(input=q, other=k.transpose(dim0=-2, dim1=-1)) * q.size(-1) ** -0.5
+        scores = scores.masked_fill(mask=~mask[:, None, None, :], value=float("-inf"))
+        out = torch.matmul(torch.softmax(input=scores, dim=-1), other=v)
+        other = F.scaled_dot_product_attention(
+            query=q, key=k, value=v, attn_mask=mask[:, None, None, :]
+        )
+        rows = other.permute(dims=(0, 2, 1, 3)).flatten(start_dim=2)
+        return self.out(rows)[mask] + out.transpose(1, 2).flatten(2)[mask]
+
+
+class Softmaxed(Projected):
+    """The softmax written out, with minus infinity."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(h)) for lin in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout, training=self.training)
+        out = weights @ v
+        return self.out(out.transpose(1, 2).contiguous().view(*h.shape))[mask]
+
+
+class OneHead(Projected):
+    """No heads, no scale, a large number instead of minus infinity, pairs of places."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        scores = torch.bmm(self.q(h), self.k(h).transpose(1, 2))
+        pairs = mask.unsqueeze(1) & mask.unsqueeze(2)
+        weights = torch.softmax(torch.where(pairs, scores, -1e9), -1)
+        return self.out(torch.bmm(weights, self.v(h)))[mask]
+
+
+class Summed(Projected):
+    """Einstein's sums; queries scaled before the product, the mask by ``== 0``."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (lin(h).unflatten(-1, (HEADS, -1)) for lin in (self.q, self.k, self.v))
+        scores = torch.einsum("bihd,bjhd->bhij", q * q.size(-1) ** -0.5, k)
+        scores = scores.masked_fill(mask[:, None, None] == 0, -1e9)
+        out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+        return self.out(out.flatten(2))[mask]
+
+
+class Module(nn.Module):
+    """torch's own module, its weights read by nobody."""
+
+    def __init__(self, weights=False):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(HIDDEN, HEADS, batch_first=True)
+        self.weights = weights
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        out, _ = self.attn(h, h, h, key_padding_mask=~mask, need_weights=self.weights)
+        return out[mask]
+
+
+class ModuleOfWeights(Module):
+    """As above, with the weights that torch gives where nothing is said."""
+
+    def __init__(self):
+        super().__init__(weights=True)
+
+
+FORMS = [
+    BlockFirst,
+    RowsFirst,
+    Packed,
+    Softmaxed,
+    OneHead,
+    Summed,
+    Module,
+    ModuleOfWeights,
+]
+
+
+def parity(model, esol):
+    """Against plain PyG in float64, with garbage in the padding; the runner."""
+    stock = model.double()
+    model = copy.deepcopy(stock)
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
+    expected = plain(stock, esol, IDS)
+    expected.square().mean().backward()
+    out = runner(batch)[batch.graph_mask]
+    out.square().mean().backward()
+    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
+    largest = max(p.grad.abs().max() for p in stock.parameters())
+    for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
+        assert ours.grad is not None, key
+        assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
+    return runner
+
+
+def test_arguments_by_name_are_read_or_left_alone(esol):
+    torch.manual_seed(0)
+    runner = parity(Attending(Named), esol)
+    assert fired(runner)["graph_attention"] == 2  # of four; the softmax's operand has no place
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
+    torch.manual_seed(0)
+    runner = parity(Attending(form), esol)
+    assert fired(runner)["graph_attention"] == 2
+    (function,) = runner._steps.compiled._functions.values()
+    blocks = [n for n in function.captured.graph.nodes if len(shape(n) or ()) > 3]
+    assert not blocks
+
+
+def test_dropped_weights_are_drawn_anew_and_repeat_with_the_seed(esol):
+    torch.manual_seed(0)
+    runner = sg.StaticGraphRunner(Attending(Dropping), [CAPACITY], "fused")
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner(batch)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(runner(batch)[batch.graph_mask].detach())
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    assert fired(runner)["graph_attention"] == 2
+
+
+def test_dropout_keeps_the_mean(esol):
+    """Over many draws the output is that without dropout."""
+    torch.manual_seed(0)
+    model = Attending(Dropping, layers=1).double()
+    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    draws = torch.stack([runner(batch)[batch.graph_mask].detach() for _ in range(400)])
+    expected = plain(copy.deepcopy(model).eval(), esol, IDS).detach()
+    error = draws.std(0) / 400**0.5
+    assert (draws.mean(0) - expected).abs().le(6 * error).all()
+    assert draws.std(0).gt(0).all()
+
+
+class Unmasked(Projected):
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        return F.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h))[mask]
+
+
+class Biased(Softmaxed):
+    """A bias of distance in the scores."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(h)) for lin in (self.q, self.k, self.v))
+        place = torch.arange(h.size(1), device=h.device)
+        scores = q @ k.transpose(-2, -1) - (place[:, None] - place).abs()
+        scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)[mask]
+
+
+class KeptWeights(OneHead):
+    """Its weights are read again."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        scores = torch.bmm(self.q(h), self.k(h).transpose(1, 2))
+        weights = scores.masked_fill(~mask[:, None], -1e9).softmax(-1)
+        return torch.bmm(weights, self.v(h))[mask] * weights.diagonal(dim1=1, dim2=2)[mask][:, None]
+
+
+class WeaklyMasked(OneHead):
+    """A number that forbids nothing."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        scores = torch.bmm(self.q(h), self.k(h).transpose(1, 2))
+        weights = scores.masked_fill(~mask[:, None], -5.0).softmax(-1)
+        return torch.bmm(weights, self.v(h))[mask]
+
+
+class QueriesMasked(OneHead):
+    """The mask on the wrong side: padded keys take part."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        scores = torch.bmm(self.q(h), self.k(h).transpose(1, 2))
+        weights = scores.masked_fill(~mask[:, :, None], -1e9).softmax(-1)
+        return torch.bmm(weights, self.v(h))[mask]
+
+
+class Pooled(BlockFirst):
+    """What attention gives is summed over the block, and not read back."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(h)) for lin in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+        out = out.transpose(1, 2).flatten(2) * mask[..., None]
+        return out.sum(1)[batch]
+
+
+class HeadsMixed(BlockFirst):
+    """Heads are joined in another order than they were split."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch)
+        q, k, v = (self.heads(lin(h)) for lin in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+        return out.permute(0, 2, 3, 1).flatten(2)[mask]
+
+
+class Cut(BlockFirst):
+    """Graphs of more than four nodes lose some."""
+
+    def forward(self, x, batch):
+        h, mask = to_dense_batch(x, batch, max_num_nodes=4)
+        q, k, v = (lin(h) for lin in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, :])[mask]
+
+
+REFUSED = [
+    (Unmasked, "no mask"),
+    (Biased, "something stands between the weights and their scores"),
+    (KeptWeights, "its weights are read elsewhere"),
+    (WeaklyMasked, "masked in a way that is not known"),
+    (QueriesMasked, "its mask is not the one of to_dense_batch"),
+    (Pooled, "no row of a node again"),
+    (HeadsMixed, "joined in another order"),
+    (Cut, "leaves nodes out"),
+]
+
+
+@pytest.mark.parametrize(("form", "reason"), REFUSED)
+def test_an_odd_form_stays_as_it_was_and_is_named(form, reason, esol):
+    torch.manual_seed(0)
+    found = sg.explain(Attending(form), [CAPACITY], esol)
+    assert "graph_attention" not in {place.rewrite for place in found.done}
+    missed = [place for place in found.missed if place.rewrite == "graph_attention"]
+    assert len(missed) == 2
+    assert all(reason in place.reason for place in missed), missed
+    assert all("test_rewrites_dense_attention.py" in place.line for place in missed)

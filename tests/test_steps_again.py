@@ -1,0 +1,197 @@
+"""A fused step's later calls: few guards, no frame evaluation, and every change still seen."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.written_by_hand import Trunk, gine, pna
+from torch import nn
+from torch._dynamo.guards import CheckFunctionManager
+from torch_geometric.nn import GATConv, global_add_pool
+
+import staticgraph as sg
+from staticgraph.batches.pointers import with_pointers
+from staticgraph.steps import again
+
+CAPACITY = (210, 430, 9)
+IDS = [3, 1, 4, 1059, 200, 7]
+SCALE = 2.0
+
+
+def doubled(x):
+    return 2 * x
+
+
+class Model(nn.Module):
+    """Reads what a user may change: attributes, flags, a global, a function, layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = GATConv(9, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.slope, self.sizes, self.function = 0.1, {"a": 1.0}, doubled
+
+    def forward(self, x, edge_index, batch):
+        h = self.norm(self.conv(x.to(self.conv.bias), edge_index))
+        h = F.leaky_relu(self.drop(h), self.slope) * SCALE + self.sizes["a"]
+        return self.function(self.head(global_add_pool(h, batch)))
+
+
+def captured(model, esol, **options):
+    runner = sg.StaticGraphRunner(
+        sg.Subject(model, check_padding=False, **options), [CAPACITY], "fused"
+    )
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner(batch)
+    return runner, batch
+
+
+def function_of(runner):
+    (function,) = runner._steps.compiled._functions.values()
+    return function
+
+
+def attribute(path, name, value):
+    def change(model, monkeypatch):
+        setattr(model.get_submodule(path), name, value)
+
+    return change
+
+
+def exchanged(model, monkeypatch):
+    model.head[1] = nn.SiLU()
+
+
+def shadowed(model, monkeypatch):
+    model.head[1].forward = torch.tanh
+
+
+def rebound(model, monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+
+
+def of_a_dictionary(model, monkeypatch):
+    model.sizes["a"] = 2.0
+
+
+CHANGES = {
+    "a flag of one layer": attribute("drop", "training", False),
+    "a rate": attribute("drop", "p", 0.1),
+    "an option": attribute("norm", "eps", 1e-2),
+    "a number of the model's own": attribute("", "slope", 0.2),
+    "an option of a layer of PyG": attribute("conv", "negative_slope", 0.3),
+    "a function": attribute("", "function", torch.tanh),
+    "a layer": exchanged,
+    "a method of one layer": shadowed,
+    "a global": rebound,
+    "a dictionary": of_a_dictionary,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_user_changes_is_refused(change, esol, monkeypatch):
+    runner, batch = captured(Model(), esol)
+    runner(batch)
+    CHANGES[change](runner.model, monkeypatch)
+    with pytest.raises(sg.NotStatic, match="compiled again"):
+        runner(batch)
+
+
+def test_torchs_own_flags_are_guarded(esol):
+    runner, batch = captured(Model(), esol)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(sg.NotStatic, match="compiled again"):
+            runner(batch)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    runner(batch)
+
+
+def test_an_exchanged_parameter_is_read_at_the_next_call(esol):
+    model = Model().eval()
+    runner, batch = captured(model, esol)
+    before = runner(batch)
+    with torch.no_grad():
+        model.head[2].weight = nn.Parameter(3 * model.head[2].weight)
+        model.head[2].bias = nn.Parameter(3 * model.head[2].bias)
+    assert torch.allclose(runner(batch), 3 * before, rtol=1e-5)
+
+
+def test_no_frame_is_evaluated_after_the_first_call(esol):
+    """Where all guards hold, torch.compile's own wrapper is not called."""
+    runner, batch = captured(Model().eval(), esol)
+    expected, function = runner(batch), function_of(runner)
+
+    def fail(*tensors):
+        raise AssertionError("torch.compile was called")
+
+    function._call = function._next._call = fail
+    assert torch.equal(runner(batch), expected)
+
+
+def test_torchs_stance_is_kept(esol):
+    """Asked to leave functions alone, a step runs as eager does."""
+    runner, batch = captured(Model().eval(), esol)
+    expected, calls = runner(batch), []
+    function = function_of(runner)
+    function._next._call = lambda *tensors: calls.append(1) or function._call(*tensors)
+    with torch.compiler.set_stance("force_eager"):
+        out = runner(batch)
+    assert calls == [1]
+    assert torch.allclose(out, expected, rtol=1e-5)
+
+
+def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
+    """Less than half of what Dynamo noted is left, built once, none of a library's own names."""
+    noted, kept, built = [], [], []
+    drop, build = again.drop_guards, CheckFunctionManager.build_guards
+
+    def dropping(dropped):
+        def asked(kind, name):
+            noted.append((kind, name))
+            if not dropped(kind, name):
+                kept.append((kind, name))
+                return False
+            return True
+
+        return drop(asked)
+
+    def building(self, *args, **options):
+        built.append(1)
+        return build(self, *args, **options)
+
+    monkeypatch.setattr(again, "drop_guards", dropping)
+    monkeypatch.setattr(CheckFunctionManager, "build_guards", building)
+    runner, _ = captured(Trunk(gine, layers=4), esol)
+    assert len(built) == 1
+    hooks = [kind for kind, _ in kept].count("EMPTY_NN_MODULE_HOOKS_DICT")
+    assert function_of(runner).guards - hooks < 0.5 * len(noted)
+    assert not [name for kind, name in kept if name.startswith("G['__import_staticgraph")]
+    relied = function_of(runner).captured.relied
+    assert {name for kind, name in kept if kind == "TENSOR_MATCH"} <= relied
+
+
+def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):
+    model, found = Trunk(pna), []
+
+    def seen(phase, facts):
+        found.append(facts["generation"])
+
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    batch = with_pointers(sg.StaticBatch.of(esol, IDS, CAPACITY))
+    function = runner._steps.compiled.of("forward", batch)
+    gc.callbacks.append(seen)
+    try:
+        function(*batch.tensors().values())
+    finally:
+        gc.callbacks.remove(seen)
+    assert set(found) <= {0}  # what was due before and after
+    assert len(found) <= 4
+    assert gc.isenabled()
+    assert function.counts.compiles == 1
