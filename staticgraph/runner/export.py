@@ -63,6 +63,9 @@ def export(
     progress: bool = True,
 ) -> str:
     """Writes the folder; see :meth:`staticgraph.StaticGraphRunner.export`."""
+    # Not above: who loads an export has no need of the models.
+    from staticgraph.models.categories import categories_of
+
     packages, inputs, shapes = [], [], []
     device = subject.device.type
     with (
@@ -89,6 +92,7 @@ def export(
             type(subject.model).__name__,
             versions(STEPS),
             machine_of(device),
+            categories=categories_of(subject.model.state_dict(), schema),
         ).save(new)
 
 

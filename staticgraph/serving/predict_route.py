@@ -72,17 +72,21 @@ class PredictRoute:
 
 
 async def _body(receive: Receive, most: int) -> bytes:
-    """The body, read no further than the limit, whatever its length is said to be."""
-    body = b""
+    """The body, read no further than the limit, whatever its length is said to be. Pieces are put
+    together once: whoever sends a byte at a time would have all before it copied with each."""
+    pieces, length = list[bytes](), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise BadBody("the connection ended before the body did", 400)
-        body = body + message["body"] if body else message.get("body", b"")
-        if len(body) > most:
+        piece = message.get("body", b"")
+        length += len(piece)
+        if length > most:
             raise BadBody(f"the body has more than {most} bytes", 413)
         if not message.get("more_body"):
-            return body
+            return b"".join([*pieces, piece]) if pieces else piece
+        if piece:
+            pieces.append(piece)
 
 
 def _reply(outputs: Any, task: str | None) -> Reply:

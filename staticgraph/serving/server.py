@@ -318,21 +318,24 @@ class Server:
         requests = list({id(piece.request): piece.request for piece in pieces}.values())
         try:
             out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
-        except Exception as error:
+        except BaseException as error:  # a model that calls sys.exit ends no server, either
             with self._changed:
                 self._counts.failing += 1
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
         whole_ones = [r for r, *of in runs_of(pieces) if r.take(*taken_of(out, *of))]
-        done = [request for request in whole_ones if request.end()]
+        done = [(request, request.outcome()) for request in whole_ones if request.end()]
         with self._changed:
             self._counts.failing = 0
             self._counts.ran(len(pieces), ended - began)
-            for request in done:
-                self._counts.answer(len(request), ended - request.arrived)
-        for request in done:
-            request.answer()
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    self._counts.failed += 1
+                else:
+                    self._counts.answer(len(request), ended - request.arrived)
+        for request, outcome in done:
+            request.answer(outcome)
 
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
@@ -354,7 +357,7 @@ class Server:
                 request.future.set_exception(error())
 
 
-def _failed(error: Exception, graphs: int, requests: int) -> BatchFailed:
+def _failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
     first = str(error).splitlines()[0] if str(error) else "no message"
     failed = BatchFailed(
         f"the model failed on a batch of {graphs} graphs of {requests} requests: "
