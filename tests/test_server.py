@@ -287,6 +287,18 @@ def test_at_the_deadline_at_the_latest():
         assert "1 requests answered" in str(stats)
 
 
+def test_what_waited_while_a_batch_ran_goes_with_the_next_one():
+    """The device stood still until its oldest graph was as old as a graph may be."""
+    with server_of(max_wait_ms=1e9) as server:
+        held = Held(server)
+        full = server.submit([graph(3, k) for k in range(9)])
+        assert held.reached.wait(PATIENCE_S)
+        meanwhile = server.submit([graph(4)])
+        held.go.set()
+        same(meanwhile.result(PATIENCE_S), server.runner.predict([graph(4)]))
+        assert full.done()
+
+
 def test_a_graph_that_fits_no_bucket_fails_alone():
     with server_of(max_wait_ms=1e9) as server:
         good = server.submit([graph(3)])

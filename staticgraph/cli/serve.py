@@ -154,8 +154,8 @@ def _lacking(service: Service) -> list[str]:
     ]:
         found.append(
             f"any whole number is let through to {', '.join(open_)}: this export does not say how "
-            "many categories there are, and one that the model has no row for fails the whole "
-            "batch that it is in"
+            "many categories there are, and one that the model has no row for fails its whole "
+            "batch, or ends the server: refuse it before"
         )
     return found
 
@@ -174,7 +174,9 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     from staticgraph.serving.asker import Here
 
     app = make_app(Here(service.server), service.reader, service.title, service.task)
-    config = uvicorn.Config(app, args.host, args.port, log_level="info", access_log=False)
+    config = uvicorn.Config(
+        app, args.host, args.port, log_level="info", access_log=False, proxy_headers=False
+    )
     server = uvicorn.Server(config)
     _say(args)
     server.run()

@@ -22,6 +22,7 @@ from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.internals.packages import compile_and_package
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.categories import categories_of
 from staticgraph.runner.export_manifest import (
     KIND,
     ExportManifest,
@@ -63,9 +64,6 @@ def export(
     progress: bool = True,
 ) -> str:
     """Writes the folder; see :meth:`staticgraph.StaticGraphRunner.export`."""
-    # Not above: who loads an export has no need of the models.
-    from staticgraph.models.categories import categories_of
-
     packages, inputs, shapes = [], [], []
     device = subject.device.type
     with (

@@ -22,6 +22,8 @@ PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
 # Bodies beyond this are read in a thread beside, so that they hold up no other request.
 INLINE_BYTES = 1 << 16
+# ``json.dumps`` with options makes an encoder a call.
+_ENCODED = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -95,9 +97,9 @@ def _reply(outputs: Any, task: str | None) -> Reply:
     if task in ("binary", "classes") and _is_table(outputs):
         found["probabilities"] = _probabilities(np.asarray(outputs, np.float64), task)
     try:
-        return Reply(200, json.dumps(found, allow_nan=False).encode())
+        return Reply(200, _ENCODED(found).encode())
     except ValueError:
-        return Reply(200, json.dumps(finite(found), allow_nan=False).encode())
+        return Reply(200, _ENCODED(finite(found)).encode())
 
 
 def _is_table(outputs: Any) -> bool:

@@ -289,22 +289,29 @@ class Server:
         device = self.runner.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                while (taken := self._next()) is not None:
+                after_batch = False
+                while (taken := self._next(after_batch)) is not None:
                     self._answer(taken)
+                    after_batch = True
         finally:
             with self._changed:  # after an error of this thread's own nobody shall wait for ever
                 self._closed = True
                 left = self._waiting.clear()
             self._fail(left, lambda: ServerClosed("the server's thread has ended"))
 
-    def _next(self) -> Taken | None:
-        """What runs next, once there is something; None where the server is closed and done."""
+    def _next(self, after_batch: bool) -> Taken | None:
+        """What runs next, once there is something; None where the server is closed and done.
+
+        What waited while a batch ran has waited long enough: a device that stands still for more
+        of it to come answers fewer, since who was just answered asks again meanwhile.
+        """
         with self._changed:
             while True:
                 now = self._clock.now()
-                taken = self._waiting.take(now, everything=self._closed)
+                taken = self._waiting.take(now, everything=self._closed or after_batch)
                 if taken is not None:
                     return taken
+                after_batch = False
                 due = self._waiting.due()
                 if due is None and self._closed:
                     return None

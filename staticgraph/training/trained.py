@@ -17,10 +17,10 @@ import torch
 
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files.document import NOT_THERE
-from staticgraph.models.categories import categories_of
 from staticgraph.models.named import is_spec
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.categories import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
