@@ -17,13 +17,14 @@ def order(folder: Folder) -> str:
             f"{row['graphs']:,}",
             f"{row['histogram_s']:.2f}",
             f"{row['batcher_s'] + row['order_s']:.1f}",
+            f"{row['cpu_s']:.1f}",
             f"{row['peak_mib']:,.0f}",
             f"{row['own_mib']:,.0f}",
         )
         for row in found.get("order", ())
     ]
-    headers = ("order", "graphs", "histogram, s", "an epoch's order, s", "peak MiB")
-    return table("large", found, (*headers, "beyond the first row of its order"), rows)
+    headers = ("order", "graphs", "histogram, s", "an epoch's order, s", "its CPU, s")
+    return table("large", found, (*headers, "peak MiB", "beyond the first of its order"), rows)
 
 
 def converted(folder: Folder) -> str:
