@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -261,3 +263,14 @@ def test_what_is_read_is_asked_for_before(workers, tmp_path, monkeypatch):
         del batch
     assert read_ahead(mapped, 0, 200) > mapped.edge_src.nbytes
     assert read_ahead(store, 0, 200) == 0
+
+
+def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
+    """To balance batches windows exchange graphs: the whole blocks of these are most of a store."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(announcing, "read_ahead", lambda store, *rows: asked.append(rows))
+    ids = [[*range(8), 25], [8, 9, 10, 11, 41, 97]]  # of a store of 100 graphs in blocks of 8
+    batches = [SimpleNamespace(ids=np.array(each)) for each in ids]
+    found = list(announcing.announced(batches, range(100), Blocks(8, 2)))  # type: ignore[arg-type]
+    assert found == batches
+    assert sorted(asked) == [(0, 8), (8, 16), (25, 26), (41, 42), (96, 100)]

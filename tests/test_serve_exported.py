@@ -216,7 +216,8 @@ def exported_once(factory):
     """One compilation for both ways of serving."""
     if not KEPT:
         runner = runner_of()
-        few = replace(runner.plan, capacities=for_serving(runner.plan).capacities[:1])
+        plan = for_serving(runner.plan)  # for packs of any number of graphs
+        few = replace(plan, capacities=plan.capacities[-1:])
         runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
         folder = factory.mktemp("exports") / "esol"
         KEPT.append((folder, runner.export(folder, progress=False), runner))

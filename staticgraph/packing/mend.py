@@ -38,11 +38,8 @@ PAIRS_AT_ONCE = 3_000_000
 TAKEN = 30
 # Other packs of which the emptiest is the partner in every second step.
 PROBES = 6
-# How readily an exchange that is worse is made, in smallest units of a component: of those that are
-# scarce, which need this share of the packs of the scarcest. On COLLAB an edge is a hundredth of a
-# node, as shares of the limits, and no node would ever move at the heat of an edge.
+# How readily an exchange that is worse is made, in smallest units of a component.
 HEAT = 0.25
-SCARCE = 0.9
 
 
 def fewer_by_mending(
@@ -97,9 +94,7 @@ def _mended(best: Packing, taken: int, until: float, pairs: float) -> tuple[Pack
     homeless = np.concatenate([members[b, : held[b]] for b in range(packs, len(held))])
     members, held, load = members[:packs].copy(), held[:packs].copy(), load[:packs].copy()
     units = np.maximum(1, np.gcd.reduce(sizes, axis=0)) / np.maximum(1, limits)
-    weights = 1.0 / np.maximum(1, limits)
-    needed = histogram.counts @ (sizes * weights)
-    heat = HEAT * float(units[needed >= SCARCE * needed.max(initial=0.0)].min())
+    weights, heat = 1.0 / np.maximum(1, limits), HEAT * float(units.min())
     _settle(homeless, members, held, load, sizes, limits, weights)
     key = stream_of(packs, taken)
     a_step = (1 + histogram.num_graphs / packs) ** 2
