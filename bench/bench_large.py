@@ -2,11 +2,14 @@
 
     python -m bench.bench_large order [--millions 1 10]     an epoch's order: time and peak memory
     python -m bench.bench_large convert [--millions 1] --out DIR    converted, opened, planned
-    python -m bench.bench_large read --data DIR             cold: in order, in blocks, at random
+    python -m bench.bench_large read --data DIR/many        cold: in order, in blocks, at random
 
 The molecules are those of HIV, repeated. Each measurement of memory is a process of its own, whose
 peak is that of the system's books; what all processes need (torch, compiled loops) is measured
-with 100,000 graphs and taken off, so that what is left grows with the graphs.
+with 100,000 graphs and taken off, so that what is left grows with the graphs. What is read cold was
+given back by the system before: a process of its own counts how much of it came from the device,
+and for a rate both sides have the same number of seconds. With ``--save`` what was found goes to
+``bench/results/large.json``, each part for itself.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,12 +28,15 @@ from typing import Any
 import numpy as np
 
 import staticgraph as sg
+from bench.keep import keep
+from bench.outofcore_process import device_bytes
 from staticgraph.datasets.convert import convert
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.sizes.whole_numbers import stacked
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.text.table import table
 
+RESULTS = Path(__file__).parent / "results" / "large.json"
 HIV = "examples/data/hiv.npz"
 BATCH_SIZE = 128
 BASE = 100_000
@@ -58,52 +65,65 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def order_of(graphs: int, shuffle: Any) -> dict[str, Any]:
+def order_of(graphs: int, shuffle: Any, plan: sg.BucketPlan) -> dict[str, Any]:
     """An epoch's batches of so many graphs, in this process."""
     sizes = Sizes(graphs)
-    plan = sg.plan_buckets(Sizes(BASE).narrow_sizes.astype(np.int64), BATCH_SIZE)
     small = Batcher(Sizes(5000), plan, shuffle=shuffle)  # compiled, or read from the cache
     small.epoch(0)
     begun = time.perf_counter()
     histogram = sg.SizeHistogram.from_sizes(sizes.narrow_sizes)
     counted = time.perf_counter() - begun
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     batcher = Batcher(sizes, plan, shuffle=shuffle)
     made = time.perf_counter() - begun
     begun = time.perf_counter()
     batches = batcher.batches(0)
     taken = time.perf_counter() - begun
+    cpu = time.process_time() - cpu
     return {
         "graphs": histogram.num_graphs, "histogram_s": counted, "batcher_s": made,
-        "order_s": taken, "batches": len(batches), "peak_mib": peak_mib(),
+        "order_s": taken, "cpu_s": cpu, "batches": len(batches), "peak_mib": peak_mib(),
         "overflowed": batcher.stats.overflowed, "split": batcher.stats.split,
     }  # fmt: skip
 
 
-def orders(millions: list[float]) -> list[dict[str, Any]]:
+def orders(millions: list[float], shuffles: list[str]) -> list[dict[str, Any]]:
     found = []
-    for shuffle in ("random", "blocks"):
-        base = None
-        for graphs in (BASE, *(round(m * 1e6) for m in millions)):
-            told = json.loads(_child("--graphs", str(graphs), "--shuffle", shuffle))
-            base = told["peak_mib"] if base is None else base
-            told |= {"shuffle": shuffle, "own_mib": told["peak_mib"] - base}
-            found.append(told)
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "plan.json"  # made here, where its memory counts for nothing
+        sg.plan_buckets(sg.datasets.open(HIV, progress=False), BATCH_SIZE).save(plan)
+        for shuffle in shuffles:
+            base = None
+            for graphs in (BASE, *(round(m * 1e6) for m in millions)):
+                options = ("--graphs", str(graphs), "--shuffle", shuffle, "--plan", str(plan))
+                told = json.loads(_child(*options))
+                base = told["peak_mib"] if base is None else base
+                told |= {"shuffle": shuffle, "own_mib": told["peak_mib"] - base}
+                found.append(told)
     rows = []
     for told in found:
         grown = max(1, told["graphs"] - BASE)
         rows.append(
             (told["shuffle"], f"{told['graphs']:,}", f"{told['histogram_s']:.2f}",
-             f"{told['batcher_s'] + told['order_s']:.2f}", f"{told['peak_mib']:,.0f}",
+             f"{told['batcher_s'] + told['order_s']:.2f}", f"{told['cpu_s']:.2f}",
+             f"{told['peak_mib']:,.0f}",
              f"{told['own_mib'] * 2**20 / grown:.1f}")
         )  # fmt: skip
-    print(table(("order", "graphs", "histogram s", "order s", "peak MiB", "bytes a graph"), rows))
+    print(
+        table(
+            ("order", "graphs", "histogram s", "order s", "CPU s", "peak MiB", "bytes a graph"),
+            rows,
+        )
+    )
     return found
 
 
 def _child(*more: str) -> str:
     command = [sys.executable, "-m", "bench.bench_large", "one", *more]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
 
 
 def converted(millions: float, out: Path, workers: int) -> dict[str, Any]:
@@ -143,43 +163,55 @@ def drop_from_cache(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read(data: Path, rounds: int) -> list[dict[str, Any]]:
-    """Batches of a store that is not in memory, each order in processes of its own, alternating."""
+def read(data: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Batches of a store that is not in memory, each order in processes of its own, alternating;
+    shares of the order on disk are of the same round."""
     orders_ = ("sequential", "blocks", "random")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in orders_}
-    for _ in range(rounds):
-        for name in orders_:
-            drop_from_cache(data)
-            found[name].append(json.loads(_child("--data", str(data), "--shuffle", name)))
-    rows, told = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "plan.json"
+        sg.plan_buckets(sg.datasets.open(HIV, progress=False), BATCH_SIZE).save(plan)
+        options = ("--data", str(data), "--plan", str(plan), "--seconds", str(seconds))
+        for _ in range(rounds):
+            for name in orders_:
+                drop_from_cache(data)
+                found[name].append(json.loads(_child(*options, "--shuffle", name)))
+    told = []
     for name in orders_:
-        rates = [each["graphs_per_s"] for each in found[name]]
-        told.append({"order": name, "graphs_per_s": rates})
-        rows.append((name, f"{np.median(rates):,.0f}", " ".join(f"{r:,.0f}" for r in rates)))
-    base = np.median(told[0]["graphs_per_s"])
-    for each, row in zip(told, rows, strict=True):
-        each["share"] = float(np.median(each["graphs_per_s"]) / base)
-        print(f"{row[0]:<12} {row[1]:>12} graphs/s  {each['share']:.1%}   ({row[2]})")
+        pairs = zip(found[name], found["sequential"], strict=True)
+        each: dict[str, Any] = {
+            key: [turn[key] for turn in found[name]]
+            for key in ("graphs", "graphs_per_s", "cpu_s", "device_mib")
+        }
+        each["shares"] = [one["graphs_per_s"] / base["graphs_per_s"] for one, base in pairs]
+        each["share"] = float(np.median(each["shares"]))
+        told.append({"order": name, **each})
+        rates = " ".join(f"{rate:,.0f}" for rate in each["graphs_per_s"])
+        print(f"{name:<12} {np.median(each['graphs_per_s']):>12,.0f} graphs/s  "
+              f"{each['share']:.1%}   ({rates})")  # fmt: skip
     return told
 
 
-def read_once(data: Path, shuffle: str) -> dict[str, Any]:
-    """One epoch's batches, or a stretch of them where the order is random."""
+def read_once(data: Path, shuffle: str, plan: sg.BucketPlan, seconds: float) -> dict[str, Any]:
+    """Batches of one epoch, for so many seconds at most."""
+    plan = sg.BucketPlan.of(plan.capacities, plan.batch_size)  # made for the molecules once
+    kinds: dict[str, Any] = {"sequential": False, "blocks": "blocks", "random": True}
+    compiled = sg.StaticLoader(sg.datasets.open(HIV, progress=False), plan, num_workers=1)
+    next(iter(compiled))  # loops compiled, on other files
     store = sg.GraphStore.load(data, verify=False)
-    kinds = {"sequential": False, "blocks": "blocks", "random": True}
-    plan = sg.plan_buckets(sg.datasets.open(HIV, progress=False), BATCH_SIZE)
-    plan = sg.BucketPlan.of(plan.capacities)
-    loader = sg.StaticLoader(
-        store, plan, exact=False, shuffle=kinds[shuffle], num_workers=1, oversize="skip"
-    )
-    coming = iter(loader)
-    next(coming)  # compiled
-    begun, graphs, until = time.perf_counter(), 0, time.perf_counter() + 60
-    for batch in coming:
+    loader = sg.StaticLoader(store, plan, shuffle=kinds[shuffle], num_workers=1)
+    loader.batcher.epoch(0)
+    before, cpu = device_bytes("read"), time.process_time()
+    begun, graphs = time.perf_counter(), 0
+    for batch in loader:
         graphs += batch.real.graphs
-        if time.perf_counter() > until:
+        if time.perf_counter() > begun + seconds:
             break
-    return {"graphs": graphs, "graphs_per_s": graphs / (time.perf_counter() - begun)}
+    taken = time.perf_counter() - begun
+    return {
+        "graphs": graphs, "graphs_per_s": graphs / taken, "cpu_s": time.process_time() - cpu,
+        "device_mib": (device_bytes("read") - before) / 2**20,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -191,24 +223,27 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--graphs", type=int)
-    parser.add_argument("--shuffle")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--shuffle", nargs="*", default=["random", "blocks"])
+    parser.add_argument("--seconds", type=float, default=20.0, help="read: of each turn")
+    parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--save", action="store_true", help="also write to bench/results")
     args = parser.parse_args()
     if args.what == "one":
+        (shuffle,), plan = args.shuffle, sg.BucketPlan.load(args.plan)
         if args.data:
-            told: Any = read_once(args.data, args.shuffle)
+            told: Any = read_once(args.data, shuffle, plan, args.seconds)
         else:
-            told = order_of(args.graphs, True if args.shuffle == "random" else "blocks")
+            told = order_of(args.graphs, True if shuffle == "random" else "blocks", plan)
         print(json.dumps(told))
         return
     if args.what == "order":
-        found: Any = orders(args.millions)
+        found: Any = orders(args.millions, args.shuffle)
     elif args.what == "convert":
         found = converted(args.millions[0], args.out, args.workers)
     else:
-        found = read(args.data, args.rounds)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        found = read(args.data, args.rounds, args.seconds)
+    if args.save:
+        keep(RESULTS, args.what, found)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python -m bench.bench_outofcore sample
     python -m bench.bench_outofcore hops
     python -m bench.bench_outofcore disk --edges 1000000 --limit-mib 1600
+    python -m bench.bench_outofcore policies --rounds 6
     python -m bench.bench_outofcore nodes
 
 Each is in the file ``outofcore_*.py`` of its noun. ``sort`` and ``disk`` run in a child whose
@@ -29,13 +30,14 @@ import torch
 
 from bench.outofcore_disk import disk, disk_child
 from bench.outofcore_nodes import BUFFERS, CASES, nodes
+from bench.outofcore_policies import policies
 from bench.outofcore_sampling import hops, sample
 from bench.outofcore_sort import sort
 from staticgraph.files.versions import STEPS, versions
 
 RESULTS = Path(__file__).parent / "results"
 WHAT = {"sort": sort, "sample": sample, "hops": hops, "disk": disk, "disk-child": disk_child,
-        "nodes": nodes}  # fmt: skip
+        "nodes": nodes, "policies": policies}  # fmt: skip
 
 
 def main() -> None:
@@ -60,6 +62,8 @@ def main() -> None:
     )
     parser.add_argument("--buffers", nargs="*", type=int, default=BUFFERS, help="nodes")
     parser.add_argument("--seeds", type=int, default=10, help="nodes")
+    parser.add_argument("--seed", type=int, default=0, help="policies")
+    parser.add_argument("--ranks", action="store_true", help="policies: MRR after the last epoch")
     parser.add_argument("--scratch", default=tempfile.gettempdir())
     parser.add_argument("--save", action="store_true", help="also write to bench/results")
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """Does it pay over gloo to sum gradients while the backward still runs?
 
-    python -m bench.bench_overlap [--ranks 2] [--hidden 64 300] [--json FILE]
+    python -m bench.bench_overlap [--ranks 2] [--hidden 64 300] [--save]
 
 Two ways with the same model and batches, in turns in the same processes: all gradients in one flat
 buffer after the backward, which is what :class:`staticgraph.distributed.reduction.Reduction` does,
@@ -22,15 +22,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import staticgraph as sg
+from bench.keep import keep
+from staticgraph.models import build
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
+RESULTS = Path(__file__).parent / "results" / "overlap.json"
 HIV = "examples/data/hiv.npz"
 BATCH_SIZE = 128
 BUFFERS = (1, 2, 4, 8)
@@ -112,7 +116,7 @@ def timed(rank: int, world_size: int, folder: str, hidden: int, rounds: int) -> 
     loader = sg.StaticLoader(store, plan, shuffle=True, rank=rank, world_size=world_size)
     batch = next(iter(loader))
     torch.manual_seed(0)
-    model = sg.models.build("gine", store, hidden=hidden, layers=5)
+    model = build("gine", store, hidden=hidden, layers=5)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step(buffers: Buffers | None) -> float:
@@ -121,7 +125,8 @@ def timed(rank: int, world_size: int, folder: str, hidden: int, rounds: int) -> 
         model.zero_grad(set_to_none=False)
         if buffers is not None:
             buffers.begin()
-        out = model(batch)
+        graphs = len(batch.y)
+        out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, graphs)
         F.binary_cross_entropy_with_logits(out.view_as(batch.y), batch.y).backward()
         if buffers is not None:
             buffers.end()
@@ -143,10 +148,20 @@ def timed(rank: int, world_size: int, folder: str, hidden: int, rounds: int) -> 
             "ranks": world_size, "cores": os.cpu_count(), "hidden": hidden,
             "bytes": sum(p.numel() * 4 for p in parameters),
             "ms": {name: statistics.median(times) for name, times in found.items()},
+            "of_after": {
+                name: quantiles(np.divide(times, found["after 1"]))
+                for name, times in found.items()
+            },
         }  # fmt: skip
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def quantiles(ratios: np.ndarray) -> dict[str, float]:
+    """Of ratios within a round."""
+    p10, median, p90 = np.quantile(ratios, (0.1, 0.5, 0.9)).tolist()
+    return {"p10": p10, "median": median, "p90": p90}
 
 
 def main() -> None:
@@ -154,7 +169,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, nargs="*", default=[64, 300])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json")
+    parser.add_argument("--save", action="store_true", help="also write to bench/results")
     args = parser.parse_args()
     found = []
     for hidden in args.hidden:
@@ -174,8 +189,8 @@ def main() -> None:
             ],
         )
     )
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    if args.save:
+        keep(RESULTS, "rows", found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Serving: throughput and latency over loopback, beside one request at a time and plain PyG.
 
-    python -m bench.bench_serving [--clients 64] [--seconds 5] [--rounds 3] [--json FILE]
+    python -m bench.bench_serving [--clients 64] [--seconds 5] [--rounds 3] [--save]
 
 Servers of :mod:`bench.serving_contenders`, each with the same GINE; the clients are one light
 process (:mod:`bench.load`), each with a connection that it keeps and one molecule of HIV a request,
@@ -30,9 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.keep import keep
 from bench.load import requests_of, save
 from bench.serving_contenders import COMPACT, CONTENDERS, FIELDS, HIV
 
+RESULTS = Path(__file__).parent / "results" / "serving.json"
 BODIES = 256
 FORMATS = ("json", "compact")
 
@@ -145,7 +147,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--formats", nargs="*", default=list(FORMATS))
-    parser.add_argument("--json")
+    parser.add_argument("--save", action="store_true", help="also write to bench/results")
     parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -211,9 +213,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     print(f"{args.clients} clients, GINE {args.layers}x{args.hidden}, one molecule a request")
     head = ("server", "body", "requests/s", "of plain", "p50 ms", "p99 ms", "own us", "readers us")
     print(table(head, lines))
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"settings": vars(args), "results": results}, file, indent=1)
+    if args.save:
+        keep(RESULTS, "results", results)
 
 
 if __name__ == "__main__":

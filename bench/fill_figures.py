@@ -18,11 +18,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench import outofcore_tables, tables
+from bench import large_tables, outofcore_tables, serving_tables, tables
 from bench.figures import NOT_MEASURED, RENDERED
 from bench.join_results import rehearsed
 
-TABLES = {**tables.TABLES, **outofcore_tables.TABLES}
+TABLES = {
+    **tables.TABLES,
+    **outofcore_tables.TABLES,
+    **large_tables.TABLES,
+    **serving_tables.TABLES,
+}
 OF_RESULTS = re.compile(r"(<!-- results:([a-z-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MARKED = re.compile(r"(<!-- gpu:([a-z]+) -->\n).*?(<!-- /gpu -->)", re.DOTALL)
 

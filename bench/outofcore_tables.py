@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
-from bench.tables import Columns, Folder, listed, table
+from bench.tables import Columns, Folder, listed, ratio, table
 
 Row = Mapping[str, Any]
 GRAPHS = {"cora": "Cora", "citeseer": "CiteSeer", "cornell5": "Cornell5"}
@@ -31,6 +31,25 @@ def links(folder: Folder) -> str:
     ]
     headers = ("policy", "partitions", "MRR of each seed", "mean", "partitions read per epoch")
     return table("outofcore_fb15k237", found, (*headers, "bias"), rows)
+
+
+def policies(folder: Folder) -> str:
+    found = folder.get("outofcore_policies", {})
+    rows = [
+        (
+            row["way"],
+            str(row["partitions"]),
+            str(row["batches"]),
+            str(row["states"]),
+            f"{median(row['cpu_s'][1:]):.1f}",
+            ratio(row["cpu_ratio"]),
+            ratio(row["time_ratio"]),
+            f"{sum(row['waited_s']) / sum(row['epoch_s']):.2%}",
+        )
+        for row in found.get("rows", ())
+    ]
+    headers = ("way", "partitions", "batches", "states", "CPU of an epoch, s", "of in memory")
+    return table("outofcore_policies", found, (*headers, "by the clock", "waited"), rows)
 
 
 def nodes(folder: Folder) -> str:
@@ -77,6 +96,7 @@ def hops(folder: Folder) -> str:
 
 TABLES: dict[str, Callable[[Folder], str]] = {
     "links": links,
+    "policies": policies,
     "nodes": nodes,
     "sampling": sampling,
     "hops": hops,

@@ -21,6 +21,7 @@ from support.served_graphs import (
 )
 
 import staticgraph as sg
+from staticgraph.serving import frames
 from staticgraph.serving.gateway import Gateway
 from staticgraph.serving.remote import Remote
 
@@ -165,3 +166,62 @@ def test_the_server_goes_on_when_who_asks_is_gone():
     same(future.result(PATIENCE_S), line.runner.predict([graph(4)]))
     close()
     assert held_server.stats().answered == 2
+
+
+def test_an_output_that_json_cannot_say_fails_its_requests_and_no_other():
+    """Complex numbers; it ended the thread that answers, and everybody waited for ever."""
+    line = Line(max_wait_ms=0)
+
+    async def ask(remote):
+        whole = line.server.runner.predict_batch
+        line.server.runner.predict_batch = lambda batch: torch.complex(*[whole(batch)] * 2)
+        with pytest.raises(sg.BatchFailed, match=r"cannot be written as JSON.*complex"):
+            await remote.ask(flat_of([graph(3)]))
+        line.server.runner.predict_batch = whole
+        return await remote.ask(flat_of([graph(3)]))
+
+    found = line.run(ask)
+    same(torch.tensor(found, dtype=torch.float64), line.runner.predict([graph(3)]))
+
+
+def test_who_asks_just_as_the_model_goes_is_told():
+    line = Line()
+
+    async def ask(remote):
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        asyncio.get_running_loop().call_soon(remote._lose)  # after it asked, before that is sent
+        with pytest.raises(sg.ServerClosed, match="is gone"):
+            await waiting
+
+    line.run(ask)
+    assert line.lost[0] == 1
+
+
+def test_requests_that_cannot_be_sent_fail():
+    line = Line()
+
+    async def ask(remote):
+        lacking = flat_of([graph(3)])
+        lacking.columns.pop("x")
+        with pytest.raises(RuntimeError, match="x"):
+            await remote.ask(lacking)
+        return await remote.ask(flat_of([graph(3)]))
+
+    found = line.run(ask)
+    same(torch.tensor(found, dtype=torch.float64), line.runner.predict([graph(3)]))
+
+
+def test_an_answer_that_makes_no_sense_is_a_line_that_is_lost():
+    line = Line()
+    held = Held(line.server)
+
+    async def ask(remote):
+        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        line.near.sendall(frames.json_frame(frames.ANSWERS, [[10**6, None, None]]))
+        with pytest.raises(sg.ServerClosed, match="is gone"):
+            await waiting
+        held.go.set()
+
+    line.run(ask)
+    assert line.lost == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import CancelledError
 
@@ -286,6 +287,18 @@ def test_at_the_deadline_at_the_latest():
         assert "1 requests answered" in str(stats)
 
 
+def test_what_waited_while_a_batch_ran_goes_with_the_next_one():
+    """The device stood still until its oldest graph was as old as a graph may be."""
+    with server_of(max_wait_ms=1e9) as server:
+        held = Held(server)
+        full = server.submit([graph(3, k) for k in range(9)])
+        assert held.reached.wait(PATIENCE_S)
+        meanwhile = server.submit([graph(4)])
+        held.go.set()
+        same(meanwhile.result(PATIENCE_S), server.runner.predict([graph(4)]))
+        assert full.done()
+
+
 def test_a_graph_that_fits_no_bucket_fails_alone():
     with server_of(max_wait_ms=1e9) as server:
         good = server.submit([graph(3)])
@@ -371,6 +384,26 @@ def test_one_number_for_the_graphs_of_all_callers_is_refused():
         assert server.submit([]).result(PATIENCE_S) == [], "the server goes on"
         with pytest.raises(sg.BatchFailed):
             server.submit([graph(3)]).result(PATIENCE_S)
+
+
+def test_outputs_of_batches_that_do_not_go_together_fail_their_request_alone():
+    """Gathering them ended the server's thread, and left who asked waiting for ever."""
+    widths = iter(range(1, 100))
+    with shaped_server(lambda rows: rows[:, :1].expand(-1, next(widths))) as server:
+        with pytest.raises(sg.BatchFailed, match=r"40 graphs ran in .*not go together"):
+            server.submit([graph(4, k) for k in range(40)]).result(PATIENCE_S)
+        assert server.submit([graph(3)]).result(PATIENCE_S).shape[0] == 1
+    assert (server.stats().failed, server.stats().answered) == (1, 1)
+
+
+def test_a_model_that_exits_fails_its_batch_and_no_other():
+    """SystemExit ends a thread in silence, and those whose batch ran waited for ever."""
+    with server_of(max_wait_ms=0) as server:
+        server.runner.model.before = lambda: sys.exit("enough")
+        with pytest.raises(sg.BatchFailed, match="SystemExit: enough"):
+            server.submit([graph(3)]).result(PATIENCE_S)
+        server.runner.model.before = lambda: None
+        same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
 
 
 def test_a_request_of_several_batches_fails_once_and_the_rest_does_not_run():

@@ -11,6 +11,11 @@ from staticgraph.epochs.epoch import BatchIds
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.read_ahead import read_ahead
 
+# A block of which a window has less than one of so many graphs is not its own: a few came from
+# there in exchange, to balance batches, and only these are fetched. A window that fetched the whole
+# block of each asked for nearly all of the store.
+PART = 4
+
 
 def announced(
     batches: Sequence[BatchIds], store: GraphColumns, blocks: Blocks
@@ -40,7 +45,13 @@ def _ask(batches: Sequence[BatchIds], begin: int, store: GraphColumns, blocks: B
         ids.append(batches[end].ids)
         graphs += max(1, len(ids[-1]))
         end += 1
-    for block in np.unique(np.concatenate(ids) // blocks.graphs).tolist():
+    here = np.concatenate(ids)
+    of_block = here // blocks.graphs
+    found, graphs_of = np.unique(of_block, return_counts=True)
+    whole = graphs_of * PART >= np.minimum(blocks.graphs, len(store) - found * blocks.graphs)
+    for block in found[whole].tolist():
         first = block * blocks.graphs
         read_ahead(store, first, min(first + blocks.graphs, len(store)))
+    for graph in here[np.isin(of_block, found[~whole])].tolist():
+        read_ahead(store, graph, graph + 1)
     return end

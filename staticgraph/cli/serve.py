@@ -13,11 +13,12 @@ from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
 
 if TYPE_CHECKING:
-    from staticgraph.serving.from_run import Service
+    from staticgraph.serving.service import Service
 
 EXAMPLE = """\
 examples:
   staticgraph serve --run runs/hiv
+  staticgraph serve --exported exported/hiv --digest 5f1e... --smiles --task binary
   curl -s localhost:8000/predict -d '{"smiles": ["CCO"]}' -H 'Content-Type: application/json'
 
 Requests of many callers run together, in the few shapes of the run's plan. The page at / draws and
@@ -39,9 +40,25 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--run", type=values.folder, required=True, metavar="DIR", dest="folder",
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--run", type=values.folder, metavar="DIR", dest="folder",
         help="folder of a run of staticgraph train",
+    )  # fmt: skip
+    what.add_argument(
+        "--exported", type=values.folder, metavar="DIR",
+        help="folder that runner.export wrote; it is code: serve your own, or give --digest",
+    )  # fmt: skip
+    parser.add_argument(
+        "--digest", type=values.words, help="with --exported: what the export returned"
+    )
+    parser.add_argument(
+        "--smiles", action="store_true",
+        help="with --exported: its graphs are molecules with this library's features",
+    )  # fmt: skip
+    parser.add_argument(
+        "--task", choices=("binary", "classes"),
+        help="with --exported: answer probabilities beside the outputs",
     )  # fmt: skip
     parser.add_argument("--host", type=values.words, default="127.0.0.1", help="(default: here)")
     parser.add_argument(
@@ -73,24 +90,80 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
-    from staticgraph.serving.from_run import service_of_run
-
-    service = service_of_run(
-        args.folder,
-        device=args.device,
-        mode=args.compile_mode,
-        max_wait_ms=args.max_wait_ms,
-        max_queue=args.max_queue,
-        most_graphs=args.max_graphs,
-        most_bytes=args.max_body,
-    )
+    _check_fitting(args)
+    service = _service(args)
     sys.setswitchinterval(SWITCH_S)
     with service.server:
         return _beside(service, args) if args.workers else _here(service, args)
 
 
+def _check_fitting(args: argparse.Namespace) -> None:
+    """Refuses options of a run beside an export, and the other way round.
+
+    Raises:
+        ValueError: one was given.
+    """
+    if args.exported is not None:
+        given = [
+            option
+            for option, value in (("--device", args.device), ("--compile-mode", args.compile_mode))
+            if value != "auto"
+        ]
+        why = "an export was compiled for its device already, in its own way"
+    else:
+        told = {"--digest": args.digest, "--smiles": args.smiles, "--task": args.task}
+        given = [option for option, value in told.items() if value]
+        why = "a run says this of itself"
+    if given:
+        raise ValueError(f"leave {' and '.join(given)} out: {why}")
+
+
+def _service(args: argparse.Namespace) -> Service:
+    """What is to be served, warmed up."""
+    limits: dict[str, Any] = {
+        "max_wait_ms": args.max_wait_ms,
+        "max_queue": args.max_queue,
+        "most_graphs": args.max_graphs,
+        "most_bytes": args.max_body,
+    }
+    if args.exported is None:
+        from staticgraph.serving.from_run import service_of_run
+
+        return service_of_run(args.folder, device=args.device, mode=args.compile_mode, **limits)
+    from staticgraph.serving.from_export import service_of_export
+
+    told = {"digest": args.digest, "smiles": args.smiles, "task": args.task}
+    service = service_of_export(args.exported, **told, **limits)
+    for line in _lacking(service):
+        print(line, file=sys.stderr)
+    return service
+
+
+def _lacking(service: Service) -> list[str]:
+    """What an export does not say of itself, for whoever serves it."""
+    found = []
+    if not service.reader.smiles:
+        found.append("graphs only, no SMILES: with --smiles, where its features are this library's")
+    if service.task is None:
+        found.append("outputs only, no probabilities: with --task, where they are logits")
+    known = service.reader.categories
+    if open_ := [
+        item.name
+        for item in service.reader.fields
+        if item.dtype.startswith(("int", "uint")) and item.name not in known
+    ]:
+        found.append(
+            f"any whole number is let through to {', '.join(open_)}: this export does not say how "
+            "many categories there are, and one that the model has no row for fails its whole "
+            "batch, or ends the server: refuse it before"
+        )
+    return found
+
+
 def _say(args: argparse.Namespace) -> None:
-    print(f"serving {args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr)
+    print(
+        f"serving {args.exported or args.folder} on {args.host}, Ctrl-C stops it", file=sys.stderr
+    )
 
 
 def _here(service: Service, args: argparse.Namespace) -> int:
@@ -101,7 +174,9 @@ def _here(service: Service, args: argparse.Namespace) -> int:
     from staticgraph.serving.asker import Here
 
     app = make_app(Here(service.server), service.reader, service.title, service.task)
-    config = uvicorn.Config(app, args.host, args.port, log_level="info", access_log=False)
+    config = uvicorn.Config(
+        app, args.host, args.port, log_level="info", access_log=False, proxy_headers=False
+    )
     server = uvicorn.Server(config)
     _say(args)
     server.run()

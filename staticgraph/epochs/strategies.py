@@ -81,8 +81,10 @@ def exact_epoch(
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, stretch // batch_size)
-        if left and stretch < STRETCH:  # a window of large graphs: give some to others
+        narrow = stretch < STRETCH
+        least = stretch // batch_size
+        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, least, narrow)
+        if left and narrow:  # a window of large graphs: give some to others
             left = _repaired(order, sizes, bounds, limits[main], key, STRETCH // batch_size)[1]
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
@@ -92,16 +94,30 @@ def exact_epoch(
 
 
 def _repaired(
-    order: IntArray, sizes: IntArray, bounds: IntArray, limit: IntArray, key: np.uint64, least: int
+    order: IntArray,
+    sizes: IntArray,
+    bounds: IntArray,
+    limit: IntArray,
+    key: np.uint64,
+    least: int,
+    leave: bool = False,
 ) -> tuple[int, int]:
     """Re-balances stretches of at least so many batches, each by itself; how many batches were over
-    the limit before, and are after."""
+    the limit before, and are after. With ``leave`` a stretch whose graphs are too large for its
+    batches all together is left as it is: to try takes five times as long as to succeed."""
     batches, overflowed, left = len(bounds) - 1, 0, 0
     stretches = max(1, batches // max(1, least))
+    allowed = np.array(size_limits(limit))
     for number in range(stretches):
         first, last = (batches * k // stretches for k in (number, number + 1))
         cuts = bounds[first : last + 1]
         here = order[cuts[0] : cuts[-1]]
+        if leave and len(here):
+            loads = np.add.reduceat(sizes[here], cuts[:-1] - cuts[0], axis=0, dtype=np.int64)
+            if (loads.sum(axis=0) > (last - first) * allowed).any():
+                over = int((loads > allowed).any(axis=1).sum())
+                overflowed, left = overflowed + over, left + over
+                continue
         own = key if not number else stream_of(int(key), number)
         over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limit), own)
         overflowed, left = overflowed + over, left + still

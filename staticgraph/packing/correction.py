@@ -22,7 +22,7 @@ from staticgraph.packing.pack import Packing, volume_bound
 RUNS = 150
 WORK = 1_500_000
 # Runs at most, and graphs a pack, where a run takes longer and gains less.
-MORE_GRAPHS, FEWER_RUNS = 4, 40
+MORE_GRAPHS, FEWER_RUNS = 4, 25
 # Above so many graphs a pack the swaps are better.
 MOST_GRAPHS = 6
 # How much of a value is the last run's, and how much more than its share a large graph is worth.

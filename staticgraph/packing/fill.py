@@ -87,6 +87,8 @@ def fill_histogram(
         found = _pack_once(coarse.histogram, bounds, max_graphs, effort)
         if best is None or found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
+            if best.num_packs < found.num_packs:
+                break  # where swaps do better, other settings make no difference
         if best.num_packs <= least:
             break
     if best is None:

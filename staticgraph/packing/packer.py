@@ -32,10 +32,10 @@ EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
 # ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
-# pairs of graphs, about 20 ms.
+# pairs of graphs, about 15 ms.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
 MENDED_GRAPHS = 50_000
-PAIRS = 1_000_000
+PAIRS = 800_000
 
 
 def pack_histogram(

@@ -22,6 +22,7 @@ from staticgraph.files.folder import replacing
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.internals.packages import compile_and_package
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.categories import categories_of
 from staticgraph.runner.export_manifest import (
     KIND,
     ExportManifest,
@@ -89,6 +90,7 @@ def export(
             type(subject.model).__name__,
             versions(STEPS),
             machine_of(device),
+            categories=categories_of(subject.model.state_dict(), schema),
         ).save(new)
 
 

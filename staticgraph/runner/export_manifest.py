@@ -15,7 +15,7 @@ import hashlib
 import platform
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,6 +26,7 @@ from staticgraph.files import document
 from staticgraph.files.folder import Kind
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.schema import Schema
 
 FILE, FORMAT, VERSION = "export.json", "staticgraph.export", 1
 # What a package of AOTInductor holds; anything else, an exported program with pickles above all,
@@ -51,6 +52,8 @@ class ExportManifest:
         versions: of Python, torch and PyG that made it.
         machine: the processor or the GPU that it was made for.
         digest: of the file.
+        categories: integer field -> how many categories each of its columns has, as far as the
+            model's tables tell; fields that stand here take no other numbers.
     """
 
     plan: BucketPlan
@@ -63,6 +66,7 @@ class ExportManifest:
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     digest: str = ""
+    categories: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> str:
         """Writes the file; gives its digest."""
@@ -77,6 +81,7 @@ class ExportManifest:
             "output": self.output,
             "inputs": [list(names) for names in self.inputs],
             "packages": list(self.packages),
+            "categories": {name: list(sizes) for name, sizes in self.categories.items()},
             "plan": self.plan.to_dict(),
         }
         document.save(folder / FILE, values)
@@ -112,6 +117,7 @@ def _build(values: dict[str, Any]) -> Any:
     _check_form(values["output"])
     machine = {_text(key): value for key, value in values["machine"].items()}
     machine["instructions"] = list(map(_text, _list(machine.get("instructions", []))))
+    categories = _categories(values.get("categories", {}), plan.schema)
 
     def made(digest: str) -> ExportManifest:
         return ExportManifest(
@@ -125,10 +131,21 @@ def _build(values: dict[str, Any]) -> Any:
             {_text(key): _text(value) for key, value in values["versions"].items()},
             machine,
             digest,
+            categories,
         )
 
     made("")  # whatever is wrong is found here
     return made
+
+
+def _categories(values: dict[str, Any], schema: Schema) -> dict[str, tuple[int, ...]]:
+    """Checked, since arrays are compared with them; exports before there were any have none."""
+    width = {item.name: item.width for item in schema}
+    found = {_text(name): tuple(_list(sizes)) for name, sizes in values.items()}
+    for name, sizes in found.items():
+        if len(sizes) != width.get(name) or not all(type(n) is int and n > 0 for n in sizes):
+            raise ValueError(f"categories of {name!r} that are no number for each of its columns")
+    return found
 
 
 def _text(value: Any) -> str:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.schema import Schema
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.serving.server import Server
+from staticgraph.serving.service import Service, has_molecules
 from staticgraph.training.device import device_of
 from staticgraph.training.trained import Trained
-
-# What OGB's features of a molecule are: of an atom, and of a bond.
-ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
-
-
-class Service(NamedTuple):
-    """A model that answers, and how bodies are read for it."""
-
-    server: Server
-    reader: Reader
-    title: str
-    task: str | None
 
 
 def service_of_run(
@@ -59,5 +47,4 @@ def reads_smiles(data: str, schema: Schema) -> bool:
     OGB's, of a table with SMILES, of molecules in an ``.npz``, or of OGB itself. PyG's own
     molecules (``molnet:``) have other ones under the same shapes."""
     known = data.endswith((".csv", ".npz")) or data.startswith("ogb:ogbg-mol")
-    found = {item.name: (item.level, item.shape, item.dtype) for item in schema if item.name != "y"}
-    return known and found == {"x": ATOMS, "edge_attr": BONDS}
+    return known and has_molecules(schema)

@@ -88,7 +88,7 @@ class Gateway:
                 break
             values = [_values(*each) for each in answered if each is not None]
             try:
-                self._line.sendall(frames.json_frame(frames.ANSWERS, values))
+                self._line.sendall(_frame(values))
             except OSError:
                 break
         self._line.close()
@@ -115,3 +115,22 @@ def _values(number: int, future: Future[Any]) -> list[Any]:
         if isinstance(error, BatchFailed):
             log.error("a batch failed", exc_info=error)
         return [number, None, frames.error_values(error)]
+
+
+def _frame(values: list[list[Any]]) -> bytes:
+    """Answers as bytes; where one cannot be said in JSON (complex numbers, say) its error stands
+    there, since others came with it."""
+    try:
+        return frames.json_frame(frames.ANSWERS, values)
+    except (TypeError, ValueError, RecursionError):
+        return frames.json_frame(frames.ANSWERS, [_sayable(*each) for each in values])
+
+
+def _sayable(number: int, value: Any, error: Any) -> list[Any]:
+    try:
+        frames.json_frame(frames.ANSWERS, [value, error])
+    except (TypeError, ValueError, RecursionError) as reason:
+        log.error("an output of the model cannot be written as JSON: %s", reason)
+        failed = BatchFailed(f"an output of the model cannot be written as JSON: {reason}")
+        return [number, None, frames.error_values(failed)]
+    return [number, value, error]

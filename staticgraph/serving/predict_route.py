@@ -22,6 +22,8 @@ PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
 # Bodies beyond this are read in a thread beside, so that they hold up no other request.
 INLINE_BYTES = 1 << 16
+# ``json.dumps`` with options makes an encoder a call.
+_ENCODED = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -72,17 +74,21 @@ class PredictRoute:
 
 
 async def _body(receive: Receive, most: int) -> bytes:
-    """The body, read no further than the limit, whatever its length is said to be."""
-    body = b""
+    """The body, read no further than the limit, whatever its length is said to be. Pieces are put
+    together once: whoever sends a byte at a time would have all before it copied with each."""
+    pieces, length = list[bytes](), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise BadBody("the connection ended before the body did", 400)
-        body = body + message["body"] if body else message.get("body", b"")
-        if len(body) > most:
+        piece = message.get("body", b"")
+        length += len(piece)
+        if length > most:
             raise BadBody(f"the body has more than {most} bytes", 413)
         if not message.get("more_body"):
-            return body
+            return b"".join([*pieces, piece]) if pieces else piece
+        if piece:
+            pieces.append(piece)
 
 
 def _reply(outputs: Any, task: str | None) -> Reply:
@@ -91,9 +97,9 @@ def _reply(outputs: Any, task: str | None) -> Reply:
     if task in ("binary", "classes") and _is_table(outputs):
         found["probabilities"] = _probabilities(np.asarray(outputs, np.float64), task)
     try:
-        return Reply(200, json.dumps(found, allow_nan=False).encode())
+        return Reply(200, _ENCODED(found).encode())
     except ValueError:
-        return Reply(200, json.dumps(finite(found), allow_nan=False).encode())
+        return Reply(200, _ENCODED(finite(found)).encode())
 
 
 def _is_table(outputs: Any) -> bool:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from staticgraph.errors import ServerClosed
 from staticgraph.schema import Schema
 from staticgraph.serving import frames
 from staticgraph.serving.flat_graphs import FlatGraphs, together, whole
+
+log = logging.getLogger("staticgraph.serving")
 
 
 class Remote:
@@ -70,11 +73,17 @@ class Remote:
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        numbers = [next(self._numbers) for _ in waiting]
+        try:
+            self._check_there()  # it may have gone since they asked
+            graphs = together([whole(each) for each, _ in waiting], self._schema)
+            numbers = [next(self._numbers) for _ in waiting]
+            asked = frames.Asked(numbers[0], [len(each) for each, _ in waiting], graphs)
+            said = frames.ask_frame(asked, self._schema)
+        except Exception as error:  # nobody but these futures waits for it
+            _fail([future for _, future in waiting], error)
+            return
         self._open.update(zip(numbers, (future for _, future in waiting), strict=True))
-        graphs = together([whole(each) for each, _ in waiting], self._schema)
-        asked = frames.Asked(numbers[0], [len(each) for each, _ in waiting], graphs)
-        self._writer.write(frames.ask_frame(asked, self._schema))
+        self._writer.write(said)
 
     async def _listen(self) -> None:
         try:
@@ -89,9 +98,21 @@ class Remote:
                     else:
                         future.set_exception(frames.error_of(error))
         except (asyncio.IncompleteReadError, OSError):
-            self._lost = True
-            for future in self._open.values():
-                if not future.done():
-                    future.set_exception(ServerClosed("the process with the model is gone"))
-            self._open.clear()
-            self._on_loss()
+            self._lose()
+        except Exception:  # what was said makes no sense: neither will what follows
+            log.exception("an answer of the process with the model cannot be read")
+            self._lose()
+
+    def _lose(self) -> None:
+        """The other side is gone: who waits is told, and whoever asks from now on."""
+        self._lost = True
+        opened, self._open = self._open, {}
+        _fail(opened.values(), ServerClosed("the process with the model is gone"))
+        self._on_loss()
+
+
+def _fail(futures: Iterable[asyncio.Future[Any]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            # Of its own, since raising changes an error.
+            future.set_exception(frames.error_of(frames.error_values(error)))

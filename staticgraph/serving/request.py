@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from staticgraph.errors import BatchFailed
 from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.outputs import Output, answer
 from staticgraph.sizes.whole_numbers import IntArray
@@ -84,10 +85,27 @@ class Request:
         self._missing -= count
         return self._missing == 0
 
-    def answer(self) -> None:
-        """Gives the caller what was taken; once, after :meth:`end`."""
+    def outcome(self) -> Any:
+        """What the caller gets for what was taken, a :class:`BatchFailed` where the outputs of his
+        batches do not go together (other keys or shapes in each)."""
         self._found.sort(key=lambda item: item[0])
-        self.future.set_result(answer([output for _, output in self._found]))
+        try:
+            return answer([output for _, output in self._found])
+        except Exception as error:
+            failed = BatchFailed(
+                f"these {len(self)} graphs ran in {len(self._found)} batches, whose outputs do not "
+                f"go together ({type(error).__name__}: {error}): ask for fewer at a time, or give "
+                "outputs of the same form and width from every batch"
+            )
+            failed.__cause__ = error
+            return failed
+
+    def answer(self, outcome: Any) -> None:
+        """Gives the caller what :meth:`outcome` gave; once, after :meth:`end`."""
+        if isinstance(outcome, BatchFailed):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 class Piece(NamedTuple):

@@ -289,22 +289,29 @@ class Server:
         device = self.runner.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                while (taken := self._next()) is not None:
+                after_batch = False
+                while (taken := self._next(after_batch)) is not None:
                     self._answer(taken)
+                    after_batch = True
         finally:
             with self._changed:  # after an error of this thread's own nobody shall wait for ever
                 self._closed = True
                 left = self._waiting.clear()
             self._fail(left, lambda: ServerClosed("the server's thread has ended"))
 
-    def _next(self) -> Taken | None:
-        """What runs next, once there is something; None where the server is closed and done."""
+    def _next(self, after_batch: bool) -> Taken | None:
+        """What runs next, once there is something; None where the server is closed and done.
+
+        What waited while a batch ran has waited long enough: a device that stands still for more
+        of it to come answers fewer, since who was just answered asks again meanwhile.
+        """
         with self._changed:
             while True:
                 now = self._clock.now()
-                taken = self._waiting.take(now, everything=self._closed)
+                taken = self._waiting.take(now, everything=self._closed or after_batch)
                 if taken is not None:
                     return taken
+                after_batch = False
                 due = self._waiting.due()
                 if due is None and self._closed:
                     return None
@@ -318,21 +325,24 @@ class Server:
         requests = list({id(piece.request): piece.request for piece in pieces}.values())
         try:
             out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
-        except Exception as error:
+        except BaseException as error:  # a model that calls sys.exit ends no server, either
             with self._changed:
                 self._counts.failing += 1
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
         whole_ones = [r for r, *of in runs_of(pieces) if r.take(*taken_of(out, *of))]
-        done = [request for request in whole_ones if request.end()]
+        done = [(request, request.outcome()) for request in whole_ones if request.end()]
         with self._changed:
             self._counts.failing = 0
             self._counts.ran(len(pieces), ended - began)
-            for request in done:
-                self._counts.answer(len(request), ended - request.arrived)
-        for request in done:
-            request.answer()
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    self._counts.failed += 1
+                else:
+                    self._counts.answer(len(request), ended - request.arrived)
+        for request, outcome in done:
+            request.answer(outcome)
 
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
@@ -354,7 +364,7 @@ class Server:
                 request.future.set_exception(error())
 
 
-def _failed(error: Exception, graphs: int, requests: int) -> BatchFailed:
+def _failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
     first = str(error).splitlines()[0] if str(error) else "no message"
     failed = BatchFailed(
         f"the model failed on a batch of {graphs} graphs of {requests} requests: "

@@ -34,7 +34,7 @@ def main() -> None:
     ).warm()
     asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = make_app(asker, reader, settings["title"], settings["task"])
-    config = uvicorn.Config(app, log_level="warning", access_log=False)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, proxy_headers=False)
     uvicorn.Server(config).run(sockets=[port])
 
 

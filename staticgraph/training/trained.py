@@ -14,21 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files.document import NOT_THERE
 from staticgraph.models.named import is_spec
 from staticgraph.nn import convert
 from staticgraph.plans.plan import BucketPlan
+from staticgraph.runner.categories import categories_of
 from staticgraph.schema import Schema
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.report import FILE
 from staticgraph.training.subject import load_weights, model_of
-
-ENCODERS = {"x": "node_encoder", "edge_attr": "edge_encoder"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +77,12 @@ class Trained:
             raise CheckpointCorrupt(
                 f"{folder / checkpoint.FILE} is not of a run that this version reads ({error})"
             ) from error
-        categories = {
-            name: found for name, part in ENCODERS.items() if (found := _table_sizes(weights, part))
-        }
+        categories = categories_of(weights, plan.schema)
         outputs = 1 if is_spec(config.model) else len(weights["head.2.bias"])
         model = model_of(config, _example(plan.schema, categories), outputs).to(device)
         convert(model, kernels=takes_kernels(config.kernels, config.model, device.type))
         load_weights(model, weights, config.model, folder)
         return cls(model.eval(), plan, config, _task(folder), categories)
-
-
-def _table_sizes(weights: Mapping[str, Tensor], part: str) -> tuple[int, ...]:
-    """The rows of the embedding tables of an encoder; none where it has none."""
-    sizes = []
-    while (table := weights.get(f"{part}.tables.{len(sizes)}.weight")) is not None:
-        sizes.append(len(table))
-    return tuple(sizes)
 
 
 def _example(schema: Schema, categories: Mapping[str, tuple[int, ...]]) -> GraphStore:

@@ -1,0 +1,35 @@
+"""What a benchmark found, into its file of results: where, when and with what it ran beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from staticgraph.files.versions import STEPS, versions
+
+
+def keep(path: Path, part: str, found: Any) -> None:
+    """Writes one part of a file of results, and leaves its other parts as they are.
+
+    Args:
+        path: a JSON file, which need not be there yet.
+        part: the key of what was found, and of the command that found it.
+        found: plain values.
+    """
+    values = json.loads(path.read_text()) if path.exists() else {}
+    load = f"load {os.getloadavg()[0]:.0f}"
+    values |= {
+        part: found,
+        "commands": {
+            **values.get("commands", {}),
+            part: " ".join([f"python -m bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        },
+        "machine": f"{os.cpu_count()} shared CPU cores, {load}",
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": versions(STEPS),
+    }
+    path.write_text(json.dumps(values, indent=1) + "\n")

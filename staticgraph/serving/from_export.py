@@ -1,0 +1,76 @@
+"""An exported folder -> an application that answers for its compiled model.
+
+An export has the model, its buckets and the fields of a graph. It does not say what a run says of
+its data: whether ``x`` are the features that a SMILES gets here, and what the outputs mean. Who
+serves it says so, or does without. Its buckets are those it was compiled for: no smaller ones can
+be made beside them (``for_serving`` of a plan, before the export).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from staticgraph.runner.exported import load_exported
+from staticgraph.serving.app import make_app
+from staticgraph.serving.asker import Here
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.server import Server
+from staticgraph.serving.service import ATOMS, BONDS, Service, has_molecules
+
+
+def service_of_export(
+    folder: Path,
+    *,
+    digest: str | None = None,
+    smiles: bool = False,
+    task: str | None = None,
+    max_wait_ms: float = 5.0,
+    max_queue: int = 4096,
+    most_graphs: int = 1024,
+    most_bytes: int = 8 << 20,
+) -> Service:
+    """Loads the packages and starts their server; the model's source is not needed.
+
+    Args:
+        folder: that :meth:`StaticGraphRunner.export` wrote. Its packages are code and are run: see
+            :func:`staticgraph.load_exported`.
+        digest: what the export returned; another folder is refused.
+        smiles: its ``x`` and ``edge_attr`` are the features that this library gives a SMILES.
+        task: ``binary`` or ``classes`` for probabilities beside the outputs.
+        max_wait_ms, max_queue: of the :class:`Server`.
+        most_graphs, most_bytes: of one request.
+
+    Raises:
+        FileNotFoundError, ExportRefused: as :func:`staticgraph.load_exported`.
+        ValueError: ``smiles``, and the fields are other ones.
+    """
+    model = load_exported(folder, digest)
+    if smiles and not has_molecules(model.schema):
+        found = ", ".join(f"{item.name} {item.describe()}" for item in model.schema)
+        raise ValueError(
+            f"the graphs of {folder} have {found}, and a molecule that is read from SMILES has x "
+            f"{_described(ATOMS)} and edge_attr {_described(BONDS)}: leave --smiles out, and send "
+            "graphs"
+        )
+    reader = Reader(model.schema, model.manifest.categories, smiles, most_graphs, most_bytes)
+    server = Server(model, max_wait_ms=max_wait_ms, max_queue=max_queue)
+    return Service(server, reader, f"{model.manifest.model} of {folder.name}", task)
+
+
+def app_of_export(folder: Path, **options: Any) -> FastAPI:
+    """The application of an export in this process alone; takes what :func:`service_of_export`
+    takes."""
+    service = service_of_export(folder, **options)
+    try:
+        return make_app(Here(service.server), *service[1:])
+    except BaseException:
+        service.server.close()
+        raise
+
+
+def _described(field: tuple[str, tuple[int, ...], str]) -> str:
+    level, shape, dtype = field
+    return f"{dtype} {list(shape)} a {level}"

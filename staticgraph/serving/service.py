@@ -1,0 +1,28 @@
+"""What is served: a server, how bodies are read for it, and what its answers are called."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from staticgraph.schema import Schema
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.server import Server
+
+# What OGB's features of a molecule are: of an atom, and of a bond.
+ATOMS, BONDS = ("node", (9,), "int64"), ("edge", (3,), "int64")
+
+
+class Service(NamedTuple):
+    """A model that answers, and how bodies are read for it."""
+
+    server: Server
+    reader: Reader
+    title: str
+    task: str | None
+
+
+def has_molecules(schema: Schema) -> bool:
+    """Whether fields have the names, shapes and dtypes that this library gives a SMILES; what their
+    numbers mean is not among them."""
+    found = {item.name: (item.level, item.shape, item.dtype) for item in schema if item.name != "y"}
+    return found == {"x": ATOMS, "edge_attr": BONDS}

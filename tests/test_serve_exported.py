@@ -1,0 +1,236 @@
+"""An exported folder over HTTP: the answers of its model, and what an export cannot say, said."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.command import status_of
+from support.examples import EXAMPLES
+from support.patience import patience
+
+import staticgraph as sg
+from staticgraph.cli import serve
+from staticgraph.datasets.smiles import molecule_of
+from staticgraph.models import build
+from staticgraph.runner import exported as exported_models
+from staticgraph.runner.categories import categories_of
+from staticgraph.runner.export_manifest import ExportManifest
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("rdkit", reason="needs the extra smiles")
+testclient = pytest.importorskip("starlette.testclient", reason="needs starlette's test client")
+
+from staticgraph.serving import from_export  # noqa: E402
+from staticgraph.serving.from_export import app_of_export, service_of_export  # noqa: E402
+from staticgraph.serving.ladder import for_serving  # noqa: E402
+
+SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
+JSON = {"Content-Type": "application/json"}
+# Float32, sums of some hundreds of terms in another order.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+MANIFEST = {"versions": {}, "machine": {}, "output": "tensor", "pointers": False, "device": "cpu"}
+
+
+def runner_of(graphs: int = 8) -> sg.StaticGraphRunner:
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    torch.manual_seed(0)
+    plan = sg.plan_buckets(store, batch_size=graphs)
+    return sg.StaticGraphRunner(build("gine", store, hidden=8, layers=1), plan, mode="eager")
+
+
+def graph_of(smiles: str) -> dict:
+    atoms, edges, bonds = molecule_of(smiles)
+    return {"x": atoms.tolist(), "edge_index": edges.tolist(), "edge_attr": bonds.tolist()}
+
+
+class Loaded:
+    """What ``load_exported`` gives, with a runner where compiled code would be: compiling takes
+    half a minute, and what is asked here is what is around it."""
+
+    def __init__(self, runner: sg.StaticGraphRunner, categories: dict) -> None:
+        self.runner, self.plan = runner, runner.plan
+        self.device, self.pointers = runner.device, runner.pointers
+        self.schema = runner.plan.schema
+        packages = ("0" * 64,) * len(self.plan.capacities)
+        self.manifest = ExportManifest(
+            self.plan, packages, ((),), model="GraphModel", categories=categories, **MANIFEST
+        )
+        self.predict, self.predict_batch = runner.predict, runner.predict_batch
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    runner = runner_of()
+    known = categories_of(runner.model.state_dict(), runner.plan.schema)
+    found, asked = Loaded(runner, known), []
+
+    def load(folder, digest=None):
+        asked.append((folder.name, digest))
+        return found
+
+    monkeypatch.setattr(from_export, "load_exported", load)
+    found.asked = asked
+    return found
+
+
+def test_graphs_and_smiles_get_the_answers_of_the_model(loaded, tmp_path):
+    options = {"digest": "ab", "smiles": True, "task": "binary", "max_wait_ms": 0}
+    app = app_of_export(tmp_path / "hiv", **options)
+    graphs = [graph_of(smiles) for smiles in SMILES]
+    with testclient.TestClient(app) as client:
+        answers = [
+            client.post("/predict", json=b) for b in ({"smiles": SMILES}, {"graphs": graphs})
+        ]
+        assert "GraphModel of hiv" in client.get("/").text
+        assert '<input id="smiles"' in client.get("/").text
+        assert client.get("/health").json() == {"status": "ok"}
+        assert 'staticgraph_requests_total{end="answered"} 2' in client.get("/metrics").text
+    assert loaded.asked == [("hiv", "ab")]
+    store = sg.datasets.open(EXAMPLES / "esol.npz")
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+        found = np.array(answer.json()["outputs"])
+        np.testing.assert_allclose(answer.json()["probabilities"], 1 / (1 + np.exp(-found)))
+    assert answers[0].json() == answers[1].json()
+    assert len(found) == len(SMILES) < len(store)
+
+
+def test_the_limits_and_the_categories_of_the_tables_hold(loaded, tmp_path):
+    app = app_of_export(tmp_path, most_graphs=2, most_bytes=3000, max_wait_ms=0)
+    graph = graph_of("CCO")
+    graph["x"][0][0] = 10**6
+    with testclient.TestClient(app) as client:
+        large = client.post("/predict", content=b" " * 3001, headers=JSON)
+        many = client.post("/predict", json={"graphs": [graph_of("C")] * 3})
+        strange = client.post("/predict", json={"graphs": [graph]})
+        smiles = client.post("/predict", json={"smiles": ["CCO"]})
+        stats = client.get("/metrics").text
+    assert [each.status_code for each in (large, many, strange)] == [413, 413, 422]
+    assert "'x' has 1000000 in column 0" in strange.json()["detail"]
+    assert (smiles.status_code, "SMILES" in smiles.json()["detail"]) == (422, True)
+    assert 'staticgraph_batches_total{bucket="0"} 0' in stats, "none of it reached the model"
+
+
+def test_what_an_export_does_not_say_is_said(loaded, tmp_path):
+    service = service_of_export(tmp_path)
+    service.server.close()
+    lines = serve._lacking(service)
+    assert [line.partition(":")[0] for line in lines] == [
+        "graphs only, no SMILES", "outputs only, no probabilities"
+    ]  # fmt: skip
+    loaded.manifest = replace(loaded.manifest, categories={"x": loaded.manifest.categories["x"]})
+    service = service_of_export(tmp_path, smiles=True, task="classes")
+    service.server.close()
+    (line,) = serve._lacking(service)
+    assert line.startswith("any whole number is let through to edge_attr:")
+
+
+def test_smiles_are_refused_where_the_fields_are_other_ones(loaded, tmp_path):
+    from torch_geometric.data import Data
+
+    data = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.int64))
+    loaded.schema = sg.GraphStore.from_pyg([data]).schema
+    with pytest.raises(ValueError, match=r"leave --smiles out"):
+        service_of_export(tmp_path, smiles=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--exported", "{}", "--device", "cpu"], "leave --device out"),
+        (["--exported", "{}", "--compile-mode", "eager"], "leave --compile-mode out"),
+        (["--run", "{}", "--digest", "ab"], "leave --digest out"),
+        (["--run", "{}", "--smiles", "--task", "binary"], "leave --smiles and --task out"),
+        (["--run", "{}", "--exported", "{}"], "not allowed with"),
+        ([], "one of the arguments --run --exported is required"),
+        (["--exported", "{}"], "has no export.json"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, capsys, options, words):
+    assert status_of(["serve", *(o.format(tmp_path) for o in options)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_manifest_keeps_categories_and_an_older_one_has_none(tmp_path, loaded):
+    digest = loaded.manifest.save(tmp_path)
+    found = ExportManifest.read(tmp_path)
+    assert (found.categories, found.digest) == (loaded.manifest.categories, digest)
+    assert set(found.categories) == {"x", "edge_attr"}
+    values = json.loads((tmp_path / "export.json").read_text())
+    del values["checksum"]
+    for wrong in ({"x": [3]}, {"x": [0] * 9}, {"x": [True] * 9}, {"z": [1]}, {"x": 1}, [1]):
+        (tmp_path / "export.json").write_text(json.dumps({**values, "categories": wrong}))
+        with pytest.raises(sg.ExportRefused):
+            ExportManifest.read(tmp_path)
+    del values["categories"]
+    (tmp_path / "export.json").write_text(json.dumps(values))
+    assert ExportManifest.read(tmp_path).categories == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_command_serves_an_export_that_was_compiled(tmp_path_factory, workers):
+    folder, digest, runner = exported_once(tmp_path_factory)
+    assert exported_models.verify_exported(folder).categories.keys() == {"x", "edge_attr"}
+    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
+    command += ["--digest", digest, "--smiles", "--port", "0", "--workers", str(workers)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            said, port = "", 0
+            for line in process.stderr:
+                said += line
+                if found := re.search(r"[Rr]unning on http://127\.0\.0\.1:(\d+)", line):
+                    port = int(found[1])
+                    break
+            assert port, said
+            assert "outputs only, no probabilities" in said
+            body = json.dumps({"smiles": SMILES}).encode()
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, JSON)
+            with urllib.request.urlopen(request, timeout=patience(60)) as answer:
+                outputs = json.load(answer)["outputs"]
+            process.send_signal(signal.SIGTERM)
+            rest = process.stderr.read()
+            process.wait(patience(60))
+        finally:
+            process.kill()
+    assert "Traceback" not in said + rest
+    expected = runner.predict(data_of(runner.plan.schema))
+    np.testing.assert_allclose(outputs, expected.numpy(), **CLOSE)
+
+
+KEPT: list = []
+
+
+def exported_once(factory):
+    """One compilation for both ways of serving."""
+    if not KEPT:
+        runner = runner_of()
+        plan = for_serving(runner.plan)  # for packs of any number of graphs
+        few = replace(plan, capacities=plan.capacities[-1:])
+        runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
+        folder = factory.mktemp("exports") / "esol"
+        KEPT.append((folder, runner.export(folder, progress=False), runner))
+    return KEPT[0]
+
+
+def data_of(schema: sg.Schema) -> list:
+    from torch_geometric.data import Data
+
+    made = []
+    for smiles in SMILES:
+        values = {k: torch.tensor(v, dtype=torch.int64) for k, v in graph_of(smiles).items()}
+        values["edge_attr"] = values["edge_attr"].view(-1, 3)
+        values["edge_index"] = values["edge_index"].view(2, -1)
+        made.append(Data(**values, y=torch.zeros(1, *schema["y"].shape)))
+    return made
