@@ -7,6 +7,16 @@ infinity keep their meaning. No interpreter lock is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import numba
 
-kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+
+
+def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Compiles a loop at its first call; to a type checker it takes what it took."""
+    return _compiled(function)
