@@ -16,8 +16,8 @@ import staticgraph as sg
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 
-# The same examples each time: what fails here failed before it was merged. HYPOTHESIS_PROFILE=random
-# draws others.
+# The same examples each time: what fails here failed before it was merged.
+# HYPOTHESIS_PROFILE=random draws others.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
