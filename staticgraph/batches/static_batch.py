@@ -74,9 +74,9 @@ class StaticBatch:
         lease: Lease | None = None,
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
-        self.layout = layout
-        self.bucket = layout.bucket
-        self.real = real
+        self.layout: SlotLayout = layout
+        self.bucket: int = layout.bucket
+        self.real: RealCounts | None = real
         self._tensors = tensors
         self._lease = lease
         self._extra: Mapping[str, Any] = {}

@@ -109,6 +109,15 @@ class Batcher:
         ValueError: ``exact`` without a batch size in the plan, or a number out of range.
     """
 
+    exact: bool
+    shuffle: bool
+    seed: int
+    rank: int
+    world_size: int
+    min_steps: int
+    plan: BucketPlan
+    indices: IntArray
+
     def __init__(
         self,
         sizes: Any,
@@ -142,7 +151,7 @@ class Batcher:
                 "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
                 "all of them anew: give a window, or exact=True"
             )
-        self.sizes = _planned_columns(_sizes(sizes), plan)
+        self.sizes: IntArray = _planned_columns(_sizes(sizes), plan)
         self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         self._rank_bounds = _checked_bounds(rank_bounds, world_size, len(self.sizes))
@@ -156,8 +165,8 @@ class Batcher:
         self._main = self._main_bucket()
         self._offline: list[list[OfflineParts]] | None = None
         self._cache: tuple[int, Epoch, EpochStats] | None = None
-        self.current_epoch = 0
-        self.position = 0
+        self.current_epoch: int = 0
+        self.position: int = 0
 
     def epoch(self, epoch: int) -> list[BatchIds]:
         """This rank's batches of an epoch: a pure function of the construction and the number."""

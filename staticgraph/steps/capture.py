@@ -46,7 +46,7 @@ class CapturedStep:
             options={"guard_filter_fn": lambda guards: needed(guards, self.captured)},
         )
         with tracing_options(), Restored(nothing=True):
-            self.result = self._call(*self._tensors)
+            self.result: Any = self._call(*self._tensors)
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         self._found.append(rewrite(graph, Target(self._device, compiled=False), inputs))

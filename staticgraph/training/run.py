@@ -46,7 +46,7 @@ from staticgraph.training.memory import memory_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.schedule import factor, stands_still
 from staticgraph.training.subject import attends, load_weights, mode_of, model_of
-from staticgraph.training.tasks import BatchLoss, task_of
+from staticgraph.training.tasks import BatchLoss, Task, task_of
 from staticgraph.training.timed_batches import timed
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ SHARE_FOR_DATA = 0.25
 class Training:
     """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share."""
 
+    config: TrainConfig
+    folder: Path
+    ranks: Ranks | None
+    task: Task
+
     def __init__(
         self,
         config: TrainConfig,
@@ -77,10 +82,10 @@ class Training:
         ranks: Ranks | None = None,
     ) -> None:
         self.config, self.folder, self.ranks = config, folder, ranks
-        self.writes = ranks is None or ranks.first
-        self.progress = progress and self.writes
-        self.device = device_of(config.device, ranks)
-        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
+        self.writes: bool = ranks is None or ranks.first
+        self.progress: bool = progress and self.writes
+        self.device: torch.device = device_of(config.device, ranks)
+        self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
         if self.kernels and self.device.type == "cpu":
             first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
 
@@ -92,8 +97,8 @@ class Training:
             )
 
         # One process downloads what the others then find.
-        self.store = first_alone(ranks, opened) or opened()
-        self.data = digest_of(self.store)
+        self.store: GraphStore = first_alone(ranks, opened) or opened()
+        self.data: str = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
                 f"the run in {folder} was begun with other data: {config.data} has other features, "
@@ -102,19 +107,19 @@ class Training:
             )
         self.task = task = task_of(self.store)
         torch.manual_seed(config.seed)
-        self.model = model_of(config, self.store, task.num_outputs).to(self.device)
+        self.model: torch.nn.Module = model_of(config, self.store, task.num_outputs).to(self.device)
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
             if not ranks.first:  # or every rank would drop the same places
                 torch.manual_seed(config.seed + APART * ranks.rank)
         convert(self.model, kernels=self.kernels)
-        self.optimizer = torch.optim.Adam(
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
         )
-        self.source = self._source()
+        self.source: GraphStore | DeviceStore = self._source()
         train_ids = self.store.splits["train"]
-        self.plan = (
+        self.plan: BucketPlan = (
             BucketPlan.from_dict(state["plan"])
             if state
             else plan_buckets(
@@ -127,7 +132,7 @@ class Training:
         on_host = self.source is self.store
         # None until the first steps have told.
         self.workers = None if config.workers == "auto" and on_host else _number(config.workers)
-        self.loader = self._loader("train")
+        self.loader: StaticLoader = self._loader("train")
         subject = Subject(
             self.model,
             loss=BatchLoss(task.row_loss),
@@ -136,13 +141,13 @@ class Training:
             clip_norm=config.clip_norm,
             accumulate=config.accumulate,
         )
-        self.runner = StaticGraphRunner(
+        self.runner: StaticGraphRunner = StaticGraphRunner(
             subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
         )
         self._check_judged()
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
-        self.seconds = 0.0  # of the present epoch, earlier sittings included
+        self.seconds: float = 0.0  # of the present epoch, earlier sittings included
         self.state = state
 
     def run(self) -> TrainReport:

@@ -111,6 +111,9 @@ class SampledGAT(nn.Module):
         heads: how many.
     """
 
+    heads: int
+    out_channels: int
+
     SLOPE = 0.2
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1) -> None:
@@ -161,6 +164,9 @@ class SampledGNN(nn.Module):
         dropout: before every layer, in training.
         heads: of ``gat``, but for its last layer, which has one.
     """
+
+    in_channels: int
+    out_channels: int
 
     def __init__(
         self,
