@@ -143,7 +143,7 @@ class Batcher:
             raise ValueError(f"rank={rank} must be at least 0 and below world_size={world_size}")
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
-        self.blocks = _blocks_of(shuffle)
+        self.blocks: Blocks | None = _blocks_of(shuffle)
         by_plan = None if plan.packings and self.blocks is None else WINDOW
         self.window: int | None = by_plan if window == "auto" else window
         if self.blocks is not None and not exact and self.window is None:

@@ -27,7 +27,9 @@ class Request:
     """
 
     arrived: float
-    store: GraphColumns
+    store: GraphColumns | FlatGraphs
+    first: int
+    last: int
 
     __slots__ = (
         "_begun", "_found", "_lock", "_missing", "arrived", "first", "future", "last", "over",

@@ -16,18 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.store.columns import Array
 
 SUM, MEAN, MIN, MAX, VAR, STD = range(6)
 RELU, LEAKY_RELU, SILU, SIGMOID = 1, 2, 3, 4
 LEAST_VARIANCE = 1e-5
-# Put where it is called: a call with four arrays costs as much as what it does for a row.
-inlined = numba.njit(inline="always")
 
 
 @inlined

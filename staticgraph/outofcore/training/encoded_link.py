@@ -52,7 +52,7 @@ class EncodedLinkLoss(nn.Module):
     def __init__(self, encoder: SampledGNN, step: LinkStep, relations: Tensor) -> None:
         super().__init__()
         self.encoder = encoder
-        self.relations = nn.Parameter(relations)
+        self.relations: nn.Parameter = nn.Parameter(relations)
         self._step = step
 
     def forward(self, x: Tensor, hops: Hops, *ends: Tensor) -> Tensor:
