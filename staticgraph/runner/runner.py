@@ -189,6 +189,11 @@ class StaticGraphRunner:
         """Over the model's parameters, as given."""
         return self.subject.optimizer
 
+    @property
+    def measures(self) -> bool:
+        """Whether ``warmup()`` times the ways of each bucket, given graphs to time them with."""
+        return self._auto is not None
+
     # ------------------------------------------------------------------ loading
 
     def loader(

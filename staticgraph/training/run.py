@@ -86,6 +86,7 @@ class Training:
         self.progress: bool = progress and self.writes
         self.device: torch.device = device_of(config.device, ranks)
         self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
+        datasets.check(config.data, target=config.target)  # before half a minute of compiling
         if self.kernels and self.device.type == "cpu":
             first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
 
@@ -464,12 +465,14 @@ class Training:
 
     def _opening(self, resumed_at: int) -> str:
         plan, mode = self.plan, self.runner.mode
+        timed_first = "auto (what there is is timed before the first step)"
+        chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, plan.capacities))
         again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
         return (
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
-            f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
-            f"mode {mode.name} ({mode.reason}) on {self.device}{self._several()}, "
+            f"{self.store.name} in {len(self.loader)} batches per epoch; buckets {shapes}; "
+            f"mode {chosen} on {self.device}{self._several()}, "
             f"graphs {self._place()}, "
             f"kernels {'on' if self.kernels else 'off'}"
         )
