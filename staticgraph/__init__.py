@@ -35,9 +35,13 @@ _HOMES = {
     for alias in node.names
 }
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+# What stood at the front door once, and the module that has it.
+_MOVED = {"PreflightReport": "staticgraph.checking.report"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED:
+        raise AttributeError(f"staticgraph.{name} is in {_MOVED[name]}; import it from there")
     if name not in _HOMES:
         raise AttributeError(f"module 'staticgraph' has no attribute {name!r}")
     home = _HOMES[name]

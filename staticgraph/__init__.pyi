@@ -7,7 +7,6 @@ from staticgraph.batches.loader import StaticLoader as StaticLoader
 from staticgraph.batches.static_batch import StaticBatch as StaticBatch
 from staticgraph.checking.explain import explain as explain
 from staticgraph.checking.preflight import preflight as preflight
-from staticgraph.checking.report import PreflightReport as PreflightReport
 from staticgraph.dryrun.ask import dry_run as dry_run
 from staticgraph.dryrun.compiled_probe import probe as probe
 from staticgraph.errors import BadGraph as BadGraph

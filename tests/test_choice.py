@@ -19,7 +19,7 @@ from staticgraph.batches.slots import SlotLayout
 from staticgraph.recording.recorder import Recorded
 from staticgraph.runner.auto import Stopwatch
 from staticgraph.runner.choice import MARGIN, choose
-from staticgraph.runner.trials import trial_batch
+from staticgraph.runner.trials import Trials, trial_batch
 
 EAGER_OR_RECORDED = ("eager", "cuda-graph")
 
@@ -324,6 +324,52 @@ def test_without_being_told_a_cpu_compiles_nothing(hiv):
 def test_without_being_told_of_the_data_a_cpu_measures_nothing():
     runner = sg.StaticGraphRunner(Net(), CAPACITIES, loss=bce).warmup(progress=False)
     assert runner.report().choices == ()
+
+
+def test_a_key_is_told_of_when_it_is_measured_and_not_before(hiv, monkeypatch):
+    told, done_when = [], []
+
+    class Shown:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error): ...
+
+        def set_postfix_str(self, text):
+            told.append(text)
+
+        def update(self):
+            told.append("done")
+
+    monkeypatch.setattr("staticgraph.runner.warming.bar", lambda *_, **__: Shown())
+    measure = Trials.measure
+
+    def measured(self, batch, phase):
+        done_when.append(told.count("done"))
+        measure(self, batch, phase)
+
+    monkeypatch.setattr(Trials, "measure", measured)
+    auto(Net(), hiv)
+    assert done_when == [0, 1, 2, 3]
+    assert told == [
+        each
+        for key in ("bucket 1 step", "bucket 1 eval", "bucket 0 step", "bucket 0 eval")
+        for each in (key, "done")
+    ]
+
+
+def test_what_is_wrong_with_a_model_is_said_before_anything_is_captured(hiv, monkeypatch):
+    def captured(*args):
+        raise AssertionError("captured")
+
+    class Narrow(Net):
+        def forward(self, x, edge_index, batch, num_graphs):
+            return x.float() @ torch.ones(2, 1)
+
+    monkeypatch.setattr("staticgraph.steps.capture.CapturedStep.__init__", captured)
+    runner = sg.StaticGraphRunner(Narrow(), CAPACITIES, loss=bce)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        runner.warmup(hiv, progress=False)
 
 
 def test_options_are_checked():

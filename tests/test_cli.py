@@ -94,7 +94,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, c
     assert "val RMSE" in out
     assert "test RMSE of the final model" in out
     assert out.rstrip().endswith(f"picture: {tmp_path}/r/report.png")
-    assert "64 of 80 graphs of few in 2 batches an epoch; buckets (nodes=" in err
+    assert "64 of 80 graphs of few in 2 batches per epoch; buckets (nodes=" in err
     assert "epoch 1/1" in err
     assert "graphs/s" in err
     assert "epoch 1: loss" in err

@@ -7,12 +7,16 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.nn import Linear
 
 from staticgraph import cli
 from staticgraph.files.json_text import save_json, to_json
+from staticgraph.steps.arguments import forward_of
 from staticgraph.text import progress
+from staticgraph.text.table import table
 
 
 def test_json_has_null_for_what_is_not_finite():
@@ -85,6 +89,35 @@ def test_what_a_user_can_mend_is_one_line(error, words, monkeypatch, capsys):
     assert err.startswith("staticgraph report: ")
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_an_argument_that_we_refuse_is_one_line(monkeypatch, capsys):
+    """A model that asks for a field which the data lacks, say."""
+    names = Linear(3, 1)
+    names.forward = lambda x, pos: x
+    batch = SimpleNamespace(argument={"x": 1}.get, keys=lambda: ["x", "y", "x_mask"])
+    monkeypatch.setattr("staticgraph.cli.report.run", lambda args: forward_of(names)(names, batch))
+    assert cli.main(["report", "x"]) == cli.FAILED
+    err = capsys.readouterr().err
+    assert "needs 'pos', which the batch does not have (it has x, y): name it as" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_argument_that_python_refuses_is_a_bug(monkeypatch):
+    monkeypatch.setattr("staticgraph.cli.report.run", lambda args: table(["a"], [3]))
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        cli.main(["report", "x"])
+
+
+def test_data_that_is_not_there_is_told_before_kernels_are_compiled(monkeypatch, capsys, tmp_path):
+    def compiled(*args, **options):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr("staticgraph.training.run.compile_ahead", compiled)
+    folder = str(tmp_path)
+    for spec, words in (("no.npz", "no such file"), ("none", "cannot tell"), (folder, "a store")):
+        assert cli.main(["train", "--data", spec, "--model", "gine"]) == cli.FAILED
+        assert words in capsys.readouterr().err
 
 
 def test_a_bug_is_not_out_of_memory(monkeypatch):

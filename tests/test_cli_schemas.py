@@ -118,6 +118,25 @@ def test_the_page_has_every_command_and_option():
                     assert f"`{option}" in section[1], f"docs/cli.md: {name} lacks {option}"
 
 
+def plain(text: str) -> str:
+    """On one line, without the marks of code."""
+    return " ".join(text.replace("`", "").split())
+
+
+def test_the_page_says_of_each_option_what_its_help_says():
+    """Defaults included, so that a changed option is a changed page."""
+    text = (DOCS / "cli.md").read_text()
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    other = []
+    for name, parser in commands.choices.items():
+        section = re.search(rf"^## staticgraph {name}$(.*?)(?=^## |\Z)", text, re.M | re.S)
+        for action in parser._actions:
+            said = parser._get_formatter()._expand_help(action) if action.help else ""
+            if "--help" not in action.option_strings and plain(said) not in plain(section[1]):
+                other.append(f"{name} {action.dest}: {plain(said)}")
+    assert other == []
+
+
 def test_a_value_of_another_kind_is_refused(capsys):
     """The schemas look inside, too."""
     values = printed("train", capsys) if not Path("trained/report.json").exists() else {}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from pathlib import Path
 
 import pytest
 from support.pages import ELSEWHERE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run
@@ -27,9 +28,13 @@ def named(block: Block) -> str:
     return block.name
 
 
+def named_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def pages_with(blocks: list[Block]) -> list:
     pages = dict.fromkeys(block.page for block in blocks)
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+    return [pytest.param(page, id=named_page(page)) for page in pages]
 
 
 @pytest.fixture
@@ -87,11 +92,11 @@ def spoken(block: Block) -> list[list[str]]:
     return found
 
 
+# In the lines of a table or a sentence, too, where they are told with their options.
 COMMANDS = [(block.name, words) for block in SHELL for words in spoken(block)] + [
-    (f"docs/cli.md {number}", said.split()[1:])
-    for number, said in enumerate(
-        re.findall(r"`(staticgraph [^`]+)`", (ROOT / "docs" / "cli.md").read_text())
-    )
+    (f"{page} {number}", said.split()[1:])
+    for page in ("README.md", "docs/cli.md")
+    for number, said in enumerate(re.findall(r"`(staticgraph [^`]+)`", (ROOT / page).read_text()))
 ]
 
 
@@ -122,6 +127,26 @@ def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+FOLDERS = "staticgraph|tests|bench|docs|examples|tools"
+ROOMS = "|".join(each.name for each in (ROOT / "staticgraph").iterdir() if each.is_dir())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named_page)
+def test_what_a_page_names_is_there(page):
+    """Files by their path from root or package, modules that are run, targets of make."""
+    text = page.read_text()
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w/.-]*[\w/])(?:::\w+)?`", text):
+        assert path.endswith("_") or (ROOT / path).exists(), path
+    for path in re.findall(rf"`((?:{ROOMS})/[\w/.-]*[\w/])`", text):
+        assert (ROOT / path).exists() or (ROOT / "staticgraph" / path).exists(), path
+    for module in re.findall(r"python -m ((?:staticgraph|tests|bench|docs)[\w.]*)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    made = re.findall(r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
+        assert target in made, f"make {target}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from dataclasses import make_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import staticgraph as sg
 
@@ -22,7 +26,19 @@ def test_every_name_is_there_and_has_one_home():
     errors = [
         n for n in sg.__all__ if getattr(getattr(sg, n), "__module__", "") == "staticgraph.errors"
     ]
-    assert len(sg.__all__) - len(errors) <= 34
+    assert len(sg.__all__) - len(errors) <= 33
+
+
+def test_a_name_that_left_the_front_door_says_where_it_is():
+    """What was imported from it once is found by its module, and the error says which."""
+    for name, home in sg._MOVED.items():
+        with pytest.raises(AttributeError, match=rf"staticgraph\.{name} .* {re.escape(home)}"):
+            getattr(sg, name)
+        assert getattr(importlib.import_module(home), name).__name__ == name
+    with pytest.raises(ImportError, match="PreflightReport"):
+        exec("from staticgraph import PreflightReport")
+    with pytest.raises(AttributeError, match="has no attribute 'Prefligt'"):
+        sg.Prefligt  # noqa: B018
 
 
 def test_every_error_that_can_be_caught_is_there():

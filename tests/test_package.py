@@ -142,6 +142,33 @@ def test_versions_that_are_allowed_are_those_that_were_run(name, column):
     assert not allowed.contains(f"{newest.major}.{newest.minor + 1}.0")
 
 
+def span(column: str) -> str:
+    """``X to Y``, without the patch level; the oldest and the newest of a column that were run."""
+    ran = {Version(row[column]).release[:2] for row in seen_to_run()}
+    ends = [f"{major}.{minor}" for major, minor in (min(ran), max(ran))]
+    return " to ".join(dict.fromkeys(ends))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_a_page_that_names_versions_names_those_that_were_run(page):
+    said = f"Python {span('Python')}, torch {span('torch')}, PyG {span('PyG')} ([what was run]("
+    assert said in " ".join((ROOT / page).read_text().split())
+
+
+def test_what_was_skipped_was_not_run():
+    """A version is in one of the two: the table, or the list of what was skipped."""
+    text = (ROOT / "docs" / "versions.md").read_text()
+    listed = text.partition("## What was skipped")[2].partition("\n## ")[0]
+    for column, name in (("Python", "Python"), ("torch", "torch"), ("PyG", "PyG")):
+        ran = {".".join(row[column].split(".")[:2]) for row in seen_to_run()}
+        skipped = {
+            version
+            for each in re.findall(rf"^- \*\*{name} ([\d., and]+)\*\*", listed, re.MULTILINE)
+            for version in re.findall(r"\d+\.\d+", each)
+        }
+        assert skipped.isdisjoint(ran)
+
+
 def test_the_version_stands_in_one_place(capsys):
     assert "version" in METADATA["dynamic"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {

@@ -46,7 +46,7 @@ class SlotIds:
 
     def __init__(self, most: int, device: torch.device, slot: Slot) -> None:
         on_cuda = device.type == "cuda"
-        self.host = torch.empty(most, dtype=torch.int32, pin_memory=on_cuda)
+        self.host: Tensor = torch.empty(most, dtype=torch.int32, pin_memory=on_cuda)
         self._copied = torch.cuda.Event() if on_cuda else None
         self._device = device
         self._device_ids: Tensor | None = None
@@ -92,7 +92,7 @@ class CollatedTensors(Mapping[str, Tensor]):
     __slots__ = ("_arrays", "_ids", "_layout", "_lease", "_made", "store")
 
     def __init__(self, store: DeviceStore, ids: SlotIds, layout: SlotLayout, lease: Lease) -> None:
-        self.store = store
+        self.store: DeviceStore = store
         self._ids = ids
         self._layout = layout
         self._lease = lease

@@ -98,8 +98,8 @@ class StaticLoader:
                 "graphs with sg.GraphStore.from_pyg(graphs)"
             )
         self.store = store
-        self.device = _device_of(store, device)
-        self.num_workers = 0 if isinstance(store, DeviceStore) else num_workers
+        self.device: torch.device = _device_of(store, device)
+        self.num_workers: int = 0 if isinstance(store, DeviceStore) else num_workers
         given = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
         _check_plan(given, store)
         self._batcher = Batcher(
@@ -114,8 +114,8 @@ class StaticLoader:
             rank_bounds=_bounds_of_ranks(store, world_size),
             **batcher,
         )
-        self.plan = self._batcher.plan  # oversize="bucket" may have added one
-        self.layouts = [
+        self.plan: BucketPlan = self._batcher.plan  # oversize="bucket" may have added one
+        self.layouts: list[SlotLayout] = [
             SlotLayout(bucket, capacity, store.schema, pointers)
             for bucket, capacity in enumerate(self.plan.capacities)
         ]

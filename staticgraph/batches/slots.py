@@ -177,10 +177,12 @@ class Slot:
 
     def __init__(self, layouts: Sequence[SlotLayout], device: torch.device, pinned: bool) -> None:
         nbytes = max(layout.nbytes for layout in layouts)
-        self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        self.buffer: Tensor = torch.zeros(
+            nbytes, dtype=torch.uint8, device=device, pin_memory=pinned
+        )
         note(self.buffer, frozenset().union(*(layout.lengths for layout in layouts)))
         self.released: torch.cuda.Event | None = None
-        self.generation = 0
+        self.generation: int = 0
         self._layouts = layouts
         self._views: dict[int, _Views] = {}
         self.mark_released(device)
@@ -230,7 +232,7 @@ class SlotPool:
         device: str | torch.device = "cpu",
         pinned: bool = False,
     ) -> None:
-        self.device = torch.device(device)
+        self.device: torch.device = torch.device(device)
         self.count = count
         self.looked: set[int] = set()
         self._all = tuple(Slot(layouts, self.device, pinned) for _ in range(count))
@@ -270,9 +272,9 @@ class Lease:
     __slots__ = ("generation", "pool", "slot")
 
     def __init__(self, pool: SlotPool, slot: Slot) -> None:
-        self.pool = pool
-        self.slot = slot
-        self.generation = slot.generation
+        self.pool: SlotPool = pool
+        self.slot: Slot = slot
+        self.generation: int = slot.generation
 
     @property
     def stale(self) -> bool:

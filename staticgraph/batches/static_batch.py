@@ -76,7 +76,7 @@ class StaticBatch(BucketShape):
         objects: Mapping[str, list[Any]] | None = None,
     ) -> None:
         super().__init__(layout)
-        self.real = real
+        self.real: RealCounts | None = real
         self._tensors = tensors
         self._lease = lease
         self._extra: Mapping[str, Any] = {}

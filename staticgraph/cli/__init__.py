@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 from collections.abc import Sequence
@@ -97,19 +98,24 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _for_the_user(error: Exception) -> str | None:
-    """The message, where it is one for the user. A ValueError is if our own code raised it."""
+    """The message, where it is one for the user. A ValueError or a TypeError is if our own code
+    raised it; one that Python raises of a line of ours (a TypeError) is our fault."""
     if isinstance(error, KNOWN):
         return str(error)
     if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):
         first = str(error).splitlines()[0] if str(error) else "no more is to be had"
         return f"out of memory ({first}): ask for smaller sizes or batches"
-    if not isinstance(error, ValueError):
+    if not isinstance(error, ValueError | TypeError):
         return None
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    raised_in = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
-    return str(error) if raised_in.split(".")[0] == "staticgraph" else None
+    if trace is None:
+        return None
+    raised_in = trace.tb_frame.f_globals.get("__name__", "").split(".")[0]
+    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    stated = isinstance(error, ValueError) or line.lstrip().startswith("raise ")
+    return str(error) if raised_in == "staticgraph" and stated else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

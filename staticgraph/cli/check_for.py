@@ -27,7 +27,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--kernels", action="store_true", help="with the fused kernels")
     group.add_argument("--autocast", metavar="DTYPE", help="such as bfloat16")
-    group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value a row")
+    group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value per row")
     group.add_argument("--differentiable", nargs="+", default=(), metavar="FIELD",
                        help="fields the model takes derivatives by, such as pos")  # fmt: skip
     group.add_argument(

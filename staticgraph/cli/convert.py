@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--data", type=values.words, required=True, metavar="SPEC",
-        help="a data set, as for train (docs/datasets.md)",
+        help="a data set, as for staticgraph train",
     )  # fmt: skip
     parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
     parser.add_argument(

@@ -26,6 +26,6 @@ def loss_of(spec: str | None, store: GraphStore) -> tuple[Loss, int]:
         task = task_of(store)
     except BadGraph as error:
         raise BadGraph(
-            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value a row"
+            f"{error}; or give --loss MODULE:NAME, which is loss(out, batch), one value per row"
         ) from None
     return BatchLoss(task.row_loss), task.num_outputs

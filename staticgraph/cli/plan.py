@@ -59,7 +59,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     target.add_argument(
         "--graphs", type=values.whole(), metavar="B",
-        help="as many graphs as fit, about B a batch",
+        help="as many graphs as fit, about B per batch",
     )  # fmt: skip
     target.add_argument(
         "--efficiency", type=values.number(0, 1, more=True), metavar="X",
@@ -79,7 +79,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     memory.add_argument(
         "--min-steps", type=values.whole(), default=32, metavar="K",
-        help="batches an epoch at least (32)",
+        help="batches per epoch at least (default: 32)",
     )  # fmt: skip
     add_training(parser)
     more = parser.add_argument_group("how")
@@ -108,7 +108,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     more.add_argument(
         "--time-limit", type=values.number(0, more=True), metavar="S",
-        help="seconds for --effort best (10)",
+        help="seconds for --effort best (default: 10)",
     )  # fmt: skip
     more.add_argument(
         "--certify", action="store_true", help="with --limits: prove how far from best (SciPy)"

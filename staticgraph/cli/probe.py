@@ -92,7 +92,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add_model(group)
     group.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value a row; by default what the target y asks for",
+        help="loss(out, batch), one value per row; by default what the target y asks for",
     )  # fmt: skip
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")

@@ -62,25 +62,31 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--host", type=values.words, default="127.0.0.1", help="(default: here)")
     parser.add_argument(
-        "--port", type=values.whole(0, 65535), default=8000, help="0 takes a free one (8000)"
+        "--port",
+        type=values.whole(0, 65535),
+        default=8000,
+        help="0 takes a free one (default: 8000)",
     )
     parser.add_argument(
         "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
         help="how long a graph waits for others (default: 5)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-queue", type=values.whole(), default=4096, help="graphs that may wait (4096)"
+        "--max-queue",
+        type=values.whole(),
+        default=4096,
+        help="graphs that may wait (default: 4096)",
     )
     parser.add_argument(
         "--max-graphs", type=values.whole(), default=1024, help="of a request (default: 1024)"
     )
     parser.add_argument(
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
-        help="of a request, such as 8MiB (default)",
+        help="of a request, such as 8MiB (the default)",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=values.whole(0, 64), default=1,
-        help="processes that read requests beside the model's (default: 1); 0: in the same one",
+        help="processes that read requests, besides the model's (default: 1); 0: in the same one",
     )  # fmt: skip
     parser.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
     parser.add_argument("--compile-mode", choices=MODES, default="auto", help="(default: auto)")

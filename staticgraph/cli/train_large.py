@@ -92,7 +92,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--chunks", type=values.whole(), help="of a batch (default: 10, or 1 with an encoder)"
     )
     links.add_argument(
-        "--negatives", type=values.whole(), default=500, help="a chunk and side (default: 500)"
+        "--negatives", type=values.whole(), default=500, help="per chunk and side (default: 500)"
     )
     links.add_argument("--degree-fraction", type=values.share, default=0.0, help="(default: 0)")
     links.add_argument(

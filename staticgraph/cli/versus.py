@@ -50,7 +50,7 @@ def register(subparsers: Any) -> None:
     add_model(group)
     group.add_argument(
         "--loss", type=values.words, metavar="MODULE:NAME",
-        help="loss(out, batch), one value a row; by default what the target y asks for",
+        help="loss(out, batch), one value per row; by default what the target y asks for",
     )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(

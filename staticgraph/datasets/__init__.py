@@ -69,38 +69,62 @@ def open(
         ValueError: a target of what is no CSV.
     """
     text = str(spec)
-    scheme, colon, name = text.partition(":")
-    folder = Path(root or CACHE).expanduser()
-    if colon and scheme in ("tu", "molnet", "ogb") and name:
+    path = _path_of(text)
+    if path is None:
         from staticgraph.datasets import pyg
 
         _check_no_target(target, text)
+        scheme, _, name = text.partition(":")
+        folder = Path(root or CACHE).expanduser()
         store = getattr(pyg, f"open_{scheme}")(name, folder, progress)
     else:
-        path = Path(text).expanduser()
-        if text in shipped() and not path.exists():
-            path = shipped()[text]
         store = _open_path(path, text, target, progress)
     if "train" in store.splits:
         return store
     return store.with_splits(**random_split(len(store), seed))
 
 
-def _open_path(
-    path: Path, spec: str, target: str | Sequence[str] | None, progress: bool
-) -> GraphStore:
+def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> None:
+    """Refuses at once what :func:`open` would refuse for its name alone; nothing is read.
+
+    Raises:
+        UnknownDataset, FileNotFoundError, ValueError: as :func:`open`.
+    """
+    path = _path_of(str(spec))
+    if path is None:
+        _check_no_target(target, str(spec))
+    else:
+        _check_path(path, str(spec), target)
+
+
+def _path_of(spec: str) -> Path | None:
+    """Where a data set lies; None for one that is known by its name."""
+    scheme, _, name = spec.partition(":")
+    if scheme in ("tu", "molnet", "ogb") and name:
+        return None
+    path = Path(spec).expanduser()
+    return shipped()[spec] if spec in shipped() and not path.exists() else path
+
+
+def _check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> None:
     repair(path)
     if path.is_dir():
         if not (path / MANIFEST).exists():
             raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")
-        _check_no_target(target, spec)
-        return GraphStore.load(path)
-    if path.suffix not in (".npz", ".pt", ".csv"):
+    elif path.suffix not in (".npz", ".pt", ".csv"):
         raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
-    if not path.exists():
+    elif not path.exists():
         raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
     if path.suffix != ".csv":
         _check_no_target(target, spec)
+
+
+def _open_path(
+    path: Path, spec: str, target: str | Sequence[str] | None, progress: bool
+) -> GraphStore:
+    _check_path(path, spec, target)
+    if path.is_dir():
+        return GraphStore.load(path)
     if path.suffix == ".npz":
         from staticgraph.datasets.npz import open_npz
 

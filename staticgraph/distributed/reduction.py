@@ -69,8 +69,8 @@ class Reduction:
         self._device = next(iter(devices), torch.device("cpu"))
         self._asks = self._device.type == "cpu"  # reading a device would stop it
         self._buffers: dict[tuple[int, ...], _Buffers] = {}
-        self.table = torch.zeros(ranks.world_size, COLUMNS)
-        self.nbytes = 0
+        self.table: Tensor = torch.zeros(ranks.world_size, COLUMNS)
+        self.nbytes: int = 0
 
     @torch.no_grad()
     def __call__(self, share: Share, bucket: int, first_graph: float = NO_GRAPH) -> Tensor:

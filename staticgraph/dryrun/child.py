@@ -59,6 +59,6 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    _status = main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(status)  # nothing is held, and to take a patched torch apart takes seconds
+    os._exit(_status)  # nothing is held, and to take a patched torch apart takes seconds

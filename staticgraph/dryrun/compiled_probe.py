@@ -43,7 +43,9 @@ class CompiledReader:
 
     def __init__(self, target: str = "h100") -> None:
         self._target = target
-        self.name = f"a dry run of the step compiled for {target_of(target).device}, not run there"
+        self.name: str = (
+            f"a dry run of the step compiled for {target_of(target).device}, not run there"
+        )
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:

@@ -90,7 +90,7 @@ class OperationCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = Operations()
+        self.operations: Operations = Operations()
         self._part = PARTS[0]
 
     @contextmanager

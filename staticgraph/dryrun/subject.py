@@ -129,7 +129,7 @@ def named(spec: str, option: str) -> Any:
 
 
 def mean_square(out: Any, batch: Any) -> Tensor:
-    """A loss that needs no target: one value a row."""
+    """A loss that needs no target: one value per row."""
     while not isinstance(out, Tensor):
         out = next(iter(out.values() if isinstance(out, Mapping) else out))
     return out.float().square().flatten(1).mean(1) if out.dim() > 1 else out.float().square()

@@ -55,6 +55,10 @@ class Refused(RuntimeError):
         where: ``file:line: source``.
     """
 
+    kind: str
+    operation: str
+    where: str
+
     def __init__(self, kind: str, operation: str, where: str) -> None:
         super().__init__(f"{kind}: {operation}" + (f" at {where}" if where else ""))
         self.kind, self.operation, self.where = kind, operation, where

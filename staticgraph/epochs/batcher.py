@@ -84,6 +84,15 @@ class Batcher:
         ValueError: ``exact`` without a batch size in the plan, or a number out of range.
     """
 
+    exact: bool
+    shuffle: bool
+    seed: int
+    rank: int
+    world_size: int
+    min_steps: int
+    plan: BucketPlan
+    indices: IntArray
+
     def __init__(
         self,
         sizes: Any,
@@ -109,7 +118,7 @@ class Batcher:
             raise ValueError(f"rank={rank} must be at least 0 and below world_size={world_size}")
         if oversize not in ("error", "skip", "bucket"):
             raise ValueError(f"oversize={oversize!r}; choose 'error', 'skip' or 'bucket'")
-        self.blocks = _blocks_of(shuffle)
+        self.blocks: Blocks | None = _blocks_of(shuffle)
         by_plan = None if plan.packings and self.blocks is None else WINDOW
         self.window: int | None = by_plan if window == "auto" else window
         if self.blocks is not None and not exact and self.window is None:
@@ -117,7 +126,7 @@ class Batcher:
                 "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
                 "all of them anew: give a window, or exact=True"
             )
-        self.sizes = planned_columns(narrow_sizes_of(sizes), plan)
+        self.sizes: IntArray = planned_columns(narrow_sizes_of(sizes), plan)
         self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
         self.rank, self.world_size, self.min_steps = rank, world_size, min_steps
         self._rank_bounds = checked_bounds(rank_bounds, world_size, len(self.sizes))
@@ -133,8 +142,8 @@ class Batcher:
             self._main = main_bucket(self._used, self.plan.capacities, self.plan.batch_size or 1)
         self._offline: list[list[OfflineParts]] | None = None
         self._cache: tuple[int, Epoch, EpochStats] | None = None
-        self.current_epoch = 0
-        self.position = 0
+        self.current_epoch: int = 0
+        self.position: int = 0
 
     def epoch(self, epoch: int) -> list[BatchIds]:
         """This rank's batches of an epoch: a pure function of the construction and the number."""

@@ -40,6 +40,8 @@ class Epoch:
         step_buckets: ``[S]`` the bucket of each step.
     """
 
+    steps: IntArray
+
     def __init__(
         self,
         order: IntArray,

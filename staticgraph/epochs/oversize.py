@@ -63,9 +63,10 @@ def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> st
         (each for each in zip(names, size.tolist(), limits, strict=True) if each[1] > each[2]),
         (names[0], int(size[0]), most),
     )
-    remedy = f"max_{name}" if name in NODES_EDGES else f"extra[{name!r}] of the capacity"
+    limit = f"max_{name}" if name in NODES_EDGES else f"extra[{name!r}]"
     return (
-        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: raise {remedy}, "
-        "or pass oversize='skip' to leave it out or oversize='bucket' to give it a bucket of "
+        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: plan for data that "
+        f"has it (plan_buckets), or with a larger {limit} in a capacity given by hand; "
+        "StaticLoader(oversize='skip') leaves it out, and oversize='bucket' gives it a bucket of "
         "its own"
     )

@@ -3,7 +3,8 @@ let a tensor subclass be looked at without its own ``__torch_function__``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -21,13 +22,15 @@ __all__ = [
     "version_of",
 ]
 
-DisableTorchFunction = torch._C.DisableTorchFunction
-DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+DisableTorchFunction: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = (
+    torch._C.DisableTorchFunctionSubclass
+)
 HigherOrderOperator = torch._ops.HigherOrderOperator
 OpOverload = torch._ops.OpOverload
 OpOverloadPacket = torch._ops.OpOverloadPacket
 # The number of the backward pass that this thread is in, or -1.
-current_graph_task = torch._C._current_graph_task_id
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def version_of(tensor: Tensor) -> int:

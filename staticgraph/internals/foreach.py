@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ __all__ = ["copies_of", "copy_all"]
 
 # Writes each tensor of the second list over its target in the first; itself, since a call between
 # would be one more in every replay.
-copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
 def copies_of(tensors: list[Tensor]) -> Sequence[Tensor]:

@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-OPTIONS = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract", "nsz"}}
 
 
 def _same_bits(given: types.Type, wanted: types.Type, llvm: ir.Type) -> Any:

@@ -7,6 +7,22 @@ infinity keep their meaning. No interpreter lock is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import numba
 
-kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nsz"})
+
+
+def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Compiles a loop at its first call; to a type checker it takes what it took."""
+    return _compiled(function)
+
+
+def inlined(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """For a part of a loop: put where it is called, since a call with four arrays costs as much
+    as what it does for a row."""
+    return numba.njit(inline="always")(function)

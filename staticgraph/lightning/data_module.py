@@ -63,7 +63,7 @@ class StaticDataModule(LightningDataModule):
         if plan is None and batch_size is None:
             raise ValueError("StaticDataModule needs a plan=, or a batch_size= to make one for")
         self.store = store
-        self.plan = plan or plan_buckets(store, batch_size=batch_size)
+        self.plan: BucketPlan = plan or plan_buckets(store, batch_size=batch_size)
         self._splits = dict(store.splits if splits is None else splits)
         self._seed = seed
         self._options = options

@@ -47,6 +47,10 @@ class StaticCalls:
         recording: how they record.
     """
 
+    plan: BucketPlan
+    mode: str
+    recording: Recording | None
+
     def __init__(
         self,
         modules: Sequence[torch.nn.Module],

@@ -16,7 +16,7 @@ class CategoryEncoder(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], hidden: int) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(size, hidden) for size in sizes)
+        self.tables: nn.ModuleList = nn.ModuleList(nn.Embedding(size, hidden) for size in sizes)
         for table in self.tables:
             nn.init.xavier_uniform_(table.weight)  # pyright: ignore[reportArgumentType]
 
@@ -39,7 +39,7 @@ class NumberEncoder(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, hidden)
+        self.linear: nn.Linear = nn.Linear(width, hidden)
 
     def forward(self, values: Tensor) -> Tensor:
         """``[n, hidden]``, in the layer's dtype.

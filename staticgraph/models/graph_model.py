@@ -24,13 +24,13 @@ class GraphModel(nn.Module):
         super().__init__()
         self.node_encoder = node_encoder
         self.edge_encoder = edge_encoder
-        self.convs = nn.ModuleList(convs)
-        self.norms = nn.ModuleList(
+        self.convs: nn.ModuleList = nn.ModuleList(convs)
+        self.norms: nn.ModuleList = nn.ModuleList(
             nn.Identity() if isinstance(conv, GPSConv) else nn.BatchNorm1d(hidden) for conv in convs
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
         self.pool = pool
-        self.head = nn.Sequential(
+        self.head: nn.Sequential = nn.Sequential(
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, num_outputs)
         )
 

@@ -56,6 +56,11 @@ class ColumnGeneration:
         complete: no pattern would lower ``relaxed``.
     """
 
+    solved: int
+    relaxed: float
+    complete: bool
+    proven: float
+
     def __init__(
         self,
         grid: Grid,
@@ -72,7 +77,7 @@ class ColumnGeneration:
         self.amounts: NDArray[np.float64] = np.zeros(columns.count)
         self.prices: Prices = np.zeros(len(demand))
         by_volume, self.proven = _volume_prices(grid, demand)
-        self.trusted = by_volume if trusted is None else trusted
+        self.trusted: Prices = by_volume if trusted is None else trusted
 
     def solve(self) -> bool:
         """Solves the linear program over the patterns so far; False where the solver fails."""

@@ -64,7 +64,7 @@ class CudaAllocator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.name = torch.cuda.get_device_name(device)
+        self.name: str = torch.cuda.get_device_name(device)
 
     def allocated(self) -> int:
         """In use now, the queued work done."""
@@ -93,7 +93,7 @@ class AllocatorReader:
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
-        self.name = f"the allocator of {allocator.name}"
+        self.name: str = f"the allocator of {allocator.name}"
 
     @contextmanager
     def open(self, probed: Probed) -> Iterator[Read]:

@@ -38,7 +38,7 @@ class CachingPool:
     """
 
     def __init__(self) -> None:
-        self.reserved_bytes = 0
+        self.reserved_bytes: int = 0
         self._segments = 0
         self._free: dict[bool, list[Piece]] = {True: [], False: []}
         self._used: dict[int, tuple[bool, Piece]] = {}

@@ -63,8 +63,8 @@ class LiveStorages(TorchDispatchMode):
         pool: CachingPool | None = None,
     ) -> None:
         super().__init__()
-        self.live_bytes = 0
-        self.peak_bytes = 0
+        self.live_bytes: int = 0
+        self.peak_bytes: int = 0
         self.moments: list[int] = []
         self.operations: list[int] = []
         self.reads_allowed = False

@@ -86,7 +86,7 @@ class RecordedSteps:
         averaging: Averaging | None = None,
     ) -> None:
         self.scope: Scope = recording.scope
-        self.frozen = False
+        self.frozen: bool = False
         self.misses: dict[RecordingKey | PairKey, int] = {}
         self._model = subject.model
         self._computation = computation

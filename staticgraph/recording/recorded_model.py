@@ -106,7 +106,7 @@ class RecordedModel:
         optimizer: torch.optim.Optimizer | None = None,
         steps_outside: bool = True,
     ) -> None:
-        self.replays = Replays()
+        self.replays: Replays = Replays()
         self._model, self._optimizer = model, optimizer
         self._steps_outside = steps_outside
         self._signature: Signature | None = None

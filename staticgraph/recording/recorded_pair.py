@@ -35,7 +35,7 @@ from staticgraph.recording.lending import (
     LentTensor,
     check_can_be_handed_out,
 )
-from staticgraph.recording.recorded_model import WARM_RUNS, RecordedModel, made_of
+from staticgraph.recording.recorded_model import WARM_RUNS, Made, RecordedModel, made_of
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.signature import Signature
 from staticgraph.steps.subject import Subject
@@ -66,8 +66,11 @@ class RecordedPair:
     ) -> None:
         self.name = name
         flags = signature.flags(False)  # which parameters want gradients is asked at every call
-        self.fields = tuple(subject.differentiable)
-        self.parameters = [p for p in subject.model.parameters() if p.requires_grad]
+        self.fields: tuple[str, ...] = tuple(subject.differentiable)
+        self.parameters: list[torch.nn.Parameter] = [
+            p for p in subject.model.parameters() if p.requires_grad
+        ]
+        self._container: Any = None  # of the outputs, without them
         self._model = recorded_model
         self._named = dict(subject.model.named_parameters())
         self._leaves: list[Tensor] = []
@@ -95,15 +98,15 @@ class RecordedPair:
         recorder.warm(both, WARM_RUNS)
         first = recorder.record(forward)
         outputs = first.result
-        self.differentiable = [_has_gradient(out) for out in outputs]
-        self.given = [torch.zeros_like(o) for o in outputs if _has_gradient(o)]
+        self.differentiable: list[bool] = [_has_gradient(out) for out in outputs]
+        self.given: list[Tensor] = [torch.zeros_like(o) for o in outputs if _has_gradient(o)]
         second = recorder.record(lambda: backward(outputs, self.given))
         self.gradients: list[Tensor | None] = second.result
-        self.outputs = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
+        self.outputs: list[Any] = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
         first.result = None  # and with it the graph, whose memory later recordings may take
         self._leaves = []
-        self.forward = made_of(first, name, signature, flags)
-        self.backward = made_of(second, name, signature, flags)
+        self.forward: Made = made_of(first, name, signature, flags)
+        self.backward: Made = made_of(second, name, signature, flags)
 
     # ------------------------------------------------------------------ replaying
 
@@ -245,6 +248,7 @@ class RecordedPairs:
 
     def __init__(self, subject: Subject, recorded_model: RecordedModel) -> None:
         self._subject = subject
+        self._container: Any = None  # of the outputs, without them
         self._model = recorded_model
         self._pairs: dict[PairKey, RecordedPair] = {}
 

@@ -19,7 +19,7 @@ class Replays:
     __slots__ = ("count",)
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
 
     def run(self, recording: Recorded) -> None:
         """Replays a recording."""

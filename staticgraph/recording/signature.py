@@ -150,7 +150,7 @@ class Signature:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.doubtful = False
+        self.doubtful: bool = False
         self._modules = [_Noted(path, module) for path, module in model.named_modules()]
         self._parameters = dict(model.named_parameters())
         _watch(self, [noted.module for noted in self._modules])

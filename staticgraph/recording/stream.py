@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -28,8 +29,8 @@ class RecordingStream:
     __slots__ = ("_device", "_last", "alone", "stream")
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self.alone = threading.RLock()
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)
+        self.alone: AbstractContextManager[bool] = threading.RLock()
         self._device = device
         self._last: torch.cuda.Stream | None = None
 

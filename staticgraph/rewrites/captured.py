@@ -88,7 +88,7 @@ class Captured:
         for node in self.graph.nodes:
             if is_call(node, batch_facts):
                 self.facts = dict(zip(FACTS, node.args, strict=True))
-        self.differentiated = differentiated(self.graph)
+        self.differentiated: set[Call] = differentiated(self.graph)
 
     @property
     def graph(self) -> torch.fx.Graph:

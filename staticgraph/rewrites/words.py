@@ -9,6 +9,7 @@ them in the words below, and a rewrite knows no others.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +26,12 @@ Call = Any
 
 ADD, SUB, MUL, DIV = torch.add, torch.sub, torch.mul, torch.div
 RELU, SILU, GELU, LEAKY_RELU = F.relu, F.silu, F.gelu, F.leaky_relu
-ACTIVATIONS = {RELU: "relu", SILU: "silu", GELU: "gelu", LEAKY_RELU: "leaky_relu"}
+ACTIVATIONS: dict[Callable[..., Any] | str, str] = {
+    RELU: "relu",
+    SILU: "silu",
+    GELU: "gelu",
+    LEAKY_RELU: "leaky_relu",
+}
 LINEAR, DROPOUT, EMBEDDING = F.linear, F.dropout, F.embedding
 GATHER = torch.index_select  # (x, 0, index)
 # (x, dim, place); not torch.select, for which PyG puts a function of its own.

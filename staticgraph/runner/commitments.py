@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from staticgraph.errors import BudgetExceeded
-from staticgraph.memory.budget import DEVICE_SLOTS, Ledger, MemoryBudget
+from staticgraph.memory.budget import DEVICE_SLOTS, Breakdown, Ledger, MemoryBudget
 from staticgraph.memory.model import MemoryModel
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.probing.allocator import Allocator, CudaAllocator
@@ -78,9 +78,11 @@ class Commitments:
         slots: int = DEVICE_SLOTS,
         recorded: int = 1,
     ) -> None:
-        self.breakdown = budget.check(memory, plan.capacities, slots=slots, recorded=recorded)
+        self.breakdown: Breakdown = budget.check(
+            memory, plan.capacities, slots=slots, recorded=recorded
+        )
         self.allocator = allocator
-        self.predicted = [memory.step_bytes(capacity) for capacity in plan.capacities]
+        self.predicted: list[int] = [memory.step_bytes(capacity) for capacity in plan.capacities]
         self.measured: list[int | None] = [None] * len(plan.capacities)
         self._plan = plan
         self._ledger = Ledger(budget.max_bytes)

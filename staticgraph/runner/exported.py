@@ -84,7 +84,7 @@ class ExportedModel:
 
     def __init__(self, manifest: ExportManifest, packages: list[bytes]) -> None:
         self.manifest = manifest
-        self.device = torch.device(manifest.device)
+        self.device: torch.device = torch.device(manifest.device)
         # What was checked is what is loaded: not the files once more, but these bytes.
         with tempfile.TemporaryDirectory(prefix="staticgraph-") as own:
             self._loaders = []

@@ -24,7 +24,7 @@ from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import example_of
 from staticgraph.checking.padding_check import PaddingCheck
-from staticgraph.distributed.ranks import check_not_wrapped, ranks_for
+from staticgraph.distributed.ranks import Ranks, check_not_wrapped, ranks_for
 from staticgraph.distributed.smallest_budget import smallest_budget
 from staticgraph.epochs.blocks import Blocks
 from staticgraph.memory.budget import MemoryBudget
@@ -47,7 +47,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
 from staticgraph.steps.evaluation import Evaluation
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import FUSED, OWN, resolve
+from staticgraph.steps.modes import FUSED, OWN, Mode, resolve
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_columns import GraphColumns
@@ -109,6 +109,8 @@ class StaticGraphRunner:
             option that a given ``Subject`` says already.
     """
 
+    subject: Subject
+
     def __init__(
         self,
         model: torch.nn.Module | Subject,
@@ -126,18 +128,18 @@ class StaticGraphRunner:
         self.subject = subject = Subject.of(
             model, loss=loss, optimizer=optimizer, forward=forward, autocast=autocast
         )
-        self.plan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
-        self.device = subject.device
+        self.plan: BucketPlan = plan if isinstance(plan, BucketPlan) else BucketPlan.of(plan)
+        self.device: torch.device = subject.device
         recording = recording or Recording()
         if subject.accumulate > 1 and recording.scope == "step":
             recording = replace(recording, scope="forward_backward")
         auto = Auto.of(mode)
-        self.ranks = ranks_for(distributed) if subject.trains else None
+        self.ranks: Ranks | None = ranks_for(distributed) if subject.trains else None
         self._auto = shared(
             auto and auto.on(self.device, recording.records_on(self.device)), self.ranks
         )
         name = mode if isinstance(mode, str) else "auto"
-        self.mode = resolve(name, self.device.type, recording.anywhere)
+        self.mode: Mode = resolve(name, self.device.type, recording.anywhere)
         records = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
         if recording.scope == "step" and records:
             make_recordable(subject.optimizer)
@@ -190,6 +192,11 @@ class StaticGraphRunner:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """Over the model's parameters, as given."""
         return self.subject.optimizer
+
+    @property
+    def measures(self) -> bool:
+        """Whether ``warmup()`` times the ways of each bucket, given graphs to time them with."""
+        return self._auto is not None
 
     # ------------------------------------------------------------------ loading
 

@@ -14,7 +14,7 @@ left then take the simplest. A compilation that has begun is not cut short.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from staticgraph.steps.modes import FUSED, OWN
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.progress import Bar
 
 # Not timed: workspaces, autotuned products and the first touch of memory belong to nobody.
 UNTIMED_ROUNDS = 2
@@ -76,10 +77,11 @@ class Trials:
 
     def run(
         self,
-        keys: Iterable[tuple[int, str]],
+        keys: Sequence[tuple[int, str]],
         schema: Schema,
         batch_of: Callable[[SlotLayout], StaticBatch],
         file: str | Path | None,
+        shown: Bar,
     ) -> tuple[WayChoice, ...]:
         """Makes what is chosen for every key ready to run: as a file says, or by measuring.
 
@@ -88,8 +90,8 @@ class Trials:
             schema: of the batches.
             batch_of: a batch to time a bucket with.
             file: choices are taken from there where it fits, and written there otherwise.
+            shown: told of each key that is ready.
         """
-        keys = list(keys)
         if OWN in self._options.ways:
             self.notes += self._steps.fit_scope()
         made_for = self._steps.fingerprint()
@@ -104,12 +106,16 @@ class Trials:
                 self._attention.choose(capacity, not path.phase.endswith("eval"), path.way)
             found = [choice for choice in found if not choice.of_attention]
             for choice in sorted(found, key=lambda choice: choice.bucket, reverse=True):
+                shown.set_postfix_str(f"bucket {choice.bucket} {choice.phase}")
                 self._prepare(choice.way, choice.bucket, choice.phase)
+                shown.update()
         else:
             for bucket, phase in keys:
+                shown.set_postfix_str(f"bucket {bucket} {phase}")
                 batch = batch_of(self._steps.layout(bucket, schema))
                 self.measure_attention(batch, phase)
                 self.measure(batch, phase)
+                shown.update()
             found = self.choices()
             if all(choice.way != OWN for choice in found):
                 self._steps.close()
@@ -139,6 +145,12 @@ class Trials:
         key = (batch.bucket, phase)
         refused: dict[str, str] = {}
         ready = []
+        if batch.device.type == "cpu":
+            # What is wrong with the model itself is said by its own error alone, before a
+            # compiler meets it and prints a page of its own.
+            self._prepare("eager", *key)
+            with self._steps.finite.unread():
+                self._run("eager", batch, phase)
         for way in self._options.ways:
             why = self._cannot(way, batch.bucket, phase)
             if why is None:

@@ -104,7 +104,7 @@ class Warming:
                 trials = Trials(self._subject, self._steps, self._auto, prepare)
                 file = f"{cache}.choices.json" if choices is None and cache else choices
                 batches = partial(trial_batch, example=example, device=device)
-                self.choices = trials.run(shown, schema, batches, file)
+                self.choices = trials.run(keys, schema, batches, file, shown)
                 self.notes = trials.notes
         self.seconds = time.perf_counter() - started
         if cache is not None:

@@ -82,8 +82,8 @@ class Steps:
         ranks: Ranks | None = None,
     ) -> None:
         self.ways: dict[tuple[int, str], str] = {}
-        self.computation = Computation(subject)
-        self.recording = recording
+        self.computation: Computation = Computation(subject)
+        self.recording: Recording = recording
         self.mode = mode
         self._way = mode.name
         self.recorded: RecordedSteps | None = None
@@ -97,14 +97,14 @@ class Steps:
         self._tries_fused = tries_fused
         self._may_rewrite = tries_fused or mode.fused or self.computation.context.kernels
         self._update = Update(subject)
-        self.accumulated = Accumulation(subject)
+        self.accumulated: Accumulation = Accumulation(subject)
         self._capacities = capacities
-        self.compiled = CompiledSteps(self._model, self.computation, compiled_mode)
-        self.finite = FiniteLosses(capacities, self._device, subject.check_finite)
-        self.single_rows = SingleRows(self._model)
+        self.compiled: CompiledSteps = CompiledSteps(self._model, self.computation, compiled_mode)
+        self.finite: FiniteLosses = FiniteLosses(capacities, self._device, subject.check_finite)
+        self.single_rows: SingleRows = SingleRows(self._model)
         self._recorded_whole: set[tuple[str, int, str]] = set()
         self.ranks = ranks
-        self.averaging = None if ranks is None else Averaging(subject, ranks)
+        self.averaging: Averaging | None = None if ranks is None else Averaging(subject, ranks)
         self.computation.shared = ranks is not None
         if ranks is not None and not ranks.can_record(self._device) and self.scope == "step":
             self.recording = replace(recording, scope="forward_backward")

@@ -22,7 +22,7 @@ from staticgraph.serving.asker import plain
 from staticgraph.serving.metrics import prometheus
 from staticgraph.serving.server import Server
 
-log = logging.getLogger("staticgraph.serving")
+log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Gateway:
@@ -38,7 +38,7 @@ class Gateway:
 
     def __init__(self, server: Server, line: socket.socket) -> None:
         self._server, self._line = server, line
-        self.ready = threading.Event()
+        self.ready: threading.Event = threading.Event()
         # None where the line has ended. Each put costs the thread with the model little.
         self._answered: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
         self._threads = [

@@ -17,7 +17,7 @@ from staticgraph.errors import (
 )
 from staticgraph.serving.bad_body import BadBody
 
-log = logging.getLogger("staticgraph.serving")
+log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Reply(NamedTuple):

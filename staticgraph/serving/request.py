@@ -27,6 +27,11 @@ class Request:
         over: whether it is answered, failed or cancelled; what is left of it need not run.
     """
 
+    arrived: float
+    store: GraphColumns | FlatGraphs
+    first: int
+    last: int
+
     __slots__ = (
         "_begun", "_found", "_lock", "_missing", "arrived", "first", "future", "last", "over",
         "store",
@@ -42,7 +47,7 @@ class Request:
         self.store, self.arrived = store, arrived
         self.first, self.last = first, len(store) if last is None else last
         self.future: Future[Any] = Future()
-        self.over = False
+        self.over: bool = False
         self._lock = threading.Lock()
         self._begun = False
         self._found: list[tuple[int, Output]] = []

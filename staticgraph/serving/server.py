@@ -60,6 +60,10 @@ class Server:
         ValueError: ``max_wait_ms`` is negative, ``max_queue`` below 1, or the fields are not known.
     """
 
+    runner: Predictor
+    schema: Schema
+    max_queue: int
+
     def __init__(
         self,
         runner: Predictor,

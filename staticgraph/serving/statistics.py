@@ -86,6 +86,9 @@ class ServerStats:
 class Counts:
     """What is counted while a server runs; its caller holds the lock."""
 
+    answered: int
+    graphs: int
+
     def __init__(self, capacities: tuple[Capacity, ...]) -> None:
         self._capacities = capacities
         self.answered = self.failed = self.refused = self.cancelled = self.graphs = 0

@@ -40,6 +40,9 @@ class Workers:
         OSError: the port cannot be had.
     """
 
+    host: str
+    port: int
+
     def __init__(
         self, server: Server, reader: Reader, title: str, task: str | None, count: int,
         host: str, port: int,

@@ -58,7 +58,8 @@ def forward_of(model: torch.nn.Module) -> Forward:
             elif needed:
                 raise TypeError(
                     f"{kind}.forward needs {name!r}, which the batch does not have (it has "
-                    f"{', '.join(_told(batch))}): pass forward=lambda model, batch: ..."
+                    f"{', '.join(_told(batch))}): name it as the data does, or pass "
+                    "forward=lambda model, batch: ..."
                 )
         return module(**given)
 
@@ -67,5 +68,5 @@ def forward_of(model: torch.nn.Module) -> Forward:
 
 def _told(batch: StaticBatch) -> list[str]:
     """What a batch has that a user gave it, without masks and positions."""
-    own = ("_mask", "_batch", "_ptr", "graph_ids")
+    own = ("_mask", "_batch", "_ptr", "graph_ids", "transpose")
     return [name for name in batch.keys() if not name.endswith(own)]  # noqa: SIM118

@@ -49,7 +49,7 @@ class Averaging:
         self._norms = _norms_of_one_rank(model)
         self._model, self._device = model, subject.device
         self._on_cpu = subject.device.type == "cpu"
-        self.reduction = Reduction(_trained(subject), ranks, self._statistics)
+        self.reduction: Reduction = Reduction(_trained(subject), ranks, self._statistics)
         self._compared = not self._on_cpu
 
     def __call__(self, share: Share, batch: StaticBatch) -> Tensor:

@@ -41,7 +41,7 @@ class CapturedStep:
         self._idle: Any = None
         call = torch.compile(self._function, fullgraph=True, dynamic=False, backend=self._take)
         with tracing_options(), Restored(nothing=True):
-            self.result = call(*self._tensors)
+            self.result: Any = call(*self._tensors)
         self._again = Again(self._function, call)
 
     def _take(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

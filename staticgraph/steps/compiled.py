@@ -146,7 +146,7 @@ class CompiledFunction:
         self._name = name
         self._warm = False
         self._recording = mode.recording
-        self.counts = CompileCounts()
+        self.counts: CompileCounts = CompileCounts()
 
     @property
     def captured(self) -> Captured | None:

@@ -240,7 +240,7 @@ class Computation:
             shape = list(LossTerms.of(self._loss(out, batch)).values.shape)
             raise ValueError(
                 f"the loss has no rows of the batch: it gives a tensor of shape {shape}, whose "
-                "leading size does not change with the batch's; return one value a row, such as "
+                "leading size does not change with the batch's; return one value per row, such as "
                 "F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] return "
                 "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
                 "scalar)"

@@ -1,7 +1,7 @@
 """The mean of a loss over real rows, and over labelled targets.
 
-``loss(out, batch)`` gives one value a row; the padded rows, and targets that are NaN (OGB's way of
-saying "no label", see :mod:`staticgraph.steps.missing`), must take no part, neither in the mean
+``loss(out, batch)`` gives one value per row; the padded rows, and targets that are NaN (OGB's way
+of saying "no label", see :mod:`staticgraph.steps.missing`), must take no part, neither in the mean
 nor in a gradient. Rows may have weights, by whose sum a mean divides, and a term that is no row's
 (a penalty on parameters, a KL term) is added once, so a loss gives ``values``, ``(values,
 weights)`` or ``(values, weights, added)``.
@@ -26,7 +26,7 @@ class LossTerms(NamedTuple):
     """What a loss gives; a plain tuple does as well.
 
     Attributes:
-        values: one value a row, or several: ``[rows, ...]``.
+        values: one value per row, or several: ``[rows, ...]``.
         weights: None for a plain mean; else numbers or bool with as many dimensions as ``values``,
             each as long or 1: the mean is ``sum(weights * values) / sum(weights)``.
         added: a 0-dim tensor or a number, added to the mean once.
@@ -50,7 +50,7 @@ class LossTerms(NamedTuple):
         values, weights, added = terms
         if not isinstance(values, Tensor):
             raise TypeError(
-                f"the loss gives a {type(values).__name__}: return a tensor of one value a row, "
+                f"the loss gives a {type(values).__name__}: return a tensor of one value per row, "
                 "such as F.mse_loss(out, batch.y, reduction='none'), or (values, weights), or "
                 "(values, weights or None, a scalar to add once)"
             )
@@ -93,7 +93,7 @@ def mean_loss(loss: Loss, out: Any, batch: StaticBatch, given: StaticBatch | Non
     """The mean of ``loss(out, batch)`` over real rows and labelled targets, 0-dim.
 
     Args:
-        loss: one value a row, or :class:`LossTerms`.
+        loss: one value per row, or :class:`LossTerms`.
         out: the model's output.
         batch: perhaps with other tensors that the model has set.
         given: as the model got it.
@@ -142,8 +142,8 @@ def masked_mean(
     """The mean of a loss over the real rows of a batch.
 
     Args:
-        values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value a row, or
-            several. Where targets are missing it has the target's shape, and missing entries are
+        values: ``[G, ...]``, ``[N, ...]``, ``[E, ...]`` or the rows of a type: one value per row,
+            or several. Where targets are missing it has the target's shape, and missing entries are
             left out.
         batch: with its targets as they came, NaN included.
         read: the float fields that the loss read.
@@ -170,8 +170,8 @@ def _masked_sum(
     left out; and how many values that were, or the sum of their weights."""
     if values.dim() == 0:
         raise ValueError(
-            "the loss is a scalar, so padded rows are already averaged in: return one value a row, "
-            "such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
+            "the loss is a scalar, so padded rows are already averaged in: return one value per "
+            "row, such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
             "penalty, a KL term) is added once: return (values, None, scalar)"
         )
     try:

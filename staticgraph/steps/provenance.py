@@ -168,7 +168,7 @@ def run_elsewhere(
     Args:
         model: names its layers; left as it is by whoever calls this.
         forward: of a batch, inside its context.
-        loss: one value a row, or None.
+        loss: one value per row, or None.
         layout: of a bucket.
         device: where the model is.
         used: sizes that must not occur either.

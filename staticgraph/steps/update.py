@@ -17,7 +17,7 @@ class Update:
 
     def __init__(self, subject: Subject) -> None:
         self._model = subject.model
-        self.optimizer = subject.optimizer
+        self.optimizer: torch.optim.Optimizer | None = subject.optimizer
         self._clip_norm = subject.clip_norm
 
     def zero_grad(self) -> None:

@@ -47,6 +47,8 @@ class Checks:
         names: those arrays.
     """
 
+    root: Path
+
     def __init__(
         self,
         root: Path,
@@ -60,7 +62,7 @@ class Checks:
         self._blocks, self._sums, self._names = blocks, sums, names
         self._done = np.zeros(len(blocks) - 1, bool)
         self._columns: set[str] = set()
-        self.complete = False
+        self.complete: bool = False
 
     @property
     def done(self) -> NDArray[np.bool_]:

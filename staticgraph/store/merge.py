@@ -86,6 +86,8 @@ class Survey:
         BadGraph: parts have other fields, or other objects on the host, than the first.
     """
 
+    graphs: int
+
     def __init__(self, parts: Sequence[Part], *, verify: bool = True) -> None:
         self._parts = parts
         self._dtypes: dict[str, set[np.dtype]] = {}
@@ -115,7 +117,7 @@ class Survey:
                         self._dtypes[name] = {array.dtype}  # those before were empty
         assert schema is not None, "a store needs at least one graph"
         self.schema = schema
-        self.names = [
+        self.names: list[str] = [
             name
             for name in self._dtypes
             if self._lengths[name] or not name.startswith("origins.")  # none: all were sorted

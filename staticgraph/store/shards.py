@@ -103,7 +103,7 @@ class OpenShards:
         self._shards, self._name = shards, name
         self._fields = _layout(schema)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.most = max(4, (descriptors - SPARE_DESCRIPTORS) // max(1, arrays))
+        self.most: int = max(4, (descriptors - SPARE_DESCRIPTORS) // max(1, arrays))
         self._open: OrderedDict[int, GraphColumns] = OrderedDict()
         self._checked: dict[int, NDArray[np.bool_] | None] = {}
         self._lock = threading.Lock()

@@ -74,7 +74,7 @@ class StoreWriter:
     ) -> None:
         if part_graphs < 1 or not 0 <= (shard or 0) < 10**5:
             raise ValueError(f"part_graphs={part_graphs} of at least 1, shard={shard} below 100000")
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self._shard, self._part_graphs = shard, part_graphs
         self._name = name or self.folder.name
         self._levels = dict(levels or {})
@@ -85,7 +85,7 @@ class StoreWriter:
         own = [path for path in parts_of(self.folder) if numbers_of(path)[0] == (shard or 0)]
         stores = [GraphStore.load(path, verify=False) for path in own]
         self._number = len(own)
-        self.committed = sum(len(store) for store in stores)
+        self.committed: int = sum(len(store) for store in stores)
         self.schema = stores[0].schema if stores else schema
         if self.schema is not None:
             self._levels = {**self._known_levels(self.schema), **self._levels}

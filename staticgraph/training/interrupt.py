@@ -26,7 +26,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested: bool = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
@@ -27,6 +28,8 @@ from staticgraph.recording.recording import Recording
 from staticgraph.runner.runner import StaticGraphRunner
 from staticgraph.steps.subject import Subject
 from staticgraph.store.digest import digest_of
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
 from staticgraph.training.compile_ahead import compile_ahead
@@ -44,7 +47,7 @@ from staticgraph.training.memory import memory_of
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.schedule import factor, stands_still
 from staticgraph.training.subject import attends, load_weights, mode_of, model_of
-from staticgraph.training.tasks import BatchLoss, task_of
+from staticgraph.training.tasks import BatchLoss, Task, task_of
 from staticgraph.training.timed_batches import timed
 
 if TYPE_CHECKING:
@@ -63,6 +66,11 @@ READ_EVERY = 20
 class Training:
     """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share."""
 
+    config: TrainConfig
+    folder: Path
+    ranks: Ranks | None
+    task: Task
+
     def __init__(
         self,
         config: TrainConfig,
@@ -72,17 +80,18 @@ class Training:
         ranks: Ranks | None = None,
     ) -> None:
         self.config, self.folder, self.ranks = config, folder, ranks
-        self.writes = ranks is None or ranks.first
-        self.progress = progress and self.writes
-        self.device = device_of(config.device, ranks)
-        self.kernels = takes_kernels(config.kernels, config.model, self.device.type)
+        self.writes: bool = ranks is None or ranks.first
+        self.progress: bool = progress and self.writes
+        self.device: torch.device = device_of(config.device, ranks)
+        self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
+        datasets.check(config.data, target=config.target)  # before half a minute of compiling
         if self.kernels and self.device.type == "cpu":
             first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
 
         self._say(f"opening {config.data} and planning its batches")
 
-        self.store = opened(config, ranks, self.progress)
-        self.data = digest_of(self.store)
+        self.store: GraphStore = opened(config, ranks, self.progress)
+        self.data: str = digest_of(self.store)
         if state is not None and state["data"] != self.data:
             raise ValueError(
                 f"the run in {folder} was begun with other data: {config.data} has other features, "
@@ -91,19 +100,21 @@ class Training:
             )
         self.task = task = task_of(self.store)
         torch.manual_seed(config.seed)
-        self.model = model_of(config, self.store, task.num_outputs).to(self.device)
+        self.model: torch.nn.Module = model_of(config, self.store, task.num_outputs).to(self.device)
         if ranks is not None:
             ranks.check_alike(**{"the data": self.data})
             self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
             if not ranks.first:  # or every rank would drop the same places
                 torch.manual_seed(config.seed + APART * ranks.rank)
         convert(self.model, kernels=self.kernels)
-        self.optimizer = torch.optim.Adam(
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
             self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
         )
-        self.source = source_of(config, self.store, self.device, self.kernels)
+        self.source: GraphStore | DeviceStore = source_of(
+            config, self.store, self.device, self.kernels
+        )
         train_ids = self.store.splits["train"]
-        self.plan = (
+        self.plan: BucketPlan = (
             BucketPlan.from_dict(state["plan"])
             if state
             else plan_buckets(
@@ -116,7 +127,7 @@ class Training:
         on_host = self.source is self.store
         # None until the first steps have told.
         self.workers = None if config.workers == "auto" and on_host else _number(config.workers)
-        self.loader = self._loader("train")
+        self.loader: StaticLoader = self._loader("train")
         subject = Subject(
             self.model,
             loss=BatchLoss(task.row_loss),
@@ -125,13 +136,13 @@ class Training:
             clip_norm=config.clip_norm,
             accumulate=config.accumulate,
         )
-        self.runner = StaticGraphRunner(
+        self.runner: StaticGraphRunner = StaticGraphRunner(
             subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
         )
         check_judged(config, self.store)
         self.steps: list[Step] = []
         self.epochs: list[Epoch] = []
-        self.seconds = 0.0  # of the present epoch, earlier sittings included
+        self.seconds: float = 0.0  # of the present epoch, earlier sittings included
         self.state = state
 
     def run(self) -> TrainReport:
@@ -422,12 +433,14 @@ class Training:
 
     def _opening(self, resumed_at: int) -> str:
         plan, mode = self.plan, self.runner.mode
+        timed_first = "auto (what there is is timed before the first step)"
+        chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, plan.capacities))
         again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
         return (
             f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
-            f"{self.store.name} in {len(self.loader)} batches an epoch; buckets {shapes}; "
-            f"mode {mode.name} ({mode.reason}) on {self.device}{self._several()}, "
+            f"{self.store.name} in {len(self.loader)} batches per epoch; buckets {shapes}; "
+            f"mode {chosen} on {self.device}{self._several()}, "
             f"graphs {place_of(self.source)}, "
             f"kernels {'on' if self.kernels else 'off'}"
         )

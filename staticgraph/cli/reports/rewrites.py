@@ -21,6 +21,10 @@ class RewritesReport:
         note: why there is nothing to tell; ``""`` where there is.
     """
 
+    done: tuple[Rewritten, ...]
+    missed: tuple[Rewritten, ...]
+    note: str
+
     def __init__(
         self, done: Sequence[Rewritten] = (), missed: Sequence[Rewritten] = (), note: str = ""
     ) -> None:

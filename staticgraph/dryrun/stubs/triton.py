@@ -47,7 +47,7 @@ class Pointer:
     so that a view is aligned as it would be."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
+        self.dtype: torch.dtype = tensor.dtype
         self._address = int(tensor.storage_offset()) * tensor.element_size()
 
     def data_ptr(self) -> int:

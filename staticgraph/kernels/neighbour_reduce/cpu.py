@@ -16,20 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from staticgraph.kernels.exponential import exp
-from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.store.columns import Array
 
 SUM, MEAN, MIN, MAX, VAR, STD = range(6)
 RELU, LEAKY_RELU, SILU, SIGMOID = 1, 2, 3, 4
 LEAST_VARIANCE = 1e-5
-# Put where it is called: a call with four arrays costs as much as what it does for a row. The sum
-# of the operands stands in each loop below again, so that each is one short loop without a branch
-# that can be vectorised.
-inlined = numba.njit(inline="always")
 
 
 @inlined
@@ -46,7 +41,8 @@ def _message(
     one: Any,
     message: Array,
 ) -> None:
-    """The sum of the operands under its activation."""
+    """The sum of the operands under its activation, which stands in each loop, so that each is one
+    short loop without a branch that can be vectorised."""
     width = len(message)
     if activation == RELU:
         for f in range(width):

@@ -18,6 +18,10 @@ Operands = tuple[Tensor | None, Tensor | None, Tensor | None]
 class Edges:
     """Where edges lead, and reductions by it."""
 
+    src: Tensor
+    dst: Tensor
+    row_ptr: Tensor
+
     def __init__(self, src: Tensor, dst: Tensor, row_ptr: Tensor) -> None:
         self.src, self.dst, self.row_ptr = src, dst, row_ptr
 

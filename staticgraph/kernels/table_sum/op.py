@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ _forward = operator(
     fake=lambda index, offsets, weight: weight.new_empty(index.size(0), weight.size(1)),
 )
 # By table and index; of one table where there are no offsets.
-table_gradient = operator(
+table_gradient: Callable[..., Tensor] = operator(
     "table_sum_backward(Tensor grad, Tensor index, Tensor? offsets, SymInt entries) -> Tensor",
     cpu=_backward_on_cpu,
     cuda=_backward_on_cuda,

@@ -78,7 +78,16 @@ class StaticQuantileAggregation(QuantileAggregation):
 class StaticMedianAggregation(MedianAggregation, StaticQuantileAggregation):
     """``MedianAggregation``, a lower 0.5-quantile."""
 
-    forward = StaticQuantileAggregation.forward
+    def forward(
+        self,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        dim_size: int | None = None,
+        dim: int = -2,
+    ) -> Tensor:
+        """The quantile's, not PyG's."""
+        return StaticQuantileAggregation.forward(self, x, index, ptr, dim_size, dim)
 
 
 def _at_last_place(context: BatchContext, out: Tensor) -> Tensor:

@@ -49,7 +49,9 @@ class _ByBlocks:
 
     _staticgraph: BatchContext
 
-    def to_dense_batch(self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any):
+    def to_dense_batch(
+        self, x: Tensor, index: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """A block and its mask as they are, if that is what they are."""
         if index is not None and index.dtype == torch.bool:
             return x, index

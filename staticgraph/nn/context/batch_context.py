@@ -45,12 +45,12 @@ class BatchContext:
     __slots__ = ("apart", "attention", "kernels", "timed")
 
     def __init__(self) -> None:
-        self.attention = "auto"
+        self.attention: str = "auto"
         # What was fastest on the device, by what tells a bucket's attention from another's.
         self.timed: dict[Hashable, str] = {}
         # Leading sizes of the model's own, each with the layer that asked about it.
         self.apart: dict[int, str] = {}
-        self.kernels = False
+        self.kernels: bool = False
 
     def enter(self, batch: StaticBatch, leaves: bool = False) -> None:
         """Makes ``batch`` the present one of this thread; :meth:`leave` ends it, and what was

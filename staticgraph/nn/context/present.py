@@ -67,15 +67,15 @@ class Binding:
         task: int,
         leaves: bool = False,
     ) -> None:
-        self.context = context
-        self.batch = batch
-        self.rows = rows
+        self.context: Any = context
+        self.batch: StaticBatch = batch
+        self.rows: Any = rows
         self.made: dict[Any, Any] = {}
         self.blocks: dict[Any, Any] = {}
-        self.before = before
-        self.task = task
-        self.leaves = leaves
-        self.again = False
+        self.before: Binding | None = before
+        self.task: int = task
+        self.leaves: bool = leaves
+        self.again: bool = False
 
 
 class _Here(threading.local):

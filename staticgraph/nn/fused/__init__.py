@@ -13,7 +13,7 @@ not do: second derivatives; models that need forces must stay without.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -58,7 +58,7 @@ FORMS: tuple[type, ...] = (
     FusedSoftmaxAggregation,
 )
 # What a form takes the place of: the class that it extends. Only that exact class is exchanged.
-BY_STOCK = {form.__bases__[-1]: form for form in FORMS}
+BY_STOCK: dict[type[Any], type[Any]] = {form.__bases__[-1]: form for form in FORMS}
 
 
 class FusedLayer(NamedTuple):

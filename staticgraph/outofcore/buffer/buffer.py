@@ -40,6 +40,13 @@ class Resident:
         around: what sampling sees, where the buffer knows a direction.
     """
 
+    around: ResidentGraph | None
+    graph: PartitionedGraph
+    number: int
+    partitions: tuple[int, ...]
+    slot_of: NDArray[np.int64]
+    edges: NDArray[Any]
+
     __slots__ = (
         "_first", "_total", "around", "edges", "graph", "number", "partitions", "slot_of",
     )  # fmt: skip
@@ -113,7 +120,7 @@ class EmbeddingBuffer:
         self._slot_of = np.full(p, -1, dtype=np.int64)
         self._writing: list[tuple[int, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, "staticgraph-partitions")
-        self.waited_s = 0.0
+        self.waited_s: float = 0.0
         self.times: list[StateTime] = []
 
     @property

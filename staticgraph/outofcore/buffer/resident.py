@@ -37,6 +37,12 @@ class ResidentGraph:
         node_of: ``[rows]`` the graph's node in each row, -1 where there is none.
     """
 
+    graph: PartitionedGraph
+    number: int
+    partitions: tuple[int, ...]
+    slot_of: NDArray[np.int64]
+    features: NDArray[Any]
+
     __slots__ = (
         "degrees", "edges", "features", "graph", "neighbours", "node_of", "number", "partitions",
         "slot_of", "train", "whole_degrees",
@@ -53,16 +59,18 @@ class ResidentGraph:
     ) -> None:
         size, self.graph, self.number = graph.partition_size, graph, number
         self.partitions, self.slot_of, self.features = state.partitions, slot_of, features
-        self.train = state.train if isinstance(state, NodeState) else ()
+        self.train: tuple[int, ...] = state.train if isinstance(state, NodeState) else ()
         pairs = [(i, j) for i in state.partitions for j in state.partitions]
         every = self._in_rows(graph.read_cells(pairs))
-        self.neighbours = Neighbours.of(every[:, 0], every[:, -1], len(features), direction)
-        self.degrees = self.neighbours.degrees()
-        self.whole_degrees = np.zeros(len(features), np.int64)
-        self.edges = np.empty((0, graph.columns), graph.dtype)
+        self.neighbours: Neighbours = Neighbours.of(
+            every[:, 0], every[:, -1], len(features), direction
+        )
+        self.degrees: NDArray[np.int64] = self.neighbours.degrees()
+        self.whole_degrees: NDArray[np.int64] = np.zeros(len(features), np.int64)
+        self.edges: NDArray[Any] = np.empty((0, graph.columns), graph.dtype)
         if isinstance(state, State):
             self.edges = self._in_rows(graph.read_cells(state.cells))
-        self.node_of = np.full(len(features), -1, np.int64)
+        self.node_of: NDArray[np.int64] = np.full(len(features), -1, np.int64)
         for partition in state.partitions:
             count, low = graph.nodes_of(partition), int(slot_of[partition]) * size
             first = partition * size
@@ -93,6 +101,9 @@ class ResidentGraphs:
         partitions_read: so far.
         times: of the states of the last run.
     """
+
+    waited_s: float
+    partitions_read: int
 
     # Nothing is written back, so a state may be left while its batches are still in use.
     mutable = False

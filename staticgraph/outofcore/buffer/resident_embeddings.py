@@ -22,7 +22,7 @@ class ResidentEmbeddings:
 
     def __init__(self, buffer: EmbeddingBuffer) -> None:
         self.buffer = buffer
-        self.partitions_read = 0
+        self.partitions_read: int = 0
 
     @property
     def waited_s(self) -> float:

@@ -54,11 +54,15 @@ class EmbeddingFile:
         StoreCorrupt: the commit or the data is missing, or not what was written.
     """
 
+    num_partitions: int
+    partition_size: int
+    dimension: int
+
     def __init__(self, folder: str | Path, *, cached: bool = True) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         _require_both(self.folder)
         commit = _read_commit(self.folder / COMMIT)
-        self.epoch = int(commit.pop("epoch"))
+        self.epoch: int = int(commit.pop("epoch"))
         self.num_partitions, self.partition_size, self.dimension = (
             int(value) for value in commit.pop("shape")
         )

@@ -42,17 +42,20 @@ class PartitionedGraph:
         StoreCorrupt: a file is missing, cut or changed; the message names file and offset.
     """
 
+    folder: Path
+    cached: bool
+
     def __init__(self, folder: str | Path, *, verify: bool = False, cached: bool = True) -> None:
         self.folder, self.cached = Path(folder), cached
-        self.manifest = Manifest.load(self.folder, verify)
+        self.manifest: Manifest = Manifest.load(self.folder, verify)
         m = self.manifest
-        self.num_nodes = m.num_nodes
-        self.num_edges = m.num_edges
-        self.num_partitions = m.num_partitions
-        self.partition_size = m.partition_size
-        self.num_relations = m.num_relations
-        self.columns = m.columns
-        self.dtype = np.dtype(m.index_dtype)
+        self.num_nodes: int = m.num_nodes
+        self.num_edges: int = m.num_edges
+        self.num_partitions: int = m.num_partitions
+        self.partition_size: int = m.partition_size
+        self.num_relations: int = m.num_relations
+        self.columns: int = m.columns
+        self.dtype: np.dtype[Any] = np.dtype(m.index_dtype)
         p = m.num_partitions
         self.offsets: NDArray[np.int64] = self._array(OFFSETS, np.dtype(np.int64), p * p + 1)
         ends = (int(self.offsets[0]), int(self.offsets[-1]))
@@ -64,8 +67,8 @@ class PartitionedGraph:
         self._cell_sums: NDArray[np.uint32] = self._array(SUMS, np.dtype(np.uint32), p * p)
         self._read_cells = np.zeros(p * p, bool)
         self._read_features = np.zeros(p, bool)
-        self.edge_file = BlockFile(self.folder / EDGES, cached=cached)
-        self.feature_file = None
+        self.edge_file: BlockFile = BlockFile(self.folder / EDGES, cached=cached)
+        self.feature_file: BlockFile | None = None
         if m.features is not None:
             self.feature_file = BlockFile(self.folder / FEATURES, cached=cached)
         self._degrees: dict[Direction, NDArray[np.int32]] = {}

@@ -31,11 +31,14 @@ class BlockFile:
         cached: leave blocks in the page cache; otherwise a write waits for the disk.
     """
 
+    path: Path
+    cached: bool
+
     def __init__(self, path: Path, writable: bool = False, cached: bool = True) -> None:
         self.path, self.cached = path, cached
-        self.descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
-        self.bytes_read = 0
-        self.reads = 0
+        self.descriptor: int = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        self.bytes_read: int = 0
+        self.reads: int = 0
 
     def read(self, offset: int, into: Sequence[NDArray[Any]]) -> None:
         """Fills the arrays, contiguous each, one behind the other, from ``offset`` on.

@@ -67,8 +67,8 @@ class DenseSampler:
         if not fanouts or min(fanouts) < 1:
             raise ValueError(f"fanouts={list(fanouts)}: give at least one hop, each at least 1")
         self.neighbours = neighbours
-        self.fanouts = tuple(fanouts)
-        self.widths = tuple(f * len(neighbours.pointers) for f in fanouts)
+        self.fanouts: tuple[int, ...] = tuple(fanouts)
+        self.widths: tuple[int, ...] = tuple(f * len(neighbours.pointers) for f in fanouts)
         self._position = np.full(neighbours.rows, -1, np.int32)
 
     def sample(self, seeds: IntArray, seed: int) -> DenseSample:

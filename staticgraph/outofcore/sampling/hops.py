@@ -149,6 +149,11 @@ class HopBatch:
         copied: recorded when a device has its copy; the slot is not filled again before.
     """
 
+    capacity: HopCapacity
+    degree: Tensor
+    rung: int | None
+    whole: Tensor
+
     __slots__ = (
         "capacity",
         "copied",
@@ -165,10 +170,10 @@ class HopBatch:
     def __init__(self, capacity: HopCapacity, rung: int | None, pinned: bool = False) -> None:
         rows, sizes = capacity.rows, zip(capacity.nodes, capacity.widths, strict=False)
         self.capacity, self.rung = capacity, rung
-        self.rows = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
+        self.rows: Tensor = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
         self.degree, self.whole = torch.zeros(2, rows, pin_memory=pinned)
-        self.mask = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
-        self.draws = tuple(
+        self.mask: Tensor = torch.zeros(rows, dtype=torch.bool, pin_memory=pinned)
+        self.draws: tuple[Tensor, ...] = tuple(
             torch.zeros(n, width, dtype=torch.int64, pin_memory=pinned) for n, width in sizes
         )
         self.x: Tensor | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from staticgraph.outofcore.sampling.hops import HopBatch
 
@@ -21,18 +22,22 @@ class LinkEnds:
         mask: ``[B]`` bool; real edges.
     """
 
+    destination: Tensor
+    relation: Tensor
+    source: Tensor
+
     __slots__ = ("destination", "mask", "negatives", "relation", "source")
 
     def __init__(self, edges: NDArray[Any], local: NDArray[np.int64], size: int) -> None:
         n = len(edges)
-        self.mask = torch.zeros(size, dtype=torch.bool)
+        self.mask: Tensor = torch.zeros(size, dtype=torch.bool)
         self.source, self.destination, self.relation = torch.zeros(3, size, dtype=torch.int64)
         self.mask[:n] = True
         ends = torch.from_numpy(local)
         self.source[:n], self.destination[:n] = ends[:n], ends[n : 2 * n]
         if edges.shape[1] == 3:
             self.relation[:n] = torch.from_numpy(edges[:, 1].astype(np.int64))
-        self.negatives = ends[2 * n :]
+        self.negatives: Tensor = ends[2 * n :]
 
 
 class SampledBatch:
@@ -44,6 +49,11 @@ class SampledBatch:
         state: the state of the buffer it was sampled in.
         ends: for links, where the edges' ends stand; None for nodes.
     """
+
+    ends: LinkEnds | None
+    hops: HopBatch
+    seeds: NDArray[np.int64]
+    state: int
 
     __slots__ = ("ends", "hops", "seeds", "state")
 

@@ -65,6 +65,17 @@ class SampledLoader:
         ValueError: a policy for the other task, or labels of another length.
     """
 
+    graph: PartitionedGraph
+    policy: NodePolicy | EdgePolicy
+    fanouts: list[int]
+    batch_size: int
+    negatives: int
+    degree_fraction: float
+    exclude: bool
+    shuffle: bool
+    seed: int
+    epoch: int
+
     def __init__(
         self,
         graph: PartitionedGraph,
@@ -100,7 +111,7 @@ class SampledLoader:
         self.fanouts, self.batch_size, self.negatives = list(fanouts), batch_size, negatives
         self.degree_fraction, self.exclude = degree_fraction, exclude
         self.ladder, self.shuffle, self.seed, self.epoch = ladder, shuffle, seed, 0
-        self.waited_s = 0.0
+        self.waited_s: float = 0.0
         self._direction: Direction = direction
         self._new = np.empty(graph.num_nodes, np.int64)
         self._new[graph.node_ids] = np.arange(graph.num_nodes)
@@ -110,7 +121,9 @@ class SampledLoader:
             else self._new[np.unique(np.asarray(seeds, np.int64))]
         )
         self._labels = None if labels is None else np.asarray(labels, np.int64)[graph.node_ids]
-        self.states = states or ResidentGraphs(graph, direction)
+        self.states: ResidentGraphs | ResidentEmbeddings = states or ResidentGraphs(
+            graph, direction
+        )
         self._pinned = torch.cuda.is_available()
         self._free: dict[int, queue.SimpleQueue[HopBatch]] = {}
 

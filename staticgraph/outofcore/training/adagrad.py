@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 EPSILON = np.float32(1e-10)
+Rows = NDArray[np.float32]
+Numbers = NDArray[np.int64]
 
 
 @numba.njit(cache=True, nogil=True, fastmath=False)
-def adagrad_rows(values, sums, rows, gradient, rate):
+def adagrad_rows(
+    values: Rows, sums: Rows, rows: Numbers, gradient: Rows, rate: np.float32 | float
+) -> None:
     """Updates ``values[rows]`` and ``sums[rows]``, ``[n, D]`` float32 each, with the first n
     rows of ``gradient``."""
     for i in range(len(rows)):
@@ -27,7 +32,9 @@ def adagrad_rows(values, sums, rows, gradient, rate):
 
 
 @numba.njit(cache=True, nogil=True)
-def distinct(rows, place, distinct_rows, local):
+def distinct(
+    rows: Numbers, place: NDArray[np.int32], distinct_rows: Numbers, local: Numbers
+) -> int:
     """The distinct entries of ``rows`` and where each entry stands among them.
 
     Args:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer
 from staticgraph.outofcore.buffer.resident_embeddings import ResidentEmbeddings
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.policies.policy import EdgePolicy
@@ -51,7 +52,7 @@ class EncodedLinkLoss(nn.Module):
     def __init__(self, encoder: SampledGNN, step: LinkStep, relations: Tensor) -> None:
         super().__init__()
         self.encoder = encoder
-        self.relations = nn.Parameter(relations)
+        self.relations: nn.Parameter = nn.Parameter(relations)
         self._step = step
 
     def forward(self, x: Tensor, hops: Hops, *ends: Tensor) -> Tensor:
@@ -77,6 +78,11 @@ class EncodedLinkTrainer(CommittedEpochs):
     Raises:
         ValueError: fan-outs for another encoder, or a folder that was trained otherwise.
     """
+
+    policy: EdgePolicy
+    config: LinkConfig
+    encoder: SampledGNN
+    graph: PartitionedGraph
 
     def __init__(
         self,
@@ -106,8 +112,10 @@ class EncodedLinkTrainer(CommittedEpochs):
         self.decoder: Decoder = DECODERS[config.decoder]()
         relations = self.decoder.initial(max(1, graph.num_relations), encoder.out_channels)
         device = next(encoder.parameters()).device
-        self.model = EncodedLinkLoss(encoder, LinkStep(config, self.decoder), relations.to(device))
-        self.optimizer = torch.optim.Adagrad(
+        self.model: EncodedLinkLoss = EncodedLinkLoss(
+            encoder, LinkStep(config, self.decoder), relations.to(device)
+        )
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adagrad(
             [
                 {"params": [self.model.relations], "lr": config.rate},
                 {"params": list(encoder.parameters())},
@@ -115,15 +123,19 @@ class EncodedLinkTrainer(CommittedEpochs):
             lr=encoder_rate,
             eps=float(EPSILON),
         )
-        self.runner = HopRunner(self.model, mode)
+        self.runner: HopRunner = HopRunner(self.model, mode)
         identity = f"{encoder} {list(fanouts)} {direction} {encoder_rate} {exclude}"
-        self.file = open_for(Path(folder), graph, config, identity, self._parameters())
+        self.file: EmbeddingFile = open_for(
+            Path(folder), graph, config, identity, self._parameters()
+        )
         self._restore()
         p = graph.num_partitions
-        self.buffer = EmbeddingBuffer(graph, self.file, policy.slots(p), policy.group(p), direction)
+        self.buffer: EmbeddingBuffer = EmbeddingBuffer(
+            graph, self.file, policy.slots(p), policy.group(p), direction
+        )
         self._direction: Direction = direction
         self._encoded: tuple[int, Tensor] | None = None
-        self.loader = SampledLoader(
+        self.loader: SampledLoader = SampledLoader(
             graph,
             policy,
             list(fanouts),

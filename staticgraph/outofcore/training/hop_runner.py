@@ -20,7 +20,7 @@ from staticgraph.outofcore.sampling.hops import HopBatch
 from staticgraph.outofcore.training.hop_recording import RecordedHops
 from staticgraph.recording.recorder import CudaGraphRecorder, Recorder
 from staticgraph.steps.compiled import CompiledFunction
-from staticgraph.steps.modes import resolve
+from staticgraph.steps.modes import Mode, resolve
 
 Compiler = Callable[[Callable[..., Tensor], str], Callable[..., Tensor]]
 
@@ -51,12 +51,14 @@ class HopRunner:
         recorder: Recorder | None = None,
     ) -> None:
         self.model = model
-        self.device = next(model.parameters()).device
-        self.mode = resolve(mode, self.device.type, allow_cpu=recorder is not None)
+        self.device: torch.device = next(model.parameters()).device
+        self.mode: Mode = resolve(mode, self.device.type, allow_cpu=recorder is not None)
         if self.mode.own and recorder is None:
             # The loader's thread goes on making pinned slots while a step is recorded.
             recorder = CudaGraphRecorder(self.device, error_mode="thread_local")
-        self.recorded = RecordedHops(model, recorder) if self.mode.own and recorder else None
+        self.recorded: RecordedHops | None = (
+            RecordedHops(model, recorder) if self.mode.own and recorder else None
+        )
         compiles = self.mode.compiled if recorder is None else recorder.compiles
         self._compiler = compiler or (
             (lambda function, name: CompiledFunction(function, self.mode, name))

@@ -54,8 +54,8 @@ class SampledSAGE(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.lin_l = nn.Linear(in_channels, out_channels)
-        self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
+        self.lin_l: nn.Linear = nn.Linear(in_channels, out_channels)
+        self.lin_r: nn.Linear = nn.Linear(in_channels, out_channels, bias=False)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
         """``[rows of hops 0 to depth, F]`` to ``[rows of hops 0 to depth - 1, F']``."""
@@ -81,8 +81,8 @@ class SampledGCN(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.lin = nn.Linear(in_channels, out_channels, bias=False)
-        self.bias = nn.Parameter(torch.zeros(out_channels))
+        self.lin: nn.Linear = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(out_channels))
         nn.init.xavier_uniform_(self.lin.weight)
 
     def forward(self, x: Tensor, hops: Hops, depth: int) -> Tensor:
@@ -111,15 +111,18 @@ class SampledGAT(nn.Module):
         heads: how many.
     """
 
+    heads: int
+    out_channels: int
+
     SLOPE = 0.2
 
     def __init__(self, in_channels: int, out_channels: int, heads: int = 1) -> None:
         super().__init__()
         self.heads, self.out_channels = heads, out_channels
-        self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
-        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.bias = nn.Parameter(torch.zeros(heads * out_channels))
+        self.lin: nn.Linear = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.att_src: nn.Parameter = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst: nn.Parameter = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(heads * out_channels))
         for parameter in (self.lin.weight, self.att_src, self.att_dst):
             nn.init.xavier_uniform_(parameter)
 
@@ -146,7 +149,11 @@ class SampledGAT(nn.Module):
         return _call(conv, self, x, edge_index)
 
 
-LAYERS = {"sage": SampledSAGE, "gcn": SampledGCN, "gat": SampledGAT}
+LAYERS: dict[str, type[SampledSAGE | SampledGCN | SampledGAT]] = {
+    "sage": SampledSAGE,
+    "gcn": SampledGCN,
+    "gat": SampledGAT,
+}
 
 
 class SampledGNN(nn.Module):
@@ -161,6 +168,9 @@ class SampledGNN(nn.Module):
         dropout: before every layer, in training.
         heads: of ``gat``, but for its last layer, which has one.
     """
+
+    in_channels: int
+    out_channels: int
 
     def __init__(
         self,
@@ -185,7 +195,7 @@ class SampledGNN(nn.Module):
             else:
                 made.append(LAYERS[kind](before, after))
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.layers = nn.ModuleList(made)
+        self.layers: nn.ModuleList = nn.ModuleList(made)
         self.dropout = dropout
 
     def extra_repr(self) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staticgraph.outofcore.buffer.buffer import EmbeddingBuffer, Resident
+from staticgraph.outofcore.disk.embeddings import EmbeddingFile
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.policies.policy import EdgePolicy
 from staticgraph.outofcore.training.adagrad import adagrad_rows
@@ -46,6 +47,10 @@ class LinkTrainer(CommittedEpochs):
             another configuration.
     """
 
+    policy: EdgePolicy
+    config: LinkConfig
+    graph: PartitionedGraph
+
     def __init__(
         self,
         graph: PartitionedGraph,
@@ -59,10 +64,10 @@ class LinkTrainer(CommittedEpochs):
         slots, group = policy.slots(p), policy.group(p)
         relations = self.decoder.initial(max(1, graph.num_relations), config.dimension).numpy()
         extras = {"relations": relations, "relation_sums": np.zeros_like(relations)}
-        self.file = open_for(Path(folder), graph, config, "", extras)
+        self.file: EmbeddingFile = open_for(Path(folder), graph, config, "", extras)
         self._restore()
-        self.buffer = EmbeddingBuffer(graph, self.file, slots, group)
-        self.step = LinkStep(config, self.decoder, whole=False)
+        self.buffer: EmbeddingBuffer = EmbeddingBuffer(graph, self.file, slots, group)
+        self.step: LinkStep = LinkStep(config, self.decoder, whole=False)
         self._place = np.full(len(self.buffer.values), -1, np.int32)
 
     def close(self) -> None:
@@ -98,8 +103,8 @@ class LinkTrainer(CommittedEpochs):
 
     def _restore(self) -> None:
         """Relation parameters as they were committed."""
-        self.relations = torch.from_numpy(self.file.extras["relations"].copy())
-        self.relation_sums = torch.from_numpy(self.file.extras["relation_sums"].copy())
+        self.relations: Tensor = torch.from_numpy(self.file.extras["relations"].copy())
+        self.relation_sums: Tensor = torch.from_numpy(self.file.extras["relation_sums"].copy())
 
     def _train_batch(
         self, edges: NDArray[Any], resident: Resident, rng: np.random.Generator

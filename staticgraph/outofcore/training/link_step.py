@@ -101,6 +101,9 @@ class LinkStep:
         whole: pad every batch to all of B, not to its last chunk.
     """
 
+    config: LinkConfig
+    decoder: Decoder
+
     def __init__(
         self,
         config: LinkConfig,

@@ -50,6 +50,9 @@ class NodeTrainer:
         mode: as of :class:`HopRunner`.
     """
 
+    model: SampledGNN
+    loader: SampledLoader
+
     def __init__(
         self,
         model: SampledGNN,
@@ -60,8 +63,10 @@ class NodeTrainer:
         mode: str = "auto",
     ) -> None:
         self.model, self.loader = model, loader
-        self.optimizer = torch.optim.Adam(model.parameters(), rate, weight_decay=decay)
-        self.runner = HopRunner(model, mode)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            model.parameters(), rate, weight_decay=decay
+        )
+        self.runner: HopRunner = HopRunner(model, mode)
 
     def train_epoch(self) -> NodeEpoch:
         """One pass over the loader's seeds.

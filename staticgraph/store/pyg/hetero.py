@@ -168,7 +168,9 @@ class HeteroReader(PygReader):
         return max(owners, key=lambda axis: len(axis.name), default=None)
 
     def _counts(self) -> dict[str, tuple[Level, ...]]:
-        self.axes = {name: np.asarray(rows) for name, rows in self.counts_of.items()}
+        self.axes: dict[str, IntArray] = {
+            name: np.asarray(rows) for name, rows in self.counts_of.items()
+        }
         if self.schema is not None:
             return self._expected_counts(self.schema)
         counts: dict[str, tuple[Level, ...]] = {}

@@ -109,10 +109,13 @@ class PygReader(CountedFields):
                 if self.schema is not None and key.rpartition(".")[2] == "y":
                     found[key] = Said(self._no_label(number, key))
                 else:
+                    left_out = f"exclude=[{key!r}]"
                     raise BadGraph(
-                        f"graph {number} has no {key!r}, which "
-                        f"{'the plan expects' if self.schema else 'graph 0 has'}; add it to "
-                        f"every graph, or pass exclude=[{key!r}]"
+                        f"graph {number} has no {key!r}, which graph 0 has; add it to every "
+                        f"graph, or pass {left_out}"
+                        if self.schema is None
+                        else f"graph {number} has no {key!r}, which the plan expects; add it, or "
+                        f"make store and plan without it: GraphStore.from_pyg(..., {left_out})"
                     )
             self.values.setdefault(key, []).append(found[key].rows)
             self.increments.setdefault(key, []).append(found[key].increments)

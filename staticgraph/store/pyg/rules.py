@@ -132,7 +132,7 @@ class Increments:
                     f"graph {number} gives {len(steps)} increments for {key!r}, others give {width}"
                 )
             filled.append(steps * width if len(steps) == 1 else steps or (0,) * width)
-        self.steps = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
+        self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)
 
     def columns(self) -> list[IntArray]:
         """``[n]`` increments of each scalar of a row; one for all where they are the same."""

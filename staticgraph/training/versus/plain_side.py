@@ -29,9 +29,9 @@ class PlainSide:
     def __init__(self, setting: Setting, compiled: bool = False) -> None:
         self.setting = setting
         self.name = "PyG, compiled" if compiled else "PyG"
-        self.workers = 0
-        self.model = setting.fresh_model()
-        self.optimizer = setting.adam(self.model)
+        self.workers: int = 0
+        self.model: torch.nn.Module = setting.fresh_model()
+        self.optimizer: torch.optim.Optimizer = setting.adam(self.model)
         self._call: Any = torch.compile(self.model, dynamic=True) if compiled else self.model
         self._gaps = fields_with_gaps(setting.store.schema)
         self._loader: Any = None

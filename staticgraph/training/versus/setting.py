@@ -29,7 +29,7 @@ class Setting:
     Attributes:
         model: on the CPU, before its first step; never run itself.
         store: the graphs; plan: their fixed shapes.
-        loss: one value a row, as a runner takes it.
+        loss: one value per row, as a runner takes it.
         forward: how the model is called.
         train_ids: the graphs that may be drawn.
         batch_size: graphs of a batch.

@@ -69,15 +69,20 @@ class StaticSide:
         ValueError: there is no such mode, or it cannot run on this device.
     """
 
+    setting: Setting
+    name: str
+
     def __init__(self, setting: Setting, name: str) -> None:
         self.setting, self.name = setting, name
         way = Way.of(name)
-        self.model = convert(setting.fresh_model(), kernels=way.kernels)
-        self.optimizer = setting.adam(self.model)
+        self.model: torch.nn.Module = convert(setting.fresh_model(), kernels=way.kernels)
+        self.optimizer: torch.optim.Optimizer = setting.adam(self.model)
         subject = Subject(
             self.model, loss=setting.loss, optimizer=self.optimizer, forward=setting.forward
         )
-        self.runner = StaticGraphRunner(subject, setting.plan, way.mode, distributed="off")
+        self.runner: StaticGraphRunner = StaticGraphRunner(
+            subject, setting.plan, way.mode, distributed="off"
+        )
         self._source = self._moved(subject.pointers)
         self._loader: StaticLoader | None = None
         self._batches = 0

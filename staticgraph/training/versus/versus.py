@@ -104,7 +104,7 @@ def versus(
     Args:
         model: any PyG model; it is not changed.
         store: the graphs; those of its split ``train`` where it has one.
-        loss: ``loss(out, batch)``, one value a row, as a runner takes it.
+        loss: ``loss(out, batch)``, one value per row, as a runner takes it.
         forward: ``forward(model, batch)``, where the model's own parameter names do not tell.
         batch_size: graphs of a batch, on both sides.
         seconds: about so long in all; compiling may take longer, and each side has a few turns

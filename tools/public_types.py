@@ -1,0 +1,95 @@
+"""Fails where a public name has no type, and says which.
+
+    PYTHONPATH=. .venv/bin/python tools/public_types.py
+
+``pyright --verifytypes`` tells it among ten thousand lines, and for an environment that it finds by
+``PATH``. Here only what lacks a type is shown. PyG says of none of its classes what type they have
+(it ships no ``py.typed``), so a class that extends one of them counts as unknown, whatever we
+write: such a class is left out where its bases are all that is unknown of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "staticgraph"
+UNTYPED = "torch_geometric"
+OF_BASES = ("Type of base class", "Type of metaclass")
+
+
+def extends_untyped(name: str, root: Path) -> bool:
+    """Whether a class, given by its full name, extends one of PyG, if need be through others."""
+    module, _, last = name.rpartition(".")
+    folder = root / module.replace(".", "/")
+    path = (
+        folder.with_suffix(".py") if folder.with_suffix(".py").is_file() else folder / "__init__.py"
+    )
+    if not path.is_file():
+        return False
+    tree = ast.parse(path.read_text())
+    came_from = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == last:
+            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            full = [came_from.get(base, f"{module}.{base}") for base in bases]
+            return any(
+                base.startswith(f"{UNTYPED}.")
+                or (base.startswith(f"{PACKAGE}.") and extends_untyped(base, root))
+                for base in full
+            )
+    return False
+
+
+def without_types(report: dict[str, Any], root: Path) -> tuple[list[str], list[str]]:
+    """Of pyright's report: what lacks a type, with the reason, and the classes left out."""
+    lacking, left_out = [], []
+    for symbol in report["typeCompleteness"]["symbols"]:
+        if not symbol["isExported"] or (symbol["isTypeKnown"] and not symbol["isTypeAmbiguous"]):
+            continue
+        name = symbol["name"]
+        said = [each["message"] for each in symbol["diagnostics"] if each["severity"] == "error"]
+        if all(each.startswith(OF_BASES) for each in said) and extends_untyped(name, root):
+            left_out.append(name)
+        else:
+            lacking.append(f"{name}: {' '.join(' '.join(said).split())}")
+    return lacking, left_out
+
+
+def verified() -> dict[str, Any]:
+    """pyright's report on the package, as found from here."""
+    scripts = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    command = ["pyright", "--verifytypes", PACKAGE, "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    report = json.loads(done.stdout)
+    if "typeCompleteness" not in report:
+        raise SystemExit(f"pyright found no package {PACKAGE}: set PYTHONPATH=.")
+    return report
+
+
+def main(arguments: Sequence[str]) -> int:
+    report = verified()
+    lacking, left_out = without_types(report, Path.cwd())
+    print(*lacking, sep="\n", end="\n" if lacking else "")
+    counts = report["typeCompleteness"]["exportedSymbolCounts"]
+    print(
+        f"public names: {sum(counts.values()):,}, without a type: {len(lacking)}, "
+        f"and {len(left_out)} classes that extend one of PyG, which has no types"
+    )
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
