@@ -40,7 +40,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
-	PYTHONPATH=. $(PY) tools/public_types.py
+	$(PY) tools/public_types.py
 
 # The quick tests, under a second each.
 test: lint
@@ -59,7 +59,7 @@ test-all: $(STAMP)
 
 # Fails where a public name has no type, and says which; pyright finds the package by Python's path.
 public-types: $(STAMP)
-	PYTHONPATH=. $(PY) tools/public_types.py
+	$(PY) tools/public_types.py
 
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --seconds 30 $(if $(filter random,$(FUZZ_SEED)),,--seed $(FUZZ_SEED))

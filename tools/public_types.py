@@ -1,6 +1,6 @@
 """Fails where a public name has no type, and says which.
 
-    PYTHONPATH=. .venv/bin/python tools/public_types.py
+    .venv/bin/python tools/public_types.py
 
 ``pyright --verifytypes`` tells it among ten thousand lines, and for an environment that it finds by
 ``PATH``. Here only what lacks a type is shown. PyG says of none of its classes what type they have
@@ -70,12 +70,18 @@ def without_types(report: dict[str, Any], root: Path) -> tuple[list[str], list[s
 def verified() -> dict[str, Any]:
     """pyright's report on the package, as found from here."""
     scripts = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    # From Python's path, and not as it is installed: an editable one is not followed.
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path.cwd()),
+    }
     command = ["pyright", "--verifytypes", PACKAGE, "--ignoreexternal", "--outputjson"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     report = json.loads(done.stdout)
-    if "typeCompleteness" not in report:
-        raise SystemExit(f"pyright found no package {PACKAGE}: set PYTHONPATH=.")
+    found = report.get("typeCompleteness", {}).get("symbols", ())
+    if not any(symbol["isExported"] for symbol in found):
+        raise SystemExit(f"pyright found no public name of {PACKAGE}: run this where it stands")
     return report
 
 

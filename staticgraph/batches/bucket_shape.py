@@ -24,8 +24,8 @@ class BucketShape:
     __slots__ = ("bucket", "layout")
 
     def __init__(self, layout: SlotLayout) -> None:
-        self.layout = layout
-        self.bucket = layout.bucket
+        self.layout: SlotLayout = layout
+        self.bucket: int = layout.bucket
 
     @property
     def capacity(self) -> Capacity:

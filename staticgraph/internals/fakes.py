@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 __all__ = ["FakeTensor", "FakeTensorMode", "QuickFakeMode", "ask_device"]
 
 # What looking at a fake tensor's device is dispatched as.
-ask_device = torch.ops.prim.device.default
+ask_device: torch._ops.OpOverload[..., Any] = torch.ops.prim.device.default
 
 SEQUENCES = frozenset((list, tuple, torch.Size))
 PLAIN = frozenset(

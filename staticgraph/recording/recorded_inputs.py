@@ -35,7 +35,7 @@ class RecordedInputs:
     def __init__(self, device: torch.device) -> None:
         self.batches: dict[int, StaticBatch] = {}
         self.collation: RecordedCollation | None = None
-        self.unrecorded_fills = 0
+        self.unrecorded_fills: int = 0
         self._device = device
         self._slot: Slot | None = None
         self._whole: dict[int, Tensor] = {}  # the same memory, to be copied to at once

@@ -45,7 +45,9 @@ class Account:
         warming: Warming,
         commitments: Commitments | None,
     ) -> None:
-        self.statistics = [BucketStatistics(c, subject.device) for c in plan.capacities]
+        self.statistics: list[BucketStatistics] = [
+            BucketStatistics(c, subject.device) for c in plan.capacities
+        ]
         self._subject, self._plan, self._mode = subject, plan, mode
         self._steps, self._warming, self._commitments = steps, warming, commitments
 

@@ -18,7 +18,7 @@ from staticgraph.schema import Schema
 from staticgraph.serving import frames
 from staticgraph.serving.flat_graphs import FlatGraphs, together, whole
 
-log = logging.getLogger("staticgraph.serving")
+log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Remote:
