@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from staticgraph.epochs.batcher import Batcher, BatchIds
 from staticgraph.errors import GraphTooLarge
 from staticgraph.plans.choose import BucketPlan, plan_buckets
 from staticgraph.plans.cost import StepCost
+from staticgraph.plans.packings import packings_for
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -130,6 +132,20 @@ def test_state_of_another_batcher_is_refused():
     state = Batcher(sizes, plan, shuffle=True, seed=1).state_dict()
     with pytest.raises(ValueError, match=r"seed was 1 and is 2"):
         Batcher(sizes, plan, shuffle=True, seed=2).load_state_dict(state)
+
+
+def test_packs_of_another_plan_are_another_batcher():
+    """The same buckets and graphs, dealt to other packs: other batches."""
+    sizes = molecules(100)
+    plan = plan_buckets(sizes, 8)
+    fast = replace(plan, packings=packings_for(sizes, plan.capacities, effort="fast"))
+    one = replace(fast.packings[0], copies=fast.packings[0].copies[::-1].copy())
+    other = replace(plan, packings=(one, *fast.packings[1:]))
+    state = Batcher(sizes, fast, exact=False).state_dict()
+    Batcher(sizes, fast, exact=False, window=None).load_state_dict(state)
+    for changed in (plan, other):
+        with pytest.raises(ValueError, match=r"packings was '.*' and is"):
+            Batcher(sizes, changed, exact=False, window=None).load_state_dict(state)
 
 
 def test_oversize():

@@ -68,6 +68,8 @@ def test_any_division_is_the_same_store(graphs, data, tmp_path_factory):
         assert sg.plan_buckets(store, 2) == plan
         for number, graph in enumerate(graphs):
             assert_same_graph(store[number], graph)
+        for each, graph in zip(store[::-1], reversed(graphs), strict=True):
+            assert_same_graph(each, graph)
         loaders = [
             sg.StaticLoader(each, plan, shuffle=True, seed=3, pointers=True)
             for each in (whole, store)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +92,44 @@ def test_index_like_a_list(esol):
     for beyond in (len(esol), -len(esol) - 1):
         with pytest.raises(IndexError, match=f"graph {beyond} of 1128"):
             esol[beyond]
+        with pytest.raises(IndexError, match=f"graph {beyond} of 1128"):
+            esol[[0, beyond]]
+
+
+@pytest.mark.parametrize(
+    ("which", "graphs"),
+    [
+        (slice(3), [0, 1, 2]),
+        (slice(-2, None), [1126, 1127]),
+        (slice(5, 0, -2), [5, 3, 1]),
+        ([4, -1, 4], [4, 1127, 4]),
+        (np.array([7, 2], np.uint8), [7, 2]),
+        (torch.tensor([3]), [3]),
+        (np.arange(1128) == 9, [9]),
+        (torch.zeros(1128, dtype=torch.bool), []),
+        (range(2), [0, 1]),
+        ([], []),
+    ],
+)
+def test_several_graphs_are_a_list(esol, which, graphs):
+    found = esol[which]
+    assert isinstance(found, list)
+    assert len(found) == len(graphs)
+    for graph, data in zip(graphs, found, strict=True):
+        assert torch.equal(data.edge_index, esol[graph].edge_index)
+        assert torch.equal(data.x, esol[graph].x)
+
+
+def test_one_graph_by_any_whole_number(esol):
+    for number in (np.int32(6), torch.tensor(6), np.array(6)):
+        assert torch.equal(esol[number].x, esol[6].x)
+
+
+def test_what_means_no_graphs_is_refused(esol):
+    with pytest.raises(IndexError, match=r"a mask of shape \[5\] for 1128 graphs"):
+        esol[np.ones(5, bool)]
+    with pytest.raises(ValueError, match=r"graphs: entry 0 is 0.5, which is no whole number"):
+        esol[0.5]
 
 
 def test_cardinality_is_what_an_embedding_needs(esol):

@@ -47,6 +47,7 @@ from staticgraph.packing.place import limits_array
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.order_statistics import keep_order_statistics
+from staticgraph.plans.packings import digest_of_packings
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -218,6 +219,8 @@ class Batcher:
             more["blocks"] = (self.blocks.graphs, self.blocks.window)
         if self._rank_bounds is not None:
             more["rank_bounds"] = self._rank_bounds.tolist()
+        if not self.exact and self.window is None and self.plan.packings:
+            more["packings"] = digest_of_packings(self.plan.packings)
         return {
             **more,
             "graphs": used.hexdigest()[:16],

@@ -11,6 +11,7 @@ same limits; of any other graphs it says nothing and is left alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,16 @@ from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 
 ARRAYS = ("starts", "types", "copies", "counts")
+
+
+def digest_of_packings(packings: Sequence[Packing]) -> str:
+    """A number of 16 hexadecimal digits that tells packings of other patterns apart."""
+    found = hashlib.sha256()
+    for packing in packings:
+        for name in ARRAYS:
+            values = np.ascontiguousarray(getattr(packing, name), dtype=np.int64)
+            found.update(len(values).to_bytes(8, "little") + values.tobytes())
+    return found.hexdigest()[:16]
 
 
 def packings_for(

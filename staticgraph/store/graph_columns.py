@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
@@ -48,6 +49,7 @@ from staticgraph.store.indices import (
     sort_types,
 )
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
+from staticgraph.store.positions import one_graph, several_graphs
 
 # Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
 AT_ONCE = 1 << 21
@@ -335,15 +337,21 @@ class GraphColumns:
         """
         return self, ids
 
-    def __getitem__(self, graph: int) -> Any:
+    def __getitem__(self, which: SupportsIndex | slice | ArrayLike) -> Any:
         """One graph as it came, as a PyG ``Data`` or ``HeteroData``: edges in their first order.
+
+        Args:
+            which: a number; or a slice, numbers ``[n]`` or a mask ``[graphs]``, for a list of them.
 
         Raises:
             IndexError: there is no graph of that number.
         """
-        if not -len(self) <= graph < len(self):
-            raise IndexError(f"graph {graph} of {len(self)}")
-        graph %= len(self)
+        graph = one_graph(which, len(self))
+        if graph is None:
+            return [self[each] for each in several_graphs(which, len(self)).tolist()]
+        return self._assembled(graph)
+
+    def _assembled(self, graph: int) -> Any:
         self.verify(np.array([graph]))
         from staticgraph.store.pyg.assembled import in_first_order
 

@@ -129,11 +129,8 @@ class Sharded(GraphColumns):
         found = gathered(self.schema, self.shards.dtypes, pieces, len(ids), pointers)
         return found, np.arange(len(ids))
 
-    def __getitem__(self, graph: int) -> Any:
-        """One graph as it came; see :meth:`GraphColumns.__getitem__`."""
-        if not -len(self) <= graph < len(self):
-            raise IndexError(f"graph {graph} of {len(self)}")
-        number, local = self._shard_of(graph % len(self))
+    def _assembled(self, graph: int) -> Any:
+        number, local = self._shard_of(graph)
         return self._asked(number, lambda shard: shard[local])
 
     def opened(self, first: int, last: int) -> Iterator[tuple[int, GraphColumns]]:
