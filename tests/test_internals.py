@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import staticgraph
 from staticgraph.internals import (
@@ -385,6 +386,27 @@ def test_a_traced_function_is_called_without_frame_evaluation_where_its_guards_h
     assert torch.equal(found.run(2 * x), 4 * x)
     tracing.forget_compiled()
     assert torch.equal(found.run(2 * x), 4 * x)
+
+
+def test_guards_are_looked_at_without_a_mode_that_watches():
+    tracing.forget_compiled()
+
+    def doubled(*tensors):
+        return tensors[0] * 2
+
+    x = torch.ones(3)
+    torch.compile(doubled, backend="eager", fullgraph=True)(x)
+    found = tracing.traced(doubled)
+    assert found.holds({"tensors": (x,)})
+    assert not tracing.watched()
+    with FlopCounterMode(display=False):
+        assert tracing.watched()
+        assert not found.holds({"tensors": (x,)})
+        with tracing.unwatched():
+            assert not tracing.watched()
+            assert found.holds({"tensors": (x,)})
+            assert not found.holds({"tensors": (x.double(),)})
+        assert tracing.watched()
 
 
 def test_a_stance_is_seen():

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.rewritten import CAPACITY, IDS, fired, garbage, in_plain_pyg
 from support.written_by_hand import MODELS, Trunk, gine
-from torch_geometric.data import Batch
 
 import staticgraph as sg
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum_handed_on
 from staticgraph.rewrites import handing_on
 
-CAPACITY = (210, 430, 9)
-IDS = [3, 1, 4, 1059, 200, 7]
 # What must fire in each, by layer and by model; the rest is free to.
 FIRES = {
     "gine": {"tables": 2, "neighbour_sum": 2, "batch_norm": 4, "segments": 1},
@@ -67,25 +63,6 @@ FIRES = {
 }
 
 
-def fired(runner) -> Counter[str]:
-    (function,) = runner._steps.compiled._functions.values()
-    return Counter(place.rewrite for place in function.captured.done)
-
-
-def garbage(batch, store):
-    """Other categories in the padding of the features."""
-    for name, mask in (("x", batch.node_mask), ("edge_attr", batch.edge_mask)):
-        last = torch.tensor([size - 1 for size in store.cardinality(name)])
-        batch[name][~mask] = last
-    return batch
-
-
-def plain(model, store, ids):
-    batch = Batch.from_data_list([store[i] for i in ids])
-    given = (batch.x, batch.edge_index, batch.edge_attr, batch.batch, len(ids))
-    return model(*given[: len(inspect.signature(model.forward).parameters)])
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     torch.manual_seed(0)
@@ -93,7 +70,7 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
     model = copy.deepcopy(stock)
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
-    expected = plain(stock, esol, IDS)
+    expected = in_plain_pyg(stock, esol)
     expected.square().mean().backward()
     out = runner(batch)[batch.graph_mask]
     out.square().mean().backward()
@@ -130,10 +107,10 @@ def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
 def test_evaluation_is_that_of_plain_pyg(name, esol):
     torch.manual_seed(0)
     stock = MODELS[name]().double()
-    plain(stock, esol, IDS)
+    in_plain_pyg(stock, esol)
     runner = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], "fused")
     out = torch.cat([runner.predict([esol[i] for i in IDS])])
-    assert torch.allclose(out, plain(stock.eval(), esol, IDS), rtol=0, atol=1e-10)
+    assert torch.allclose(out, in_plain_pyg(stock.eval(), esol), rtol=0, atol=1e-10)
 
 
 def test_it_trains_to_the_losses_of_eager(hiv):

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from support.rewritten import CAPACITY, IDS, fired, garbage, in_plain_pyg
 from support.written_by_hand import ATOMS, Tables
-from test_rewrites import CAPACITY, IDS, fired, garbage, plain
 from torch import nn
 from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import to_dense_batch
@@ -190,7 +190,7 @@ def parity(model, esol):
     model = copy.deepcopy(stock)
     runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
     batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
-    expected = plain(stock, esol, IDS)
+    expected = in_plain_pyg(stock, esol)
     expected.square().mean().backward()
     out = runner(batch)[batch.graph_mask]
     out.square().mean().backward()
@@ -239,7 +239,7 @@ def test_dropout_keeps_the_mean(esol):
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     draws = torch.stack([runner(batch)[batch.graph_mask].detach() for _ in range(400)])
-    expected = plain(copy.deepcopy(model).eval(), esol, IDS).detach()
+    expected = in_plain_pyg(copy.deepcopy(model).eval(), esol).detach()
     error = draws.std(0) / 400**0.5
     assert (draws.mean(0) - expected).abs().le(6 * error).all()
     assert draws.std(0).gt(0).all()

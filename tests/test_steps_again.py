@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from support.written_by_hand import Trunk, gine, pna
 from torch import nn
 from torch._dynamo.guards import CheckFunctionManager
+from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import GATConv, global_add_pool
 
 import staticgraph as sg
@@ -110,6 +111,30 @@ def test_torchs_own_flags_are_guarded(esol):
             runner(batch)
     finally:
         torch.use_deterministic_algorithms(False)
+    runner(batch)
+
+
+def test_a_mode_that_counts_sees_the_step_and_every_change_is_still_refused(esol):
+    model = Trunk(gine, 16, 2).eval()
+    runner, batch = captured(model, esol)
+    expected = runner(batch)
+    with FlopCounterMode(display=False) as counter:
+        assert torch.equal(runner(batch), expected)
+    linear = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    assert counter.get_total_flops() > linear
+    runner, batch = captured(Model().eval(), esol)
+    runner.model.slope = 0.5
+    with FlopCounterMode(display=False), pytest.raises(sg.NotStatic, match="compiled again"):
+        runner(batch)
+
+
+def test_under_a_mode_that_counts_nothing_is_traced(esol):
+    runner = sg.StaticGraphRunner(
+        sg.Subject(Model().eval(), check_padding=False), [CAPACITY], "fused"
+    )
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    with FlopCounterMode(display=False), pytest.raises(sg.NotStatic, match="before entering it"):
+        runner(batch)
     runner(batch)
 
 

@@ -14,6 +14,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "ConstantSource",
@@ -26,6 +27,8 @@ __all__ = [
     "forget_compiled",
     "switched",
     "traced",
+    "unwatched",
+    "watched",
 ]
 
 
@@ -51,6 +54,16 @@ def traced(function: FunctionType) -> Traced | None:
     own = (function.__name__, function.__defaults__, function.__closure__)
     run = FunctionType(found[0].code, function.__globals__, *own)
     return Traced(found[0].guard_manager.root.check, run)
+
+
+def watched() -> bool:
+    """Whether a mode is entered that sees every operation, as ``FlopCounterMode``. Every tensor
+    shows it, so that guards fail, and nothing is traced."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+# Inside, no such mode is.
+unwatched: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 
 
 def as_usual() -> bool:

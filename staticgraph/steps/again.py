@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from staticgraph.internals.tracing import as_usual, drop_guards, traced
+from staticgraph.internals.tracing import as_usual, drop_guards, traced, unwatched, watched
 from staticgraph.rewrites import Captured
 
 HOME = "staticgraph.steps.computation"  # where the functions of steps are made
@@ -103,6 +103,12 @@ class Again:
         found = self._traced
         if found is None or not as_usual():
             return self._call(*tensors)
-        if not found.holds({**self._locals, self._given: tensors}):
+        given = {**self._locals, self._given: tensors}
+        if found.holds(given):
+            return found.run(*tensors)
+        if not watched():
             return self._call(*tensors)
-        return found.run(*tensors)
+        with unwatched():
+            if not found.holds(given):
+                return self._call(*tensors)
+        return found.run(*tensors)  # seen operation by operation, as it would be without a trace

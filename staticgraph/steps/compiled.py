@@ -19,7 +19,7 @@ from torch import Tensor
 
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import inductor
-from staticgraph.internals.tracing import TorchDynamoException, counters
+from staticgraph.internals.tracing import TorchDynamoException, counters, watched
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.failures import observed
@@ -167,6 +167,12 @@ class CompiledFunction:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
+        if watched():
+            raise NotStatic(
+                f"{self._name} is traced when it is first called, which cannot be while a mode "
+                "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "
+                "call warmup(), or this once, before entering it"
+            )
         before, started = self.counts.snapshot(), time.perf_counter()
         try:
             with tracing_options():

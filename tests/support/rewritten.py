@@ -17,6 +17,14 @@ CAPACITY = (210, 430, 9)
 IDS = [3, 1, 4, 1059, 200, 7]
 
 
+def garbage(batch: Any, store: Any) -> Any:
+    """Other categories in the padding of the features."""
+    for name, mask in (("x", batch.node_mask), ("edge_attr", batch.edge_mask)):
+        last = torch.tensor([size - 1 for size in store.cardinality(name)])
+        batch[name][~mask] = last
+    return batch
+
+
 def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
     """What the model gives for a batch of PyG's, asked with the arguments that it names."""
     batch: Any = Batch.from_data_list([store[i] for i in ids])
