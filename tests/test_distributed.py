@@ -7,7 +7,9 @@ without ranks: loss, gradients, running statistics and parameters must agree to 
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -360,6 +362,32 @@ def _buckets_apart() -> str:
 def test_ranks_in_different_buckets_are_an_error():
     for message in on_ranks(2, _buckets_apart):
         assert "different buckets (rank 0: 0, rank 1: 1)" in message
+
+
+def _destroyed() -> tuple[bool, str]:
+    store, model = store_of(), model_of(sync=True)
+    plan = [sg.Capacity(200, 300, 20)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    ranks = Ranks.of()
+    batch = sg.StaticBatch.of(store, range(5), plan[0])
+    runner.step(batch)
+    group = weakref.ref(ranks.group)
+    gc.disable()  # whatever stands in a circle stands there until the interpreter ends
+    dist.destroy_process_group()
+    gone = group() is None
+    with pytest.raises(RuntimeError, match="process group of this job was destroyed") as caught:
+        ranks.wait()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return gone, str(caught.value)
+
+
+def test_a_group_that_is_destroyed_is_held_by_nothing():
+    """A runner that held it would keep gloo's threads alive until the interpreter ends, where they
+    now and then abort it."""
+    for gone, said in on_ranks(2, _destroyed):
+        assert gone
+        assert "before dist.destroy_process_group()" in said
 
 
 # ---------------------------------------------------------------- sums of gradients

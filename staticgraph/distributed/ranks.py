@@ -12,6 +12,7 @@ What it does not do: start processes. That is ``torchrun``'s work.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +27,17 @@ from torch import Tensor
 class Ranks:
     """The processes that train one model.
 
+    The group is torch's, and ends with ``dist.destroy_process_group()``: whoever held it longer
+    would keep gloo's threads until the interpreter ends, which now and then aborts it
+    (pytorch/pytorch#179291).
+
     Attributes:
-        group: their process group.
-        rank: this process's number in it.
+        rank: this process's number in the group.
         world_size: how many they are.
         backends: of the group, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
     """
 
-    group: dist.ProcessGroup
+    _group: weakref.ref[dist.ProcessGroup]
     rank: int
     world_size: int
     backends: str
@@ -50,7 +54,23 @@ class Ranks:
         rank = dist.get_rank(group)
         if rank < 0:
             raise ValueError("this process is not in the group that was given as distributed=")
-        return cls(group, rank, dist.get_world_size(group), str(dist.get_backend_config(group)))
+        backends = str(dist.get_backend_config(group))
+        return cls(weakref.ref(group), rank, dist.get_world_size(group), backends)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Their process group.
+
+        Raises:
+            RuntimeError: it was destroyed.
+        """
+        found = self._group()
+        if found is None:
+            raise RuntimeError(
+                "the process group of this job was destroyed: make the runner after "
+                "dist.init_process_group(), and use it before dist.destroy_process_group()"
+            )
+        return found
 
     @property
     def first(self) -> bool:
