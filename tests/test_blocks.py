@@ -13,7 +13,6 @@ from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
 from staticgraph.batches import announced as announcing
-from staticgraph.epochs import batcher as batchers
 from staticgraph.epochs import strategies, used_graphs
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks, block_order, spread
@@ -38,18 +37,18 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
     """The order is of the seed and the epoch alone, and of every graph once."""
     drawn = Blocks(graphs, window)
     indices = np.arange(blocks * graphs) * apart
-    order = block_order(indices, drawn, seed, 1)
-    assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1))
+    order = block_order(indices, drawn, seed, 1).graphs
+    assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1).graphs)
     for begin in range(0, len(order), drawn.mixed):
         here = np.sort(order[begin : begin + drawn.mixed]) // apart
         assert (np.unique(here // graphs, return_counts=True)[1] == graphs).all()
     ragged = np.arange(blocks * graphs + rest)
-    assert sorted(block_order(ragged, drawn, seed, 0)) == ragged.tolist()
+    assert sorted(block_order(ragged, drawn, seed, 0).graphs) == ragged.tolist()
 
 
 def test_blocks_and_windows_are_drawn_anew():
     drawn, indices = Blocks(4, 4), np.arange(320)
-    first, second = (block_order(indices, drawn, 0, epoch) for epoch in (0, 1))
+    first, second = (block_order(indices, drawn, 0, epoch).graphs for epoch in (0, 1))
     assert not np.array_equal(first, second)
     together = [{frozenset(map(int, w)) for w in np.split(o // 4, 20)} for o in (first, second)]
     assert len(together[0] & together[1]) < 3
@@ -173,7 +172,6 @@ def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
 def test_stretches_lose_nothing(monkeypatch):
     """Batches of many graphs are re-balanced a stretch at a time."""
     monkeypatch.setattr(strategies, "STRETCH", 2048)
-    monkeypatch.setattr(batchers, "STRETCH", 2048)
     sizes = np.random.default_rng(0).integers(15, 26, (8000, 2))
     batcher = Batcher(sizes, plan_buckets(sizes, 16, num_buckets=1), shuffle=True)
     assert sorted(np.concatenate([b.ids for b in batcher.epoch(0)])) == list(range(8000))
@@ -271,6 +269,6 @@ def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
     monkeypatch.setattr(announcing, "read_ahead", lambda store, *rows: asked.append(rows))
     ids = [[*range(8), 25], [8, 9, 10, 11, 41, 97]]  # of a store of 100 graphs in blocks of 8
     batches = [SimpleNamespace(ids=np.array(each)) for each in ids]
-    found = list(announcing.announced(batches, range(100), Blocks(8, 2)))  # type: ignore[arg-type]
+    found = list(announcing.announced(batches, range(100), Blocks(8, 2), [2]))  # type: ignore[arg-type]
     assert found == batches
     assert sorted(asked) == [(0, 8), (8, 16), (25, 26), (41, 42), (96, 100)]
