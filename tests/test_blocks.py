@@ -202,7 +202,7 @@ def test_a_window_that_cannot_fit_is_not_tried_by_itself(monkeypatch):
         return repair(order, sizes, bounds, limits, key)
 
     monkeypatch.setattr(strategies, "repair", noted)
-    batcher = Batcher(sizes, plan, shuffle=Blocks(100, 4))
+    batcher = Batcher(sizes, plan, shuffle=Blocks(400, 1), seed=2)  # no swap of blocks helps
     list(batcher.epoch(0))
     assert len(asked) > 2, "some windows fit, and then all together are balanced"
     assert asked[-1][0] == 375
