@@ -162,7 +162,7 @@ class Batcher:
         return self._epoch(epoch)[1].rows(self.sizes)
 
     def windows(self, epoch: int) -> IntArray:
-        """``[W]`` the steps of this rank after which another window of blocks begins, ascending;
+        """``[W]`` the steps of this rank after which the next window of blocks begins, ascending;
         the last is how many steps there are."""
         return self._epoch(epoch)[1].windows_of_rank(self.rank)
 

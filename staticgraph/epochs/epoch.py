@@ -72,12 +72,14 @@ class Epoch:
         return RankBatches(self, rank, range(len(self)))
 
     def windows_of_rank(self, rank: int) -> IntArray:
-        """``[W]`` the steps of a rank after which another window begins, ascending; the last is how
-        many steps there are. A batch is of the window that it begins in."""
+        """``[W]`` the steps of a rank after which the next window begins, ascending, the same again
+        of one that the rank has no batch of; the last is how many steps there are. A batch is of
+        the window that it begins in."""
         own = self.steps[:, rank]
         begins = np.where(own < 0, 0, self._bounds[own])
         reached = np.maximum.accumulate(np.searchsorted(self._windows, begins, side="right"))
-        return np.append(np.flatnonzero(np.diff(reached)) + 1, len(own))
+        ends = np.searchsorted(reached, np.arange(1, len(self._windows) + 1), side="right")
+        return ends if len(ends) else np.array([len(own)])
 
     def rows(self, sizes: IntArray) -> IntArray:
         """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch,
