@@ -407,3 +407,28 @@ def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypat
     assert sorted(seen) == list(range(len(store)))
     assert len(compared) == len(set(compared))
     assert sum(last - first for _, first, last in compared) == len(store)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_epoch_in_blocks_goes_on_where_it_was_left(workers, exact):
+    """In the middle of a window and at its end, on ranks that may have no batch of one."""
+    store = sg.GraphStore.from_pyg(graphs_of(203), levels=LEVELS)
+    plan = sg.plan_buckets(store, 4)
+
+    def loader(rank: int) -> sg.StaticLoader:
+        return sg.StaticLoader(store, plan, shuffle=Blocks(20, 2), exact=exact, seed=1,
+                               num_workers=workers, rank=rank, world_size=3)  # fmt: skip
+
+    for rank in (0, 2):
+        whole = [batch.graph_ids.tolist() for batch in loader(rank)]
+        ends = loader(rank).batcher.windows(0).tolist()
+        assert ends == sorted(ends)
+        assert ends[-1] == len(whole)
+        for taken in {1, ends[0], ends[1] + 1, len(whole) - 1}:
+            first = loader(rank)
+            batches = iter(first)
+            before = [next(batches).graph_ids.tolist() for _ in range(taken)]
+            second = loader(rank)
+            second.load_state_dict(first.state_dict())
+            assert before + [batch.graph_ids.tolist() for batch in second] == whole

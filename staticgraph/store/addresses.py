@@ -8,8 +8,8 @@ Invariant: an address is read only while the store that it is of is held, since 
 the last who holds it. So addresses are handed out together with their stores (:class:`Taken`).
 """
 
-# numba gives an intrinsic its first argument itself.
-# pyright: reportCallIssue=false
+# numba gives an intrinsic its first argument itself, and does not list carray among its own.
+# pyright: reportCallIssue=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
