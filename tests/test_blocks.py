@@ -13,15 +13,20 @@ from support.written_stores import LEVELS, graphs_of
 
 import staticgraph as sg
 from staticgraph.batches import announced as announcing
-from staticgraph.epochs import batcher as batchers
 from staticgraph.epochs import strategies, used_graphs
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.epochs.blocks import Blocks, block_order, spread
+from staticgraph.epochs.windows import level
+from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.plans.choose import plan_buckets
+from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes import histogram as histograms
+from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import stacked
+from staticgraph.store import checks
 from staticgraph.store.read_ahead import read_ahead
+from staticgraph.store.writer import StoreWriter
 
 
 def sizes_of(n: int, seed: int = 0) -> np.ndarray:
@@ -38,18 +43,105 @@ def test_windows_are_whole_blocks(blocks, graphs, window, apart, rest, seed):
     """The order is of the seed and the epoch alone, and of every graph once."""
     drawn = Blocks(graphs, window)
     indices = np.arange(blocks * graphs) * apart
-    order = block_order(indices, drawn, seed, 1)
-    assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1))
+    order = block_order(indices, drawn, seed, 1).graphs
+    assert np.array_equal(order, block_order(indices[::-1].copy(), drawn, seed, 1).graphs)
     for begin in range(0, len(order), drawn.mixed):
         here = np.sort(order[begin : begin + drawn.mixed]) // apart
         assert (np.unique(here // graphs, return_counts=True)[1] == graphs).all()
     ragged = np.arange(blocks * graphs + rest)
-    assert sorted(block_order(ragged, drawn, seed, 0)) == ragged.tolist()
+    assert sorted(block_order(ragged, drawn, seed, 0).graphs) == ragged.tolist()
+
+
+def graphs_elsewhere(batches, ends, per_block: int) -> int:
+    """Of how many graphs the block stands in another window than most of the block's."""
+    window = np.repeat(np.arange(len(ends)), np.diff([0, *ends]))
+    of_graph = np.concatenate([np.full(len(b.ids), window[k]) for k, b in enumerate(batches)])
+    block = np.concatenate([b.ids for b in batches]) // per_block
+    met = np.zeros((block.max() + 1, len(ends)), np.int64)
+    np.add.at(met, (block, of_graph), 1)
+    return int(met.sum() - met.max(axis=1).sum())
+
+
+def drifting_sizes(n: int, per_block: int, spread_of_blocks: float, seed: int = 0) -> np.ndarray:
+    """As molecules of several sources: the mean differs from block to block."""
+    rng = np.random.default_rng(seed)
+    mean = 25 * (1 + spread_of_blocks * rng.standard_normal(-(-n // per_block)))
+    nodes = np.clip(np.repeat(mean, per_block)[:n] + 8 * rng.standard_normal(n), 2, 80).astype(int)
+    return np.stack([nodes, 2 * nodes + rng.integers(0, 9, n)], axis=1)
+
+
+def tight_plan(sizes: np.ndarray, batch_size: int) -> BucketPlan:
+    """One bucket with half a percent of room."""
+    nodes, edges = np.ceil(1.005 * batch_size * sizes.mean(axis=0)).astype(int).tolist()
+    return BucketPlan.of([Capacity(nodes + 1, edges, batch_size + 1)], batch_size)
+
+
+@pytest.mark.parametrize(("rest", "batch_size"), [(0, 128), (100, 128), (100, 96)])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_graph_of_a_window_comes_from_another_windows_blocks(rest, batch_size, ranks):
+    """Each would have its block read and compared for itself alone; half of all windows are over
+    what their batches hold as they were drawn. A batch that lies over an edge is of both."""
+    n, blocks = 256 * 16 * 12 + rest, Blocks(256, 16)
+    sizes = drifting_sizes(n, 256, 0.05)
+    plan = tight_plan(sizes, batch_size)
+    for epoch in range(3):
+        batchers = [
+            Batcher(sizes, plan, shuffle=blocks, seed=3, rank=rank, world_size=ranks)
+            for rank in range(ranks)
+        ]
+        batches = [batcher.epoch(epoch) for batcher in batchers]
+        ends = [batcher.windows(epoch).tolist() for batcher in batchers]
+        assert all(len(own) == 12 + (rest > 0) and own[-1] == len(batches[0]) for own in ends)
+        over_edges = 0 if (256 * 16 % batch_size, rest) == (0, 0) else 12 * (batch_size - 1)
+        by_window = [
+            SimpleNamespace(ids=np.concatenate([b.ids for own, e in zip(batches, ends, strict=True)
+                                                for b in own[([0, *e])[k] : e[k]]]))
+            for k in range(len(ends[0]))
+        ]  # fmt: skip
+        assert graphs_elsewhere(by_window, range(1, len(by_window) + 1), 256) <= over_edges
+        stats = batchers[0].epoch_stats(epoch)
+        assert stats.rebalanced == stats.overflowed > 50
+        assert stats.spilled == stats.split == 0
+        lengths = sorted(len(b.ids) for own in batches for b in own if len(b.ids))
+        assert lengths[1:] == [batch_size] * (-(-n // batch_size) - 1)
+        assert sorted(np.concatenate([w.ids for w in by_window])) == list(range(n))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    blocks=st.integers(1, 40), graphs=st.integers(1, 9), window=st.integers(1, 8),
+    rest=st.integers(0, 8), room=st.floats(0, 0.2), seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_windows_swap_whole_blocks_and_come_nearer_to_the_mean(
+    blocks, graphs, window, rest, room, seed
+):
+    n = blocks * graphs + rest % graphs
+    sizes = np.random.default_rng(seed).integers(1, 40, (n, 2))
+    standing, first = np.arange(n), np.arange(-(-n // graphs))
+    shuffle_in_place(first, np.uint64(seed))
+    mean = sizes.mean(axis=0)
+    found = []
+    for dtype in (np.int64, np.int32):
+        drawn = first.copy()
+        most = (1 + room) * mean
+        level(drawn, standing.astype(dtype), graphs, window, sizes, most, np.uint64(seed))
+        found.append(drawn.tolist())
+    assert sorted(found[0]) == sorted(first.tolist())
+    assert found[0] == found[1]
+
+    def beyond(order) -> np.ndarray:
+        parts = [sizes[b * graphs : (b + 1) * graphs] - mean for b in order]
+        return np.add.reduceat([part.sum(axis=0) for part in parts], range(0, len(order), window))
+
+    before, after = ((beyond(order) / (graphs * mean)) for order in (first, np.array(found[0])))
+    assert (after**2).sum() <= (before**2).sum() + 1e-9
+    if (before <= 0).all():
+        assert found[0] == first.tolist()
 
 
 def test_blocks_and_windows_are_drawn_anew():
     drawn, indices = Blocks(4, 4), np.arange(320)
-    first, second = (block_order(indices, drawn, 0, epoch) for epoch in (0, 1))
+    first, second = (block_order(indices, drawn, 0, epoch).graphs for epoch in (0, 1))
     assert not np.array_equal(first, second)
     together = [{frozenset(map(int, w)) for w in np.split(o // 4, 20)} for o in (first, second)]
     assert len(together[0] & together[1]) < 3
@@ -173,7 +265,6 @@ def test_narrow_types_give_the_same_batches(shuffle, exact, monkeypatch):
 def test_stretches_lose_nothing(monkeypatch):
     """Batches of many graphs are re-balanced a stretch at a time."""
     monkeypatch.setattr(strategies, "STRETCH", 2048)
-    monkeypatch.setattr(batchers, "STRETCH", 2048)
     sizes = np.random.default_rng(0).integers(15, 26, (8000, 2))
     batcher = Batcher(sizes, plan_buckets(sizes, 16, num_buckets=1), shuffle=True)
     assert sorted(np.concatenate([b.ids for b in batcher.epoch(0)])) == list(range(8000))
@@ -204,7 +295,7 @@ def test_a_window_that_cannot_fit_is_not_tried_by_itself(monkeypatch):
         return repair(order, sizes, bounds, limits, key)
 
     monkeypatch.setattr(strategies, "repair", noted)
-    batcher = Batcher(sizes, plan, shuffle=Blocks(100, 4))
+    batcher = Batcher(sizes, plan, shuffle=Blocks(400, 1), seed=2)  # no swap of blocks helps
     list(batcher.epoch(0))
     assert len(asked) > 2, "some windows fit, and then all together are balanced"
     assert asked[-1][0] == 375
@@ -271,6 +362,73 @@ def test_of_a_block_that_gave_a_few_graphs_only_these_are_fetched(monkeypatch):
     monkeypatch.setattr(announcing, "read_ahead", lambda store, *rows: asked.append(rows))
     ids = [[*range(8), 25], [8, 9, 10, 11, 41, 97]]  # of a store of 100 graphs in blocks of 8
     batches = [SimpleNamespace(ids=np.array(each)) for each in ids]
-    found = list(announcing.announced(batches, range(100), Blocks(8, 2)))  # type: ignore[arg-type]
+    found = list(announcing.announced(batches, range(100), Blocks(8, 2), [2]))  # type: ignore[arg-type]
     assert found == batches
     assert sorted(asked) == [(0, 8), (8, 16), (25, 26), (41, 42), (96, 100)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_window_reads_its_own_blocks_and_no_other(workers, tmp_path, monkeypatch):
+    """What is compared with its checksums is counted: of a window at most its blocks and where they
+    end, in an epoch every graph once."""
+    monkeypatch.setattr(checks, "BLOCK_BYTES", 1 << 10)
+    rng = np.random.default_rng(0)
+    of_block = rng.permutation(np.repeat([3, 4, 5, 6, 7], 8))
+    graphs = [random_graph(rng, int(m), int(rng.integers(0, 9))) for m in np.repeat(of_block, 20)]
+    writer = StoreWriter(tmp_path / "s", part_graphs=90, levels=LEVELS)
+    writer.extend(graphs)
+    writer.finish(merged=False)
+    compared: list[tuple[object, int, int]] = []
+    compare = checks.Checks._compare
+
+    def counted(self, block, names):
+        first, last = self.marks[0][block : block + 2].tolist()
+        compared.append((self.root, first, last))
+        return compare(self, block, names)
+
+    store = sg.GraphStore.load(tmp_path / "s", verify=False)
+    plan = tight_plan(store.sizes * 1.01, 8)
+    monkeypatch.setattr(checks.Checks, "_compare", counted)
+    loader = sg.StaticLoader(store, plan, shuffle=Blocks(20, 8), num_workers=workers)
+    window, begins = int(loader.batcher.windows(0)[0]), {}
+    for number, shard in enumerate(store.shards.shards):
+        begins[shard.folder] = sum(each.graphs for each in store.shards.shards[:number])
+    seen: list[int] = []
+    for number, batch in enumerate(loader):
+        seen += batch.graph_ids[batch.graph_mask].tolist()
+        if number == window - 1 - workers:  # a worker is one ahead
+            there = {begins[root] + g for root, first, last in compared for g in range(first, last)}
+            of_window = np.concatenate([b.ids for b in loader.batcher.epoch(0)[:window]])
+            most = max(last - first for _, first, last in compared)
+            near = {g + k for g in of_window.tolist() for k in range(-most, most + 1)}
+            assert set(seen) <= there <= near
+            assert len(there) < 160 + 2 * most * 8 < len(store)
+        del batch
+    assert sorted(seen) == list(range(len(store)))
+    assert len(compared) == len(set(compared))
+    assert sum(last - first for _, first, last in compared) == len(store)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_epoch_in_blocks_goes_on_where_it_was_left(workers, exact):
+    """In the middle of a window and at its end, on ranks that may have no batch of one."""
+    store = sg.GraphStore.from_pyg(graphs_of(203), levels=LEVELS)
+    plan = sg.plan_buckets(store, 4)
+
+    def loader(rank: int) -> sg.StaticLoader:
+        return sg.StaticLoader(store, plan, shuffle=Blocks(20, 2), exact=exact, seed=1,
+                               num_workers=workers, rank=rank, world_size=3)  # fmt: skip
+
+    for rank in (0, 2):
+        whole = [batch.graph_ids.tolist() for batch in loader(rank)]
+        ends = loader(rank).batcher.windows(0).tolist()
+        assert ends == sorted(ends)
+        assert ends[-1] == len(whole)
+        for taken in {1, ends[0], ends[1] + 1, len(whole) - 1}:
+            first = loader(rank)
+            batches = iter(first)
+            before = [next(batches).graph_ids.tolist() for _ in range(taken)]
+            second = loader(rank)
+            second.load_state_dict(first.state_dict())
+            assert before + [batch.graph_ids.tolist() for batch in second] == whole

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ from torch_geometric.data import Data, HeteroData
 import staticgraph as sg
 from staticgraph.batches.predictions import Predictions
 from staticgraph.errors import BadGraph, StoreCorrupt
+from staticgraph.store import addresses
+from staticgraph.store.gather import gathered
 from staticgraph.store.shards import OpenShards
 from staticgraph.store.writer import StoreWriter, parts_folder
 
@@ -305,3 +309,63 @@ def test_ranks_get_whole_shards_as_evenly_as_they_go(tmp_path):
         assert (np.diff(bounds) > 0).all()
         folders = [store.shards_of_rank(rank, ranks) for rank in range(ranks)]
         assert sum(map(len, folders)) == 7
+
+
+def test_a_batch_takes_as_many_calls_whatever_the_number_of_shards(listed, monkeypatch):
+    """A call a shard and array took ten times as long as the copying."""
+    calls: list[int] = []
+    copy = addresses._copy
+
+    def counted(*args):
+        calls.append(1)
+        return copy(*args)
+
+    monkeypatch.setattr(addresses, "_copy", counted)
+    counts = []
+    for name, lengths in (("few", [30]), ("some", [15, 15]), ("many", [2] * 15)):
+        in_shards(listed.with_name(name), graphs_of(2) * 15, lengths)
+        store = sg.GraphStore.load([*sorted(listed.with_name(f"{name}.parts").iterdir())])
+        calls.clear()
+        store.held(np.arange(30))
+        counts.append(len(calls))
+    assert counts[0] == counts[1] == counts[2] > 5
+
+
+def test_what_shards_keep_in_different_dtypes_is_widened(tmp_path):
+    """Values of one shard fit a byte, of the next they do not; row pointers of any width."""
+    graphs = graphs_of(30)
+    for number, graph in enumerate(graphs):
+        graph.z = torch.full((graph.num_nodes,), 10 ** (number // 10 * 4))
+    in_shards(tmp_path / "s", graphs, [10, 10, 10])
+    store = sg.GraphStore.load(tmp_path / "s.parts")
+    kinds = {store._open[k].columns["z"].dtype for k in range(3)}
+    assert len(kinds) == 3
+    whole = sg.GraphStore.from_pyg(graphs, levels=LEVELS, name="s")
+    plan = sg.plan_buckets(whole, 4)
+    loaders = [sg.StaticLoader(s, plan, shuffle=True, pointers=True) for s in (store, whole)]
+    assert_same_batches(*loaders)
+    wide = replace(store._open[1], row_ptr=store._open[1].row_ptr.astype(np.int64))
+    ids = np.array([3, 0, 7, 2])
+    owners = np.array([0, 1, 1, 0])
+    found = []
+    for second in (store._open[1], wide):
+        opened = [addresses.Opened.of(each) for each in (store._open[0], second)]
+        taken = addresses.Taken(store.schema, opened, owners, ids)
+        found.append(gathered(store.schema, store.shards.dtypes, taken, True))
+    assert_same_files(*found)
+
+
+def test_shards_stay_open_while_they_are_read(listed, monkeypatch):
+    """Of more than are kept open: an address in one that was closed leads nowhere."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    in_shards(listed.with_name("many"), graphs_of(30), [3] * 10)
+    store = sg.GraphStore.load(listed.with_name("many.parts"), verify=False)
+    taken = store._taken(np.arange(30)[::-1].copy())
+    assert len(store._open._open) <= store._open.most == 4
+    gc.collect()
+    found = gathered(store.schema, store.shards.dtypes, taken, True)
+    order = sg.GraphStore.from_pyg(graphs_of(30)[::-1], levels=LEVELS)
+    for name in ("edge_src", "edge_dst", "row_ptr", "transpose", "node_offsets"):
+        assert np.array_equal(getattr(found, name), getattr(order, name)), name
+    for name, column in order.columns.items():
+        assert np.array_equal(found.columns[name], column), name

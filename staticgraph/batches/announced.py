@@ -18,7 +18,11 @@ PART = 4
 
 
 def announced(
-    batches: Sequence[BatchIds], store: GraphColumns, blocks: Blocks
+    batches: Sequence[BatchIds],
+    store: GraphColumns,
+    blocks: Blocks,
+    ends: Sequence[int],
+    ranks: int = 1,
 ) -> Iterator[BatchIds]:
     """The batches. While those of one window are taken, the blocks of the next are fetched.
 
@@ -26,32 +30,29 @@ def announced(
         batches: of an epoch, as :func:`staticgraph.epochs.blocks.block_order` has them.
         store: the graphs.
         blocks: how they were drawn.
+        ends: of the windows, in batches; the last is how many there are.
+        ranks: that share each window, and so each of its blocks.
     """
     begin, asked = 0, 0
-    ends: list[int] = []
-    while begin < len(batches):
-        while len(ends) < 2 and asked < len(batches):  # this window and the next
-            asked = _ask(batches, asked, store, blocks)
-            ends.append(asked)
-        end = ends.pop(0)
+    for number, end in enumerate(ends):
+        for coming in ends[asked : number + 2]:  # this window and the next
+            _ask(batches[ends[asked - 1] if asked else 0 : coming], store, blocks, ranks)
+            asked += 1
         yield from batches[begin:end]
         begin = end
 
 
-def _ask(batches: Sequence[BatchIds], begin: int, store: GraphColumns, blocks: Blocks) -> int:
-    """Asks for the blocks of so many batches as make a window; the first batch after them."""
-    ids, graphs, end = [], 0, begin
-    while end < len(batches) and (graphs < blocks.mixed or end == begin):
-        ids.append(batches[end].ids)
-        graphs += max(1, len(ids[-1]))
-        end += 1
-    here = np.concatenate(ids)
+def _ask(batches: Sequence[BatchIds], store: GraphColumns, blocks: Blocks, ranks: int) -> None:
+    """Asks for the blocks of the batches of a window."""
+    if not len(batches):
+        return
+    here = np.concatenate([batch.ids for batch in batches])
     of_block = here // blocks.graphs
     found, graphs_of = np.unique(of_block, return_counts=True)
-    whole = graphs_of * PART >= np.minimum(blocks.graphs, len(store) - found * blocks.graphs)
+    lengths = np.minimum(blocks.graphs, len(store) - found * blocks.graphs)
+    whole = graphs_of * (PART * ranks) >= lengths
     for block in found[whole].tolist():
         first = block * blocks.graphs
         read_ahead(store, first, min(first + blocks.graphs, len(store)))
     for graph in here[np.isin(of_block, found[~whole])].tolist():
         read_ahead(store, graph, graph + 1)
-    return end

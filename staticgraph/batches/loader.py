@@ -215,8 +215,7 @@ class StaticLoader:
             yield from map(self._feed.batch, batches)
             return
         assert isinstance(self.store, GraphStore)
-        blocks = self._batcher.blocks
-        coming = iter(batches) if blocks is None else announced(batches, self.store, blocks)
+        coming = self._announced(batches)
         filled = (
             self._fill_ahead(coming, len(batches)) if self.num_workers else self._fill_each(coming)
         )
@@ -234,6 +233,17 @@ class StaticLoader:
             del slot  # the batch alone holds it
             yield batch
             del batch
+
+    def _announced(self, batches: Sequence[BatchIds]) -> Iterator[BatchIds]:
+        """The batches; of an order in blocks what they read is fetched before."""
+        batcher, blocks = self._batcher, self._batcher.blocks
+        if blocks is None:
+            return iter(batches)
+        assert isinstance(self.store, GraphStore)
+        ends = batcher.windows(self.epoch) - batcher.position
+        own_shards = isinstance(self.store, Sharded) and self.store.by_rank
+        ranks = 1 if own_shards else batcher.world_size
+        return announced(batches, self.store, blocks, ends[ends > 0].tolist(), ranks)
 
     # ------------------------------------------------------------------ filling
 

@@ -20,13 +20,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.epochs.blocks import Blocks, block_order
+from staticgraph.epochs.blocks import Blocks, Order, Room, block_order
 from staticgraph.epochs.epoch import BatchIds, Epoch, RankBatches, dealt, side_by_side
 from staticgraph.epochs.epoch_stats import EpochStats
 from staticgraph.epochs.main_bucket import main_bucket
 from staticgraph.epochs.oversize import Oversize, settle_oversize
 from staticgraph.epochs.strategies import (
-    STRETCH,
     Made,
     OfflineParts,
     exact_epoch,
@@ -43,7 +42,7 @@ from staticgraph.epochs.used_graphs import (
     planned_columns,
 )
 from staticgraph.packing.exchange import exchange_graphs
-from staticgraph.packing.place import limits_array
+from staticgraph.packing.place import limits_array, size_limits
 from staticgraph.packing.random import shuffle as shuffle_in_place
 from staticgraph.packing.random import stream_of
 from staticgraph.plans.order_statistics import keep_order_statistics
@@ -162,6 +161,11 @@ class Batcher:
         """
         return self._epoch(epoch)[1].rows(self.sizes)
 
+    def windows(self, epoch: int) -> IntArray:
+        """``[W]`` the steps of this rank after which the next window of blocks begins, ascending;
+        the last is how many steps there are."""
+        return self._epoch(epoch)[1].windows_of_rank(self.rank)
+
     def epoch_stats(self, epoch: int) -> EpochStats:
         """What happened to the batches of an epoch, over all ranks."""
         return self._epoch(epoch)[2]
@@ -245,9 +249,8 @@ class Batcher:
 
     def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
         """All batches of the epoch, step by step, one a rank."""
-        made, exchanged = zip(
-            *(self._kept(self._made(epoch, share)) for share in range(self._shares)), strict=True
-        )
+        drawn = [self._made(epoch, share) for share in range(self._shares)]
+        made, exchanged = zip(*(self._kept(of_share) for of_share, _ in drawn), strict=True)
         if self._shares == 1:
             steps, step_buckets = dealt(made[0].buckets, self.world_size)
         else:
@@ -269,8 +272,9 @@ class Batcher:
         )
         order = made[0].order if len(made) == 1 else np.concatenate([m.order for m in made])
         buckets = np.concatenate([each.buckets for each in made])
+        windows = [own[:-1] + start for (_, own), start in zip(drawn, starts, strict=False)]
         return Epoch(order, np.append(np.concatenate(bounds), starts[-1]), buckets, steps,
-                     step_buckets), stats  # fmt: skip
+                     step_buckets, np.concatenate(windows)), stats  # fmt: skip
 
     def _kept(self, made: Made) -> tuple[Made, int]:
         """The batches in buckets whose order statistics they keep, and how many were mended."""
@@ -304,11 +308,12 @@ class Batcher:
         first, last = self._rank_bounds[share : share + 2]
         return self.indices[(self.indices >= first) & (self.indices < last)]
 
-    def _made(self, epoch: int, share: int) -> Made:
-        """The batches of the epoch as arrays, by the strategy of this batcher, of one share."""
+    def _made(self, epoch: int, share: int) -> tuple[Made, IntArray]:
+        """The batches of the epoch as arrays, by the strategy of this batcher, of one share; and
+        where its windows begin and end in the order."""
         seed = int(stream_of(self.seed, share)) if share else self.seed
         key = stream_of(self.seed, epoch) if not share else stream_of(self.seed, epoch, share)
-        order, stretch = self._ordered(epoch, share, key)
+        order, windows = self._ordered(epoch, share, key)
         if self.exact:
             return exact_epoch(
                 order,
@@ -317,28 +322,36 @@ class Batcher:
                 self._main,
                 self.plan.batch_size or 1,
                 key if self.shuffle else None,
-                stretch,
-            )
+                None if self.blocks is None else windows,
+            ), windows
         wide, order = self.sizes.astype(np.int64, copy=False), order.astype(np.int64, copy=False)
         if self.window is not None:
-            return streamed_epoch(order, wide, self.plan.capacities, self.window)
+            return streamed_epoch(order, wide, self.plan.capacities, self.window), windows
         if self._offline is None:
             own = [self._indices_of(k).astype(np.int64) for k in range(self._shares)]
             capacities, packings = self.plan.capacities, self.plan.packings
             self._offline = [pack_offline(ids, wide, capacities, packings) for ids in own]
         drawn = epoch if self.shuffle else 0
-        return offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
+        made = offline_epoch(self._offline[share], wide, self.plan.capacities, seed, drawn)
+        return made, windows
 
-    def _ordered(self, epoch: int, share: int, key: np.uint64) -> tuple[IntArray, int]:
-        """The graphs in the epoch's order, and how many in a row may be exchanged among batches."""
+    def _ordered(self, epoch: int, share: int, key: np.uint64) -> Order:
+        """The graphs in the epoch's order, in windows of blocks; all in one without blocks."""
         indices = self._indices_of(share)
         if self.blocks is not None:
-            order = block_order(indices, self.blocks, self.seed, epoch, share)
-            return order, self.blocks.mixed
+            return block_order(indices, self.blocks, self.seed, epoch, share, self._room)
         order = indices.copy() if indices is self.indices else indices
         if self.shuffle:
             shuffle_in_place(order, key)
-        return order, STRETCH
+        return Order(order, np.array([0, len(order)]))
+
+    @property
+    def _room(self) -> Room | None:
+        """What windows should fit so that their batches do; packed freely they need not."""
+        if not self.exact or not len(self.indices):
+            return None
+        most = np.array(size_limits(self._limits[self._main])) / (self.plan.batch_size or 1)
+        return Room(self.sizes, most)
 
 
 def _blocks_of(shuffle: bool | str | Blocks) -> Blocks | None:

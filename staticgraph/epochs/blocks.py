@@ -15,10 +15,13 @@ the share of the label's variance that lies between blocks: 1 where each block h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
+from staticgraph.epochs.windows import level
 from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -48,25 +51,57 @@ class Blocks:
         return self.graphs * self.window
 
 
+class Order(NamedTuple):
+    """The graphs of an epoch.
+
+    Attributes:
+        graphs: ``[n]`` their positions, window by window, of the dtype that they were given in.
+        bounds: ``[W + 1]`` where each window begins and ends among them.
+    """
+
+    graphs: IntArray
+    bounds: IntArray
+
+
+class Room(NamedTuple):
+    """What a window should fit.
+
+    Attributes:
+        sizes: ``[., C]`` of every graph of the store.
+        most: ``[C]`` what a bucket holds a graph of an exact batch.
+    """
+
+    sizes: IntArray
+    most: NDArray[np.float64]
+
+
 def block_order(
-    indices: IntArray, blocks: Blocks, seed: int, epoch: int, share: int = 0
-) -> IntArray:
+    indices: IntArray,
+    blocks: Blocks,
+    seed: int,
+    epoch: int,
+    share: int = 0,
+    room: Room | None = None,
+) -> Order:
     """The graphs of an epoch.
 
     Args:
         indices: ``[n]`` positions in the store; sorted first, as blocks are what stands together.
         blocks: how they are drawn.
         seed, epoch, share: of the order.
-
-    Returns:
-        ``[n]`` the positions, of the same dtype, window by window.
+        room: windows swap blocks until each fits, see :mod:`staticgraph.epochs.windows`.
     """
     standing = indices if (indices[1:] >= indices[:-1]).all() else np.sort(indices)
     drawn = np.arange(-(-len(indices) // blocks.graphs), dtype=np.int64)
     shuffle(drawn, stream_of(seed, epoch, share, 0))
+    if room is not None:
+        key = stream_of(seed, epoch, share, 2)
+        level(drawn, standing, blocks.graphs, blocks.window, room.sizes, room.most, key)
     order = np.empty_like(standing)
     _mix(standing, drawn, blocks.graphs, blocks.window, order, stream_of(seed, epoch, share, 1))
-    return order
+    lengths = np.minimum(blocks.graphs, len(standing) - drawn * blocks.graphs)
+    bounds = np.cumsum(np.append(0, lengths))
+    return Order(order, np.append(bounds[:-1][:: blocks.window], len(standing)))
 
 
 def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:

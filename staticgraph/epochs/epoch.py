@@ -38,6 +38,7 @@ class Epoch:
         buckets: ``[K]`` the bucket of each batch.
         steps: ``[S, ranks]`` the batch of each rank at each step; -1 where it has none.
         step_buckets: ``[S]`` the bucket of each step.
+        windows: ``[W]`` where each window begins in ``order``.
     """
 
     steps: IntArray
@@ -49,7 +50,9 @@ class Epoch:
         buckets: IntArray,
         steps: IntArray,
         step_buckets: IntArray,
+        windows: IntArray,
     ) -> None:
+        self._windows = windows
         self._order, self._bounds, self._buckets = order, bounds, buckets
         self.steps, self._step_buckets = steps, step_buckets
 
@@ -67,6 +70,16 @@ class Epoch:
     def of_rank(self, rank: int) -> RankBatches:
         """A rank's batches, step by step."""
         return RankBatches(self, rank, range(len(self)))
+
+    def windows_of_rank(self, rank: int) -> IntArray:
+        """``[W]`` the steps of a rank after which the next window begins, ascending, the same again
+        of one that the rank has no batch of; the last is how many steps there are. A batch is of
+        the window that it begins in."""
+        own = self.steps[:, rank]
+        begins = np.where(own < 0, 0, self._bounds[own])
+        reached = np.maximum.accumulate(np.searchsorted(self._windows, begins, side="right"))
+        ends = np.searchsorted(reached, np.arange(1, len(self._windows) + 1), side="right")
+        return ends if len(ends) else np.array([len(own)])
 
     def rows(self, sizes: IntArray) -> IntArray:
         """``[S, ranks, 1 + C]`` int64 graphs, nodes, edges and any further component of each batch,

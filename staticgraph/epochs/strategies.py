@@ -8,6 +8,7 @@ of :mod:`staticgraph.epochs.batcher`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ def exact_epoch(
     main: int,
     batch_size: int,
     key: np.uint64 | None,
-    stretch: int = STRETCH,
+    windows: IntArray | None = None,
 ) -> Made:
     """Batches of ``batch_size``; one that overflows is re-balanced, else spilled, else split.
 
@@ -74,18 +75,23 @@ def exact_epoch(
         main: the bucket to balance for.
         batch_size: graphs in each batch but the last.
         key: of the swaps; None keeps the order, so that an overflow is not re-balanced.
-        stretch: graphs in a row among which batches are re-balanced.
+        windows: ``[W + 1]`` bounds in ``order`` of what is re-balanced by itself. A batch over such
+            a bound belongs to the window that it begins in. Only a window that does not fit its
+            batches is re-balanced together with the next ones.
     """
     bounds = exact_bounds(len(order), batch_size)
     if key is None:
         buckets = place_batches(sizes, order, bounds, limits)
         overflowed = left = int(((buckets < 0) | (buckets > main)).sum())
     else:
-        narrow = stretch < STRETCH
-        least = stretch // batch_size
-        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, least, narrow)
-        if left and narrow:  # a window of large graphs: give some to others
-            left = _repaired(order, sizes, bounds, limits[main], key, STRETCH // batch_size)[1]
+        batches = len(bounds) - 1
+        stretches = max(1, batches // max(1, STRETCH // batch_size))
+        edges = batches * np.arange(stretches + 1) // stretches
+        own = edges if windows is None else np.unique(np.searchsorted(bounds, windows))
+        join = len(own) > len(edges)
+        overflowed, left = _repaired(order, sizes, bounds, limits[main], key, own, join)
+        if left and join:  # windows of large graphs at the end: give some to those before
+            left = _repaired(order, sizes, bounds, limits[main], key, edges)[1]
         buckets = place_batches(sizes, order, bounds, limits)
     spilled, split = int((buckets > main).sum()), int((buckets < 0).sum())
     if split:
@@ -99,28 +105,36 @@ def _repaired(
     bounds: IntArray,
     limit: IntArray,
     key: np.uint64,
-    least: int,
-    leave: bool = False,
+    edges: IntArray,
+    join: bool = False,
 ) -> tuple[int, int]:
-    """Re-balances stretches of at least so many batches, each by itself; how many batches were over
-    the limit before, and are after. With ``leave`` a stretch whose graphs are too large for its
-    batches all together is left as it is: to try takes five times as long as to succeed."""
-    batches, overflowed, left = len(bounds) - 1, 0, 0
-    stretches = max(1, batches // max(1, least))
+    """Re-balances stretches of batches between these ``edges``, each by itself; how many batches
+    were over the limit before, and are after. With ``join`` a stretch whose graphs are too large
+    for its batches all together is joined to the next, and left as it is where that is of no use
+    within :data:`STRETCH`: to try takes five times as long as to succeed."""
+    overflowed, left = 0, 0
     allowed = np.array(size_limits(limit))
-    for number in range(stretches):
-        first, last = (batches * k // stretches for k in (number, number + 1))
-        cuts = bounds[first : last + 1]
-        here = order[cuts[0] : cuts[-1]]
-        if leave and len(here):
-            loads = np.add.reduceat(sizes[here], cuts[:-1] - cuts[0], axis=0, dtype=np.int64)
-            if (loads.sum(axis=0) > (last - first) * allowed).any():
-                over = int((loads > allowed).any(axis=1).sum())
-                overflowed, left = overflowed + over, left + over
+    begin, excess, waiting = int(edges[0]), np.zeros(len(allowed)), 0
+    for number, (first, last) in enumerate(pairwise(edges.tolist())):
+        if join:
+            cuts = bounds[first : last + 1]
+            here = sizes[order[cuts[0] : cuts[-1]]]
+            loads = np.add.reduceat(here, cuts[:-1] - cuts[0], axis=0, dtype=np.int64)
+            excess += loads.sum(axis=0) - (last - first) * allowed
+            waiting += int((loads > allowed).any(axis=1).sum())
+            if (excess > 0).any():
+                if last < edges[-1] and cuts[-1] - bounds[begin] < STRETCH:
+                    continue
+                overflowed, left = overflowed + waiting, left + waiting
+                begin, excess, waiting = last, np.zeros(len(allowed)), 0
                 continue
+        cuts = bounds[begin : last + 1]
         own = key if not number else stream_of(int(key), number)
-        over, _, still = repair(here, sizes, cuts - cuts[0], size_limits(limit), own)
+        over, _, still = repair(
+            order[cuts[0] : cuts[-1]], sizes, cuts - cuts[0], size_limits(limit), own
+        )
         overflowed, left = overflowed + over, left + still
+        begin, excess, waiting = last, np.zeros(len(allowed)), 0
     return overflowed, left
 
 

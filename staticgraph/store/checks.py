@@ -69,6 +69,12 @@ class Checks:
         """``[b]`` the blocks that were checked."""
         return self._done.copy()
 
+    @property
+    def marks(self) -> tuple[IntArray, NDArray[np.bool_]]:
+        """``[b + 1]`` the first graph of each block, ``[b]`` whether it was checked: the arrays
+        themselves, which change as blocks are."""
+        return self._blocks, self._done
+
     def resume(self, done: NDArray[np.bool_]) -> None:
         """Takes the blocks as checked that were when the same store was open before."""
         self._done |= done

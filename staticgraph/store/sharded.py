@@ -25,8 +25,9 @@ from staticgraph.errors import BadGraph, StoreCorrupt
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store import files
+from staticgraph.store.addresses import Taken
 from staticgraph.store.columns import Array, checked_splits
-from staticgraph.store.gather import Piece, gathered
+from staticgraph.store.gather import gathered
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
 from staticgraph.store.shards import OpenShards, ShardList, check_whole
@@ -125,9 +126,14 @@ class Sharded(GraphColumns):
 
     def held(self, ids: IntArray, pointers: bool = True) -> tuple[GraphColumns, IntArray]:
         """See :meth:`GraphColumns.held`."""
-        pieces = [Piece(self._open[n], local, places) for n, local, places in self._pieces(ids)]
-        found = gathered(self.schema, self.shards.dtypes, pieces, len(ids), pointers)
+        found = gathered(self.schema, self.shards.dtypes, self._taken(ids), pointers)
         return found, np.arange(len(ids))
+
+    def _taken(self, ids: IntArray) -> Taken:
+        owners = np.searchsorted(self._starts, ids, side="right") - 1
+        numbers, rows = np.unique(owners, return_inverse=True)
+        opened = self._open.several(numbers.tolist())
+        return Taken(self.schema, opened, rows, ids - self._starts[owners])
 
     def _assembled(self, graph: int) -> Any:
         number, local = self._shard_of(graph)
@@ -161,7 +167,8 @@ class Sharded(GraphColumns):
             StoreCorrupt: the message names the shard, the array and the graphs.
         """
         if graphs is not None:
-            for number, local, _ in self._pieces(np.asarray(graphs, np.int64)):
+            ids = np.asarray(graphs, np.int64)
+            for number, local, _ in self._pieces(ids[self._taken(ids).unchecked()]):
                 self._asked(number, lambda shard, local=local: shard.verify(local))
             return
         for number in self._here():

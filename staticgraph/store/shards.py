@@ -32,6 +32,7 @@ from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import repair
 from staticgraph.schema import Schema
 from staticgraph.store import files
+from staticgraph.store.addresses import Opened
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey
@@ -104,7 +105,7 @@ class OpenShards:
         self._fields = _layout(schema)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most: int = max(4, (descriptors - SPARE_DESCRIPTORS) // max(1, arrays))
-        self._open: OrderedDict[int, GraphColumns] = OrderedDict()
+        self._open: OrderedDict[int, Opened] = OrderedDict()
         self._checked: dict[int, NDArray[np.bool_] | None] = {}
         self._lock = threading.Lock()
 
@@ -117,12 +118,23 @@ class OpenShards:
         Raises:
             StoreCorrupt: it is not what was listed, or not on this machine.
         """
+        return self.several((number,))[0].store
+
+    def several(self, numbers: Sequence[int]) -> list[Opened]:
+        """Some shards, each held open as long as what is given here is kept.
+
+        Raises:
+            StoreCorrupt: one is not what was listed, or not on this machine.
+        """
         with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
-        return self._kept(number, self._opened(number, False))
+            found = [self._open.get(number) for number in numbers]
+            for number, opened in zip(numbers, found, strict=True):
+                if opened is not None:
+                    self._open.move_to_end(number)
+        return [
+            opened or self._kept(number, self._opened(number, False))
+            for number, opened in zip(numbers, found, strict=True)
+        ]
 
     def compare(self, number: int) -> None:
         """Compares every byte of a shard now.
@@ -132,13 +144,14 @@ class OpenShards:
         """
         self._kept(number, self._opened(number, True))
 
-    def _kept(self, number: int, found: GraphColumns) -> GraphColumns:
+    def _kept(self, number: int, store: GraphColumns) -> Opened:
         """Keeps a shard open, and closes the one that was not asked for the longest."""
+        found = Opened.of(store)
         with self._lock:
             self._open[number] = found
             self._open.move_to_end(number)
             while len(self._open) > self.most:
-                oldest, closed = self._open.popitem(last=False)
+                oldest, (closed, _, _) = self._open.popitem(last=False)
                 self._checked[oldest] = None if closed.checks is None else closed.checks.done
         return found
 
