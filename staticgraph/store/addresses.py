@@ -105,7 +105,8 @@ class Taken:
         self._at = _table([each.at for each in opened], len(self._names) + 3)
         self._kinds = _table([each.kinds for each in opened], len(self._names))
         self.stores: list[GraphColumns] = [each.store for each in opened]
-        self.owners, self.ids = owners, ids
+        self.owners: IntArray = owners
+        self.ids: IntArray = ids
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,7 +29,7 @@ def one_graph(which: object, total: int) -> int | None:
     return graph % total
 
 
-def several_graphs(which: slice | ArrayLike, total: int) -> IntArray:
+def several_graphs(which: object, total: int) -> IntArray:
     """The graphs that a slice, numbers or a mask mean.
 
     Args:
@@ -44,7 +45,7 @@ def several_graphs(which: slice | ArrayLike, total: int) -> IntArray:
     """
     if isinstance(which, slice):
         return np.arange(total, dtype=np.int64)[which]
-    given = np.asarray(which)
+    given = np.asarray(cast(ArrayLike, which))
     if given.dtype == bool:
         if given.shape != (total,):
             raise IndexError(f"a mask of shape {list(given.shape)} for {total} graphs")
