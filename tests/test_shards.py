@@ -369,3 +369,11 @@ def test_shards_stay_open_while_they_are_read(listed, monkeypatch):
         assert np.array_equal(getattr(found, name), getattr(order, name)), name
     for name, column in order.columns.items():
         assert np.array_equal(found.columns[name], column), name
+
+
+@pytest.mark.parametrize("graph", [-1, 30])
+def test_a_graph_that_is_not_there_is_refused_before_any_address_is_read(listed, graph):
+    store = sg.GraphStore.load(listed, verify=False)
+    for ask in (store.held, store.verify):
+        with pytest.raises(IndexError, match=f"graph {graph} of 30"):
+            ask(np.array([3, graph]))

@@ -130,6 +130,9 @@ class Sharded(GraphColumns):
         return found, np.arange(len(ids))
 
     def _taken(self, ids: IntArray) -> Taken:
+        """These graphs, their shards held open; what reads them by address checks no bounds."""
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
+            raise IndexError(f"graph {ids[(ids < 0) | (ids >= len(self))][0]} of {len(self)}")
         owners = np.searchsorted(self._starts, ids, side="right") - 1
         numbers, rows = np.unique(owners, return_inverse=True)
         opened = self._open.several(numbers.tolist())
