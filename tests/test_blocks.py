@@ -173,6 +173,10 @@ def test_an_epoch_in_blocks(exact, ranks):
     other = Batcher(sizes, plan, exact=exact, shuffle=Blocks(256, 4), seed=1, world_size=ranks)
     with pytest.raises(ValueError, match="blocks was"):
         other.load_state_dict(batchers_[0].state_dict())
+    earlier = batchers_[0].state_dict()  # of an order that the same seed no longer gives
+    earlier["of"] = {**earlier["of"], "blocks": (256, 8)}
+    with pytest.raises(ValueError, match=r"blocks was \(256, 8\) and is"):
+        again.load_state_dict(earlier)
 
 
 def test_the_bias_is_what_is_said():

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.epochs.blocks import Blocks, Order, Room, block_order
+from staticgraph.epochs.blocks import ORDER_VERSION, Blocks, Order, Room, block_order
 from staticgraph.epochs.epoch import BatchIds, Epoch, RankBatches, dealt, side_by_side
 from staticgraph.epochs.epoch_stats import EpochStats
 from staticgraph.epochs.main_bucket import main_bucket
@@ -220,7 +220,7 @@ class Batcher:
             used.update(np.ascontiguousarray(self.sizes[ids], dtype=np.int64).tobytes())
         more: dict[str, Any] = {}
         if self.blocks is not None:
-            more["blocks"] = (self.blocks.graphs, self.blocks.window)
+            more["blocks"] = (self.blocks.graphs, self.blocks.window, ORDER_VERSION)
         if self._rank_bounds is not None:
             more["rank_bounds"] = self._rank_bounds.tolist()
         if not self.exact and self.window is None and self.plan.packings:

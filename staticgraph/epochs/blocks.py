@@ -26,6 +26,10 @@ from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
 
 
+# Grows whenever the same seed gives another order, so that no epoch goes on in another one.
+ORDER_VERSION = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How an order in blocks is drawn.
