@@ -25,7 +25,6 @@ from staticgraph.epochs.windows import level
 from staticgraph.packing.random import STEP, below, shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray
 
-
 # Grows whenever the same seed gives another order, so that no epoch goes on in another one.
 ORDER_VERSION = 2
 
