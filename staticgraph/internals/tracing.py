@@ -14,7 +14,10 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._guards import TracingContext
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 __all__ = [
     "ConstantSource",
@@ -57,9 +60,9 @@ def traced(function: FunctionType) -> Traced | None:
 
 
 def watched() -> bool:
-    """Whether a mode is entered that sees every operation, as ``FlopCounterMode``. Every tensor
-    shows it, so that guards fail, and nothing is traced."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether a mode is entered that sees every operation, as ``FlopCounterMode``, and is none of
+    torch's own for tracing. Every tensor shows it, so that guards fail, and nothing is traced."""
+    return any(not mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
 # Inside, no such mode is.

@@ -167,6 +167,12 @@ class CompiledFunction:
             return self._first(tensors)
 
     def _first(self, tensors: tuple[Tensor, ...]) -> Any:
+        if watched():  # torch would not trace, and never again
+            raise NotStatic(
+                f"{self._name} is traced when it is first called, which cannot be while a mode "
+                "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "
+                "call warmup(), or this once, before entering it"
+            )
         before, started = self.counts.snapshot(), time.perf_counter()
         try:
             with tracing_options():
@@ -182,14 +188,6 @@ class CompiledFunction:
                 + f"{error}\n"
                 "Give the operation a static form, or use mode='eager'"
             ) from error
-        except RuntimeError as error:
-            if not (watched() and "found no compiled frames" in str(error)):
-                raise
-            raise NotStatic(
-                f"{self._name} is traced when it is first called, which cannot be while a mode "
-                "sees every operation (torch's FlopCounterMode, or another TorchDispatchMode): "
-                "call warmup(), or this once, before entering it"
-            ) from None  # torch lists every function that it did not trace
         self._warm = self._backend.done = True
         if self._fused:
             self._next = Again(self._function, self._call)
