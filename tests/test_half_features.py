@@ -86,7 +86,7 @@ def test_a_step_is_plain_pygs(mode, half):
         loss=squared,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )
-    runner.warmup(store, phases=("step",), progress=False)
+    runner.warmup(store, progress=False)
     whole = Batch.from_data_list([data[i] for i in IDS])
     out = plain(whole.x, whole.edge_index, whole.edge_attr, whole.batch, len(IDS))
     expected = squared(out, whole).mean()

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import CAPACITY, IDS, fired, garbage, in_plain_pyg
+from support.rewritten import CAPACITY, IDS, assert_drawn_by_seed, fired, garbage, in_plain_pyg
 from support.written_by_hand import MODELS, Trunk, gine
 
 import staticgraph as sg
@@ -138,12 +138,7 @@ def test_dropout_draws_anew_each_step_and_repeats_with_the_seed(esol):
     runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        outs.append(runner(batch)[batch.graph_mask].detach())
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2])
+    assert_drawn_by_seed(runner, batch)
     assert fired(runner)["dropout_sum"] == 2
 
 

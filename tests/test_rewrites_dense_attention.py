@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import CAPACITY, IDS, fired, garbage, in_plain_pyg
+from support.rewritten import CAPACITY, IDS, assert_drawn_by_seed, fired, garbage, in_plain_pyg
 from support.written_by_hand import ATOMS, Tables
 from torch import nn
 from torch_geometric.nn import global_add_pool
@@ -223,12 +223,7 @@ def test_dropped_weights_are_drawn_anew_and_repeat_with_the_seed(esol):
     runner = sg.StaticGraphRunner(Attending(Dropping), [CAPACITY], "fused")
     batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
     runner(batch)
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        outs.append(runner(batch)[batch.graph_mask].detach())
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2])
+    assert_drawn_by_seed(runner, batch)
     assert fired(runner)["graph_attention"] == 2
 
 
