@@ -21,7 +21,7 @@ os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
 # The same examples each time: what fails here failed before it was merged.
 # HYPOTHESIS_PROFILE=random draws others.
 settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("random", deadline=None)
+settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
