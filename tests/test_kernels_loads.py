@@ -166,7 +166,7 @@ def test_few_rows_go_by_one_launch_many_by_two(monkeypatch):
         (few, None, "gpu", "small"),
         (many, 0.1, "gpu", "gpu"),
     ):
-        op._on_cuda(x, None, None, ONES, ONES, COUNT, ONES, ONES, SEED, momentum, 1e-5, True)
+        op._on_cuda(x, None, None, ONES, ONES, COUNT, ONES, ONES, SEED, momentum, 1e-5, True, None)
         op._backward_on_cuda(x, x, ONES, ONES, ONES, ONES, COUNT, None, 1e-5, True)
         assert [name.rsplit(".")[-1] for name in called] == [forward, backward]
         expected = [1 + (way == "gpu") for way in (forward, backward)]

@@ -19,7 +19,7 @@ from staticgraph.kernels.segments import gpu as segments  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
-INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk"}
+INTS = {"width", "rows", "columns", "entries", "chunks", "rows_a_chunk", "rows_a_tile"}
 INTS |= {"nodes", "places", "own_places", "all_places", "first_place", "heads", "size"}
 INTS |= {"site"}
 LONGS = {"src", "dst", "code", "index", "offsets", "ptr", "count", "tracked"}
@@ -89,7 +89,7 @@ FLAGS |= {
     "PIECES": 3,
     "CHUNKS": 64,
 }
-FLAGS |= {"GATED": True}
+FLAGS |= {"GATED": True, "GIVEN": True}
 GINE = {**SHAPES, **FLAGS, "TRANSFORM": 2, "JOINED": True, "CUMULATIVE": False}
 GCN = {**GINE, "CODED": False, "SCALAR": True, "SCALED": False, "MEAN": True, "TRANSFORM": 1}
 KERNELS = [

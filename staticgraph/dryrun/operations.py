@@ -134,7 +134,7 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
     if name == "staticgraph::neighbour_attention_backward":
         return int(args[5] is not None)  # a node's part in the scores as a destination
     if name == "staticgraph::batch_norm":
-        return norm_launches(args[0], args[8] is not None and args[9] is None) - 1
+        return norm_launches(args[0], args[8] is not None and args[9] is None, args[12]) - 1
     if name == "staticgraph::batch_norm_backward":
         return norm_launches(args[1], False) - 1
     if name == "staticgraph::head_blocks":

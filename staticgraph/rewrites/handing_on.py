@@ -16,11 +16,13 @@ from torch.fx import Node
 
 from staticgraph.kernels.batch_norm import batch_norm_handed_on
 from staticgraph.kernels.linear import linear_handed_on
+from staticgraph.kernels.linear_statistics import linear_statistics_handed_on
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum, neighbour_sum_handed_on
 from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.batch_norm import joined, running_of
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.linear import product
+from staticgraph.rewrites.linear_statistics import measured
 from staticgraph.rewrites.words import Call, dtype, is_call, is_float, tensor
 
 NAME = "handing_on"
@@ -31,6 +33,13 @@ def product_handed_on(
 ) -> tuple[Tensor, Tensor]:
     """:func:`staticgraph.rewrites.linear.product`, and ``x`` to be read from now on."""
     return linear_handed_on(x, weight, bias, relu=relu, dtype=autocast(x))
+
+
+def measured_handed_on(
+    x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, count: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`staticgraph.rewrites.linear_statistics.measured`, and ``x`` to be read from now on."""
+    return linear_statistics_handed_on(x, weight, bias, count, relu=relu, dtype=autocast(x))
 
 
 def joined_handed_on(
@@ -62,6 +71,8 @@ def rewrite(captured: Captured) -> None:
             _sum(captured, node, order, tables)
         elif is_call(node, product):
             _product(captured, node, order)
+        elif is_call(node, measured):
+            _measured(captured, node, order)
         elif is_call(node, joined):
             _norm(captured, node, order)
 
@@ -177,6 +188,18 @@ def _product(captured: Captured, node: Call, order: dict[Call, int]) -> None:
         user.replace_input_with(x, parts[1])
     _moved(order, node, (made, *parts))
     captured.replace(node, parts[0])
+
+
+def _measured(captured: Captured, node: Call, order: dict[Call, int]) -> None:
+    x = node.args[0]
+    if not (later := _later(node, x, order)):
+        return
+    made = captured.before(node, measured_handed_on, *node.args)
+    handed = captured.item(node, made, 2, x)
+    for user in later:
+        user.replace_input_with(x, handed)
+    _moved(order, node, (made, handed))
+    captured.replace(node, made)
 
 
 def _norm(captured: Captured, node: Call, order: dict[Call, int]) -> None:

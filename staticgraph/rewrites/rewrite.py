@@ -19,6 +19,7 @@ from staticgraph.rewrites import (
     graph_attention,
     handing_on,
     linear,
+    linear_statistics,
     neighbour_attention,
     neighbour_reduce,
     neighbour_sum,
@@ -51,6 +52,7 @@ ORDER: Sequence[Rewrite] = (
     dropout.rewrite,
     batch_norm.rewrite,
     linear.rewrite,
+    linear_statistics.rewrite,
 )
 
 

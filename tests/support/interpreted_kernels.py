@@ -20,7 +20,7 @@ from support.examples import EXAMPLES
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
 import staticgraph as sg  # noqa: E402
-from staticgraph.kernels.batch_norm import batch_norm_reference  # noqa: E402
+from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
 from staticgraph.kernels.collate import gpu as collate  # noqa: E402
@@ -30,6 +30,7 @@ from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
 from staticgraph.kernels.linear import linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
+from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
 from staticgraph.kernels.neighbour_sum import neighbour_sum_reference  # noqa: E402
 from staticgraph.kernels.segments import gpu as segments  # noqa: E402
@@ -250,13 +251,42 @@ def test_running_statistics(norm, momentum):
     for rows in (9, 30):
         x = torch.randn(rows + 2, 70)
         stock(x[:rows])
-        for count in (rows, 0):  # then a batch of padding alone
+        for count in (rows, 1, 0):  # then a single row, and a batch of padding alone
             norm.forward(
                 x, None, None, weight, bias, torch.tensor(count), *ours, momentum, 1e-5, False
             )
     assert torch.allclose(ours[0], stock.running_mean, atol=1e-6)
     assert torch.allclose(ours[1], stock.running_var, atol=1e-6)
     assert int(ours[2]) == 2
+
+
+@pytest.mark.parametrize("tile", [32, 64, 128])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("real", [133, 1, 0])
+def test_statistics_from_the_products_epilogue(tile, relu, real, monkeypatch):
+    """The product's own bits, and the norm's: what is not a number in the padding reaches nothing.
+    Tiles of 32 rows are the norm's own chunks, to the last bit."""
+    monkeypatch.setattr(partials, "TILES", (tile,))
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(170, 33), torch.randn(70, 33), torch.randn(70) + 3
+    residual, scale, shift = torch.randn(170, 70), torch.randn(70), torch.randn(70)
+    x[real:], count = torch.nan, torch.tensor(real)
+    out, partial = measured.forward(x, weight, bias, count, relu, torch.bfloat16)
+    plain = small_dense.forward(x, weight, bias, relu, torch.bfloat16)
+    assert torch.equal(out.nan_to_num(7), plain.nan_to_num(7))
+    expected = partials.partials_reference(out, count)
+    assert partial.shape == expected.shape == (-(-170 // tile), 2, 70)
+    known = partial[: -(-real // tile)]
+    assert torch.allclose(known, expected[: len(known)], rtol=1e-5, atol=1e-5)
+    found = []
+    for given in (partial, None):
+        kept = [torch.zeros(70), torch.ones(70), torch.tensor(4)]
+        one = norm.forward(out, None, residual, scale, shift, count, *kept, 0.1, 1e-5, False, given)
+        found.append([*one[:3], *kept])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.isfinite(ours).all()
+        assert torch.equal(ours, theirs) if tile == 32 else torch.allclose(ours, theirs, atol=1e-5)
+    assert int(kept[2]) == 4 + (real > 1)
 
 
 def two_stores():

@@ -1,10 +1,11 @@
 """``batch_norm`` in Triton: partial statistics over chunks of rows, then everything else at once.
 
 Two launches each way. The first gives every chunk's mean and squared deviations (or gradient sums);
-each program of the second loads them all as one tile (there are at most :data:`MAX_CHUNKS`) and
+each program of the second loads them all as one tile (there are at most :data:`MAX_PARTIALS`) and
 joins them in the same order, by halves (Chan, Golub and LeVeque 1983), so no atomic addition is
 needed and no third launch, and writes its chunk of the result, ReLU and residual sum included;
-running statistics move in the same launches.
+running statistics move in the same launches. Statistics that are given
+(:mod:`staticgraph.kernels.batch_norm.partials`) take the place of the first.
 """
 
 # Launching a Triton function, with its options by name, is not typed.
@@ -20,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm.dtypes import dtype_of
+from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, rows_a_partial
 from staticgraph.kernels.launch import wide, wide_like
 
 ROWS = 32
 COLUMNS = 64
-MAX_CHUNKS = 64
 
 
 @triton.jit
@@ -95,7 +96,9 @@ def apply_kernel(
     rows,
     width: tl.constexpr,
     rows_a_chunk,
+    rows_a_tile,
     RUNNING: tl.constexpr,
+    GIVEN: tl.constexpr,
     CUMULATIVE: tl.constexpr,
     RELU: tl.constexpr,
     JOINED: tl.constexpr,
@@ -110,7 +113,8 @@ def apply_kernel(
     real = tl.load(count)
     # Every chunk at once: a loop over them would wait for memory as often as there are chunks.
     k = tl.arange(0, CHUNKS)
-    found = tl.minimum(tl.maximum(real - k * rows_a_chunk, 0), rows_a_chunk).to(WIDE)[:, None]
+    found = tl.minimum(tl.maximum(real - k * rows_a_tile, 0), rows_a_tile)
+    found = found.to(WIDE)[:, None]
     joined = partial + (2 * k)[:, None] * width + f[None, :]
     given = (found > 0) & inside[None, :]
     centre = tl.load(joined, mask=given, other=0)
@@ -123,6 +127,9 @@ def apply_kernel(
         tl.store(var_out + f, var, mask=inside)
         if RUNNING:  # noqa: SIM102
             if real > 1:  # the variance of one row says nothing
+                if GIVEN:  # noqa: SIM102  (no launch before this one moved the number)
+                    if tl.program_id(1) == 0:
+                        tl.store(tracked, tl.load(tracked) + 1)
                 share = momentum
                 if CUMULATIVE:
                     share = 1.0 / tl.load(tracked).to(tl.float32)
@@ -272,27 +279,33 @@ def forward(
     momentum: float | None,
     eps: float,
     relu: bool,
+    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the operator; two launches. Padding rows of the sum are not written, nor read later."""
+    """As the operator; two launches, or one where ``partial`` is given. Padding rows of the sum are
+    not written, nor read later."""
     rows, width = x.shape
     chunks, rows_a_chunk, grid, options = _chunks(x)
-    partial = wide_like(x, chunks, 2, width)
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
     out = torch.empty_like(x, dtype=dtype_of(x, residual))
     mean, var = wide_like(x, width), wide_like(x, width)
-    statistics_kernel[grid](
-        x,
-        x if addend is None else addend,
-        total,
-        count,
-        partial,
-        count if tracked is None else tracked,
-        width,
-        rows_a_chunk,
-        ADDED=addend is not None,
-        RUNNING=tracked is not None,
-        **options,
-    )
+    given, rows_a_tile = partial is not None, rows_a_chunk
+    if partial is not None:
+        rows_a_tile = rows_a_partial(rows)
+    else:
+        partial = wide_like(x, chunks, 2, width)
+        statistics_kernel[grid](
+            x,
+            x if addend is None else addend,
+            total,
+            count,
+            partial,
+            count if tracked is None else tracked,
+            width,
+            rows_a_chunk,
+            ADDED=addend is not None,
+            RUNNING=tracked is not None,
+            **options,
+        )
     apply_kernel[grid](
         x if addend is None else total,
         x if residual is None else residual,
@@ -311,11 +324,13 @@ def forward(
         rows,
         width,
         rows_a_chunk,
+        rows_a_tile,
         RUNNING=tracked is not None,
+        GIVEN=given,
         CUMULATIVE=momentum is None,
         RELU=relu,
         JOINED=residual is not None,
-        CHUNKS=triton.next_power_of_2(chunks),
+        CHUNKS=triton.next_power_of_2(len(partial)),
         **options,
     )
     return out, mean, var, total
@@ -365,7 +380,7 @@ def backward(
 
 def _chunks(x: Tensor) -> tuple[int, int, tuple[int, int], dict[str, Any]]:
     rows, width = x.shape
-    rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_CHUNKS), ROWS) * ROWS
+    rows_a_chunk = triton.cdiv(triton.cdiv(max(rows, 1), MAX_PARTIALS), ROWS) * ROWS
     chunks = triton.cdiv(max(rows, 1), rows_a_chunk)
     options = {"WIDE": wide(x.dtype), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": 4}
     return chunks, rows_a_chunk, (chunks, triton.cdiv(width, COLUMNS)), options

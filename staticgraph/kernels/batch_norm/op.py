@@ -9,6 +9,8 @@ from torch import Tensor
 
 from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.batch_norm.dtypes import dtype_of
+from staticgraph.kernels.batch_norm.partials import joined
+from staticgraph.kernels.batch_norm.reference import normalised
 from staticgraph.kernels.register import operator
 
 # Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
@@ -44,6 +46,7 @@ def _on_cpu(
     momentum: float | None,
     eps: float,
     relu: bool,
+    partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
     if addend is not None and x.dtype not in (torch.float32, torch.float64):
@@ -54,20 +57,24 @@ def _on_cpu(
     dtype, rows = values.dtype, int(count)
     out, mean = torch.empty_like(values), values.new_empty(x.size(1))
     var = torch.empty_like(mean)
-    cpu.forward(
-        values.numpy(),
-        _optional(addend, values).numpy(),
-        _optional(residual, values).numpy(),
-        weight.to(dtype).numpy(),
-        bias.to(dtype).numpy(),
-        rows,
-        eps,
-        relu,
-        out.numpy(),
-        mean.numpy(),
-        var.numpy(),
-        sums.to(dtype).numpy(),
-    )
+    if partial is not None:
+        mean, var = joined(partial, count, len(x))
+        out = normalised(x, mean, var, residual, weight, bias, count, eps, relu)
+    else:
+        cpu.forward(
+            values.numpy(),
+            _optional(addend, values).numpy(),
+            _optional(residual, values).numpy(),
+            weight.to(dtype).numpy(),
+            bias.to(dtype).numpy(),
+            rows,
+            eps,
+            relu,
+            out.numpy(),
+            mean.numpy(),
+            var.numpy(),
+            sums.to(dtype).numpy(),
+        )
     if running_mean is not None:
         assert running_var is not None
         assert tracked is not None
@@ -122,20 +129,22 @@ def _backward_on_cpu(
     return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), both
 
 
-def launches(x: Tensor, cumulative: bool) -> int:
+def launches(x: Tensor, cumulative: bool, partial: Tensor | None = None) -> int:
     """What a norm gives a CUDA device, each way. A cumulative mean reads a count that one launch
-    moves, so it takes two forward."""
-    return 1 if x.size(0) <= ONE_LAUNCH_ROWS and not cumulative else 2
+    moves, so it takes two forward; given statistics spare the first."""
+    few = x.size(0) <= ONE_LAUNCH_ROWS or partial is not None
+    return 1 if few and not cumulative else 2
 
 
-def _on_cuda(x, addend, residual, weight, bias, count, mean, var, tracked, momentum, *rest):
+def _on_cuda(
+    x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu, partial
+):
     from staticgraph.kernels.batch_norm import gpu, small
 
-    cumulative = tracked is not None and momentum is None
-    kernels = small if launches(x, cumulative) == 1 else gpu
-    return kernels.forward(
-        x, addend, residual, weight, bias, count, mean, var, tracked, momentum, *rest
-    )
+    given = (x, addend, residual, weight, bias, count, mean, var, tracked, momentum, eps, relu)
+    if launches(x, tracked is not None and momentum is None, partial) == 2:
+        return gpu.forward(*given)
+    return small.forward(*given) if partial is None else gpu.forward(*given, partial)
 
 
 def _backward_on_cuda(grad, x, *rest):
@@ -156,7 +165,8 @@ def _fake(x, addend, residual, *_):
 _forward = operator(
     "batch_norm(Tensor x, Tensor? addend, Tensor? residual, Tensor weight, Tensor bias, "
     "Tensor count, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? tracked, "
-    "float? momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float? momentum, float eps, bool relu, Tensor? partial) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     cpu=_on_cpu,
     cuda=_on_cuda,
     fake=_fake,
@@ -183,7 +193,7 @@ class BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         *given, handed = inputs
-        x, addend, residual, weight, bias, count, *running, eps, relu = given
+        x, addend, residual, weight, bias, count, *running, eps, relu, _ = given
         out, mean, var, total = _forward(*given)
         if running[0] is not None and not torch.compiler.is_compiling():
             for moved in running[:3]:
@@ -203,12 +213,12 @@ class BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
-            return None, into, *(None,) * 11
+            return None, into, *(None,) * 12
         dx, dweight, dbias, both = _backward(grad, *ctx.saved_tensors, into, ctx.eps, ctx.relu)
         if into is None:
             both = None if ctx.addend is None else dx.to(ctx.addend)
         dresidual = None if ctx.residual is None else grad.to(ctx.residual)
-        return dx, both, dresidual, dweight, dbias, *(None,) * 8
+        return dx, both, dresidual, dweight, dbias, *(None,) * 9
 
 
 def batch_norm(
@@ -222,6 +232,7 @@ def batch_norm(
     addend: Tensor | None = None,
     residual: Tensor | None = None,
     running: Running | None = None,
+    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``residual + relu(BatchNorm(x + addend))`` over the real rows of a padded batch.
 
@@ -234,15 +245,23 @@ def batch_norm(
         addend: ``[R, F]``, added before; None adds nothing.
         residual: ``[R, F]``, added at the end; None adds nothing.
         running: statistics to move along, in the same operator; None moves nothing.
+        partial: the statistics of ``x`` by tiles of rows, from what wrote it
+            (:func:`staticgraph.kernels.linear_statistics`), ``[tiles, 2, F]``; taken here where
+            None. Not with an addend.
 
     Returns:
         ``[R, F]`` in the promoted dtype of ``x`` and the residual, zero (or the residual) on
         padding rows, differentiable once; mean and biased
         variance of the real rows, ``[F]`` float32 (float64 for float64), without a gradient.
+
+    Raises:
+        ValueError: an addend beside statistics, which are not those of the sum.
     """
+    if partial is not None and addend is not None:
+        raise ValueError("partial statistics are those of x, not of x + addend: give one of both")
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu, partial)
     return BatchNorm.apply(*given, False)
 
 
@@ -263,7 +282,7 @@ def batch_norm_handed_on(
     """
     moved: Any = (None,) * 4 if running is None else running
     x, addend, residual = _contiguous(x, addend, residual)
-    given = (x, addend, residual, weight, bias, count, *moved, eps, relu)
+    given = (x, addend, residual, weight, bias, count, *moved, eps, relu, None)
     out, _, _, addend = BatchNorm.apply(*given, True)
     return out, addend
 

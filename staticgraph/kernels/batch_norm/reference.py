@@ -24,11 +24,26 @@ def batch_norm_reference(
     values = torch.where(real, x.to(wide), 0)
     rows = count.clamp(min=1).to(wide)
     mean = values.sum(0) / rows
-    centred = torch.where(real, values - mean, 0)
-    var = centred.square().sum(0) / rows
-    out = centred * (var + eps).rsqrt() * weight.to(wide) + bias.to(wide)
-    out = out.relu() if relu else out
-    out = torch.where(real, out, 0)
-    if residual is not None:
-        out = out + residual.to(wide)
+    var = torch.where(real, values - mean, 0).square().sum(0) / rows
+    out = normalised(x, mean, var, residual, weight, bias, count, eps, relu)
     return out.to(x.dtype), mean, var
+
+
+def normalised(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    count: Tensor,
+    eps: float,
+    relu: bool,
+) -> Tensor:
+    """The result where the statistics are known, in their dtype."""
+    wide = mean.dtype
+    real = (torch.arange(len(x), device=x.device) < count).unsqueeze(-1)
+    centred = torch.where(real, x.to(wide) - mean, 0)
+    out = centred * (var + eps).rsqrt() * weight.to(wide) + bias.to(wide)
+    out = torch.where(real, out.relu() if relu else out, 0)
+    return out if residual is None else out + residual.to(wide)

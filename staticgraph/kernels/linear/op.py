@@ -78,7 +78,7 @@ def _backward_of_casts(
 
 def launches(x: Tensor, weight: Tensor, dtype: torch.dtype, relu: bool, biased: bool) -> int:
     """What a layer gives a CUDA device forward."""
-    if _same_or_large(x, weight, dtype):
+    if by_library(x, weight, dtype):
         return 2 if relu and not biased else 1
     return 1
 
@@ -94,8 +94,8 @@ def _shape(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
     return x.size(0), weight.size(1), weight.size(0)
 
 
-def _same_or_large(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether forward is torch's product: nothing to cast, or too large for ours."""
+def by_library(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether forward on CUDA is torch's product: nothing to cast, or too large for ours."""
     if x.dtype == weight.dtype == dtype:
         return True
     return not fits(*_shape(x, weight), x.dtype, weight.dtype, dtype)
@@ -104,7 +104,7 @@ def _same_or_large(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
 def _on_cuda(x, weight, bias, relu, dtype):
     from staticgraph.kernels.linear import gpu, small
 
-    if _same_or_large(x, weight, dtype):
+    if by_library(x, weight, dtype):
         cast = None if bias is None else bias.to(dtype)
         return gpu.forward(x.to(dtype), weight.to(dtype), cast, relu)
     return small.forward(x, weight, bias, relu, dtype)
@@ -202,6 +202,6 @@ def _cast_if_large(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Operands of the library's products in its dtype, so that they are cast once and kept so."""
-    if x.device.type != "cuda" or not _same_or_large(x, weight, dtype):
+    if x.device.type != "cuda" or not by_library(x, weight, dtype):
         return x, weight, bias
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,0 +1,95 @@
+"""``linear_statistics`` in Triton: the product of :mod:`staticgraph.kernels.linear.small`, and
+statistics of each tile while it is in registers.
+
+A program has one tile of rows, whole: more rows are higher tiles, not more of them, so that the
+norm joins no more of them than it has chunks (:mod:`staticgraph.kernels.batch_norm.partials`).
+Statistics are of the values as rounded, so that the norm sees exactly what it normalises, and a
+column's two numbers are written by the one program that has them: no atomic addition.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.batch_norm.partials import partials_of, rows_a_partial
+from staticgraph.kernels.launch import wide_like
+from staticgraph.kernels.linear.limits import FLOATS
+from staticgraph.kernels.linear.small import COLUMNS, STEP, forward_tile
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    weight,
+    bias,
+    count,
+    out,
+    partial,
+    rows,
+    WIDTH: tl.constexpr,
+    OUT: tl.constexpr,
+    BIASED: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    r = tile * ROWS + tl.arange(0, ROWS)
+    o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    written = forward_tile(
+        x, weight, bias, out, r, o, rows, WIDTH, OUT, BIASED, RELU, ROWS, COLUMNS, STEP
+    )
+    real = tl.minimum(tl.load(count), rows)
+    given = (r < real)[:, None]
+    found = tl.minimum(tl.maximum(real - tile * ROWS, 1), ROWS).to(tl.float32)
+    value = tl.where(given, written.to(tl.float32), 0)
+    mean = tl.sum(value, 0) / found
+    away = tl.where(given, value - mean[None, :], 0)
+    at = partial + 2 * tile * OUT + o
+    tl.store(at, mean, mask=o < OUT)
+    tl.store(at + OUT, tl.sum(away * away, 0), mask=o < OUT)
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, count: Tensor, relu: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch.
+
+    Raises:
+        ValueError: float64, of which this product has no sums.
+    """
+    if not FLOATS.issuperset({x.dtype, weight.dtype, dtype}):
+        raise ValueError(
+            f"linear_statistics of {x.dtype} and {weight.dtype} in {dtype} on CUDA: its sums are "
+            "float32; use linear, and batch_norm without partial statistics"
+        )
+    rows, (high, width) = x.size(0), weight.shape
+    tile, tiles = rows_a_partial(rows), partials_of(rows)
+    out = x.new_empty(rows, high, dtype=dtype)
+    partial = wide_like(x, tiles, 2, high)
+    forward_kernel[(tiles, triton.cdiv(high, COLUMNS))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        count,
+        out,
+        partial,
+        rows,
+        width,
+        high,
+        BIASED=bias is not None,
+        RELU=relu,
+        ROWS=tile,
+        COLUMNS=COLUMNS,
+        STEP=STEP * 4 // dtype.itemsize,
+        num_warps=8 if tile > 64 else 4,
+        num_stages=2,
+    )
+    return out, partial

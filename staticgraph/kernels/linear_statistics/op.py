@@ -1,0 +1,105 @@
+"""``linear_statistics`` as an operator of torch: the reference on a CPU, Triton on CUDA.
+
+Its derivative is that of the linear layer: statistics have none, since the norm that reads them has
+the derivative by the rows that they are of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.batch_norm.partials import partials_of
+from staticgraph.kernels.linear.op import Linear
+from staticgraph.kernels.linear_statistics.reference import linear_statistics_reference
+from staticgraph.kernels.register import operator
+
+
+def _on_cuda(x, weight, bias, count, relu, dtype):
+    from staticgraph.kernels.linear_statistics import gpu
+
+    return gpu.forward(x, weight, bias, count, relu, dtype)
+
+
+def _fake(x, weight, bias, count, relu, dtype):
+    wide = torch.promote_types(dtype, torch.float32)
+    columns = weight.size(0)
+    out = x.new_empty(x.size(0), columns, dtype=dtype)
+    return out, x.new_empty(partials_of(x.size(0)), 2, columns, dtype=wide)
+
+
+_forward = operator(
+    "linear_statistics(Tensor x, Tensor weight, Tensor? bias, Tensor count, bool relu, "
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    cpu=linear_statistics_reference,
+    cuda=_on_cuda,
+    fake=_fake,
+)
+
+
+class LinearStatistics(torch.autograd.Function):
+    """The linear layer's derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        x, weight, bias, count, relu, dtype, handed_on = inputs
+        out, partial = _forward(x, weight, bias, count, relu, dtype)
+        ctx.save_for_backward(x, weight, out if relu else None)
+        ctx.handed_on = handed_on
+        ctx.mark_non_differentiable(partial)
+        ctx.set_materialize_grads(False)
+        return (out, partial, x.view_as(x)) if handed_on else (out, partial)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        into = grads[2] if ctx.handed_on else None
+        if grads[0] is None:
+            return into, *(None,) * 6
+        dx, dweight, dbias, *_ = Linear.backward(ctx, grads[0], into)
+        return dx, dweight, dbias, *(None,) * 4
+
+
+def linear_statistics(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: Tensor,
+    *,
+    relu: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`staticgraph.kernels.linear`, and the statistics of its result by tiles of rows.
+
+    Args:
+        x: ``[R, I]``.
+        weight: ``[O, I]``.
+        bias: ``[O]``, in the dtype of ``weight``.
+        count: 0-dim int64; the first ``count`` rows are real, the others take no part.
+        relu: apply ReLU in the same pass; statistics are of what it leaves.
+        dtype: of the result, to which operands are rounded before they are multiplied; that of
+            ``x`` where None. Sums are float32.
+
+    Returns:
+        ``[R, O]``, differentiable once, and ``[tiles, 2, O]`` float32 (float64 for float64) without
+        a gradient: mean and sum of squared deviations of the real rows of each tile, of the values
+        as rounded, for ``batch_norm(partial=...)``. The same bits every time.
+    """
+    return LinearStatistics.apply(
+        x.contiguous(), weight, bias, count, relu, dtype or x.dtype, False
+    )
+
+
+def linear_statistics_handed_on(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: Tensor,
+    *,
+    relu: bool = False,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`linear_statistics`, and ``x`` to be read from now on, as
+    :func:`staticgraph.kernels.linear.linear_handed_on` gives it."""
+    return LinearStatistics.apply(x.contiguous(), weight, bias, count, relu, dtype or x.dtype, True)
