@@ -245,6 +245,14 @@ ARGUMENTS = {
         0.1,
         1e-5,
         True,
+        None,
+    ),
+    "linear_statistics": lambda: (
+        *torch.randn(2, 9, 4),
+        None,
+        torch.tensor(7),
+        True,
+        torch.bfloat16,
     ),
     "neighbour_sum": lambda: (
         torch.randn(2, 4),

@@ -9,6 +9,8 @@ a derivative in the forward.
 
 from __future__ import annotations
 
+import operator
+
 from torch import Tensor
 
 from staticgraph.kernels.batch_norm.partials import MAX_ROWS, partials_of
@@ -18,7 +20,7 @@ from staticgraph.nn.fused.linear import autocast
 from staticgraph.rewrites.batch_norm import joined
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.linear import product
-from staticgraph.rewrites.words import Call, is_call, shape, tensor
+from staticgraph.rewrites.words import SELECT, Call, is_call, shape, tensor
 
 NAME = "linear_statistics"
 
@@ -38,7 +40,7 @@ def rewrite(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         if is_call(node, joined) and is_call(node.args[0], product) and _saves(node.args[0]):
             if (reason := _obstacle(node, order)) is None:
-                _at(captured, node)
+                _at(captured, node, order)
             else:
                 captured.miss(NAME, node, reason)
 
@@ -60,13 +62,22 @@ def _obstacle(node: Call, order: dict[Call, int]) -> str | None:
         return "a cumulative mean divides by a count that the norm's own first launch moves"
     if rows > MAX_ROWS:
         return f"of {rows} rows a norm would join more tiles than of {MAX_ROWS}, its own chunks"
-    if order[count] > order[x]:
+    if order[count] > order[x] and not _moves(count, order[x], order):
         return "its rows are counted after the linear layer"
     return None
 
 
-def _at(captured: Captured, node: Call) -> None:
+def _moves(count: Call, before: int, order: dict[Call, int]) -> bool:
+    """Whether an item of what is there before can be read before, too."""
+    taken = is_call(count, SELECT, operator.getitem)
+    return taken and all(order[one] < before for one in count.all_input_nodes)
+
+
+def _at(captured: Captured, node: Call, order: dict[Call, int]) -> None:
     given, count = node.args[0], node.args[5]
+    if order[count] > order[given]:
+        given.prepend(count)
+        order[count] = order[given]
     out = tensor(given)
     assert out is not None
     made = captured.before(given, measured, *given.args, count)
