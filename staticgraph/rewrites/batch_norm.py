@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from staticgraph.kernels.batch_norm import Running, batch_norm
 from staticgraph.nn.norm.batch_norm import normed
-from staticgraph.rewrites.captured import Captured, same_dtype
+from staticgraph.rewrites.captured import PLACE, Captured, same_dtype
 from staticgraph.rewrites.words import ADD, DROPOUT, RELU, Call, is_call, is_float, shape, used_once
 
 NAME = "batch_norm"
@@ -84,6 +84,7 @@ def _at(captured: Captured, node: Call) -> None:
     if _updated_between(rest[0], node, last):
         last, relu, residual = node, False, None
     made = captured.before(last, joined, x, addend, residual, weight, bias, count, *rest, relu)
+    made.meta.update({key: node.meta[key] for key in PLACE if key in node.meta})
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)
 

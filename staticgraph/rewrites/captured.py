@@ -254,7 +254,9 @@ def _leads_from(node: Call, first: Call) -> bool:
     return True
 
 
-_KEPT = ("example_value", "stack_trace", "nn_module_stack", "source_fn_stack")
+# Of a node's notes, those that say where in a model it stands.
+PLACE = ("stack_trace", "nn_module_stack")
+_KEPT = ("example_value", "source_fn_stack", *PLACE)
 
 
 def same_dtype(*nodes: Any) -> bool:

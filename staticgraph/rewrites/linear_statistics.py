@@ -13,7 +13,7 @@ import operator
 
 from torch import Tensor
 
-from staticgraph.kernels.batch_norm.partials import MAX_ROWS, partials_of
+from staticgraph.kernels.batch_norm.partials import MAX_PARTIALS, MAX_ROWS, partials_of
 from staticgraph.kernels.linear_statistics import linear_statistics
 from staticgraph.kernels.linear_statistics.limits import saves
 from staticgraph.nn.fused.linear import autocast
@@ -38,11 +38,15 @@ def rewrite(captured: Captured) -> None:
         return
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
     for node in list(captured.graph.nodes):
-        if is_call(node, joined) and is_call(node.args[0], product) and _saves(node.args[0]):
-            if (reason := _obstacle(node, order)) is None:
-                _at(captured, node, order)
-            else:
-                captured.miss(NAME, node, reason)
+        if not is_call(node, joined):
+            continue
+        given = next((one for one in node.args[:2] if is_call(one, product)), None)
+        if given is None or not _saves(given):
+            continue
+        if (reason := _obstacle(node, order)) is None:
+            _at(captured, node, order)
+        else:
+            captured.miss(NAME, node, reason)
 
 
 def _saves(node: Call) -> bool:
@@ -61,7 +65,7 @@ def _obstacle(node: Call, order: dict[Call, int]) -> str | None:
     if tracked is not None and momentum is None:
         return "a cumulative mean divides by a count that the norm's own first launch moves"
     if rows > MAX_ROWS:
-        return f"of {rows} rows a norm would join more tiles than of {MAX_ROWS}, its own chunks"
+        return f"{rows} rows have more tiles than the {MAX_PARTIALS} chunks that a norm joins"
     if order[count] > order[x] and not _moves(count, order[x], order):
         return "its rows are counted after the linear layer"
     return None

@@ -88,7 +88,8 @@ def forward(
         RELU=relu,
         ROWS=tile,
         COLUMNS=COLUMNS,
-        STEP=STEP * 4 // dtype.itemsize,
+        # Of the highest tile smaller steps: three blocks of a multiprocessor's registers, not two.
+        STEP=STEP if tile > 64 else STEP * 4 // dtype.itemsize,
         num_warps=8 if tile > 64 else 4,
         num_stages=2,
     )

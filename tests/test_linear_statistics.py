@@ -1,0 +1,213 @@
+"""A norm's statistics from the product before it: what it would compile to for an H100, where it is
+chosen, and that a model so rewritten computes what it did. Values: the interpreter's files."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from support.compiled import launches
+from torch import nn
+from torch_geometric.nn import global_add_pool
+
+import staticgraph as sg
+from staticgraph.dryrun.operations import further_launches, operations
+from staticgraph.kernels import batch_norm
+from staticgraph.kernels.batch_norm import gpu as norm
+from staticgraph.kernels.batch_norm import op as norm_op
+from staticgraph.kernels.batch_norm import partials
+from staticgraph.kernels.linear_statistics import gpu, linear_statistics_handed_on
+from staticgraph.rewrites import Target, linear_statistics
+from staticgraph.steps import capture, compiled
+
+MULTIPROCESSORS, REGISTERS, SHARED = 132, 65536, 227 * 1024
+COUNT = torch.tensor(5)
+
+
+# ---------------------------------------------------------------------- the kernel
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [2048, 4096, 8192])
+def test_all_programs_fit_an_h100_at_once(rows, given):
+    """At 300 columns, whatever the height of a tile: a higher one has fewer programs, and none
+    waits for another. Compiled for sm_90: vectors, the matrix unit, no spills, no atomics."""
+    x, weight = torch.zeros(rows, 300, dtype=given), torch.zeros(300, 300)
+    (one,) = launches(gpu.forward, x, weight, weight[0], COUNT, False, torch.bfloat16)
+    assert (one.spilled, one.atomics, one.loops) == (0, [], 1)
+    assert one.matrix_instructions > 0
+    assert one.widest("ld") == 128
+    threads = 256 if rows == 8192 else 128
+    registers = -(-one.registers // 8) * 8 * threads  # given out by eights
+    blocks = min(REGISTERS // registers, SHARED // (one.shared + 1024))
+    assert blocks * MULTIPROCESSORS >= partials.partials_of(rows) * 5
+
+
+def test_the_norms_only_launch_is_the_one_it_had():
+    x, ones = torch.zeros(4096, 300, dtype=torch.bfloat16), torch.ones(300)
+    given = (x, None, x, ones, ones, COUNT, ones, ones, COUNT, 0.1, 1e-5, False)
+    _, apply = launches(norm.forward, *given)
+    (alone,) = launches(norm.forward, *given, torch.zeros(64, 2, 300))
+    assert (alone.name, alone.spilled, alone.atomics) == (apply.name, 0, [])
+    assert alone.registers <= apply.registers + 8
+    assert alone.widest("ld") == apply.widest("ld")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 32, 2048, 2049, 4097, 8192, 16384])
+def test_tiles_cover_all_rows_once(rows):
+    tile, tiles = partials.rows_a_partial(rows), partials.partials_of(rows)
+    assert (tiles - 1) * tile < max(rows, 1) <= tiles * tile
+    assert tiles <= partials.MAX_PARTIALS or rows > partials.MAX_ROWS
+
+
+@pytest.mark.parametrize("rows", [50, 2100])
+def test_tiles_join_to_the_statistics_of_all(rows):
+    """A mean a thousand times the spread; what is not a number in the padding does not matter."""
+    torch.manual_seed(0)
+    x, count = torch.randn(rows, 3) + 1000, torch.tensor(rows - 17)
+    real = x[: rows - 17].double()
+    x[rows - 17 :] = torch.nan
+    mean, var = partials.joined(partials.partials_reference(x.double(), count), count, rows)
+    assert torch.allclose(mean, real.mean(0), rtol=1e-12)
+    assert torch.allclose(var, real.var(0, unbiased=False), rtol=1e-9)
+
+
+def test_a_norm_that_is_given_statistics_is_one_launch_but_for_a_cumulative_mean(monkeypatch):
+    called = []
+    monkeypatch.setattr(norm, "forward", lambda *given: called.append(len(given)))
+    x, ones, partial = torch.zeros(1100, 4), torch.ones(4), torch.zeros(35, 2, 4)
+    for momentum, taken, launched in ((0.1, 13, 1), (None, 12, 2)):
+        given = (x, None, None, ones, ones, COUNT, ones, ones, COUNT, momentum, 1e-5, True, partial)
+        norm_op._on_cuda(*given)
+        assert called.pop() == taken, "with the statistics, or without"
+        name = "staticgraph::batch_norm"
+        assert operations(name, given) + further_launches(name, given) == launched
+
+
+def test_what_it_has_no_sums_for_is_refused():
+    x = torch.zeros(40, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="its sums are float32; use linear"):
+        gpu.forward(x, x[:3], None, COUNT, False, torch.float64)
+    ones = torch.ones(4)
+    with pytest.raises(ValueError, match=r"not of x \+ addend"):
+        batch_norm(x, ones, ones, COUNT, eps=1e-5, addend=x, partial=torch.zeros(2, 2, 4))
+
+
+def test_a_gradient_comes_back_by_what_is_read_on_alone():
+    x, weight = torch.randn(9, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    _, partial, same = linear_statistics_handed_on(x, weight, None, COUNT)
+    assert not partial.requires_grad
+    (same * 2).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+
+
+# ---------------------------------------------------------------------- where it is chosen
+
+CAPACITY = (1100, 2400, 64)
+IDS = list(range(60))
+
+
+class Net(nn.Module):
+    """Norms after a linear layer, of ones read twice, after ReLU, and of a sum; 8 columns."""
+
+    def __init__(self, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.layers: nn.ModuleList = nn.ModuleList(nn.Linear(i, 8) for i in (9, 8, 8, 8))
+        self.norms: nn.ModuleList = nn.ModuleList(
+            nn.BatchNorm1d(8, momentum=momentum) for _ in range(4)
+        )
+        self.head: nn.Linear = nn.Linear(8, 1)
+
+    def forward(self, x, batch, batch_size):
+        first, second, third, fourth = self.layers
+        norms = self.norms
+        h = first(x.to(self.head.weight.dtype))
+        h = h + norms[0](h).relu()
+        g = second(h)
+        h = h + norms[1](g) + g.sigmoid() + third(h)
+        h = norms[2](third(h).relu()) + h
+        h = norms[3](h + fourth(h))
+        return self.head(global_add_pool(h, batch, batch_size))
+
+
+def on_cuda(monkeypatch, module) -> None:
+    """Graphs are rewritten as though they ran there; the operators' CPU side runs."""
+    monkeypatch.setattr(
+        module, "Target", lambda device, compiled: Target("cuda", compiled=compiled)
+    )
+
+
+def run(model, store, padding: float = 1.0, capacity=CAPACITY, dtype=torch.bfloat16):
+    """Outputs, gradients and statistics after one step, and the rewritten graph."""
+    model = copy.deepcopy(model)
+    subject = sg.Subject(model, check_padding=False, autocast=dtype)
+    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
+    batch = sg.StaticBatch.of(store, IDS, capacity)
+    batch.x[~batch.node_mask] = int(padding)
+    out = runner(batch)[batch.graph_mask]
+    out.float().square().mean().backward()
+    (function,) = runner._steps.compiled._functions.values()
+    grads = [p.grad for p in model.parameters()]
+    return [out.detach(), *grads, *model.buffers()], function.captured
+
+
+def test_a_rewritten_model_computes_what_it_did(esol, monkeypatch):
+    """Norms after a linear layer, ReLU or not, other readers or not, are given statistics; the
+    norm of a sum is not, and is named. Results as with statistics of their own, to the roundings of
+    bfloat16; padding reaches nothing, to the last bit."""
+    on_cuda(monkeypatch, compiled)
+    torch.manual_seed(0)
+    model = Net()
+    found, captured = run(model, esol)
+    assert Counter(place.rewrite for place in captured.done)["linear_statistics"] == 3
+    (missed,) = captured.missed.values()
+    assert missed.reason == "it is a sum that is normalised, not the linear layer alone"
+    assert "norms.3" in missed.layer
+    again, _ = run(model, esol, padding=1000.0)
+    assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
+    monkeypatch.setattr(linear_statistics, "saves", lambda *_: False)
+    usual, captured = run(model, esol)
+    assert "linear_statistics" not in {place.rewrite for place in captured.done}
+    for ours, theirs in zip(found, usual, strict=True):
+        scale = theirs.double().abs().max()
+        assert (ours.double() - theirs.double()).abs().max() <= 0.02 * scale
+
+
+def test_an_operand_is_handed_on_by_a_product_with_statistics(esol, monkeypatch):
+    """``second`` reads what the residual sum and ``third`` read after it."""
+    on_cuda(monkeypatch, compiled)
+    _, captured = run(Net(), esol)
+    names = Counter(getattr(node.target, "__name__", "") for node in captured.graph.nodes)
+    assert names["measured_handed_on"] >= 1
+    assert names["measured"] + names["measured_handed_on"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": None}, None),
+        ({"capacity": (1024, 2400, 64)}, None),
+        ({"capacity": (partials.MAX_ROWS + 1, 2400, 64)}, "have more tiles than the 64 chunks"),
+    ],
+    ids=["float32", "few rows", "many rows"],
+)
+def test_where_it_saves_nothing_the_graph_stays(change, reason, esol, monkeypatch):
+    on_cuda(monkeypatch, compiled)
+    _, captured = run(Net(), esol, **change)
+    assert "linear_statistics" not in {place.rewrite for place in captured.done}
+    said = [place.reason for place in captured.missed.values() if "sum" not in place.reason]
+    assert len(said) == (3 if reason else 0)
+    assert all(reason in one for one in said)
+
+
+def test_explain_names_what_is_given_statistics_and_what_is_not(esol, monkeypatch):
+    on_cuda(monkeypatch, capture)
+    for momentum, named in ((0.1, 3), (None, 0)):
+        subject = sg.Subject(Net(momentum), autocast=torch.bfloat16)
+        found = sg.explain(subject, [CAPACITY], esol)
+        done = [place for place in found.done if place.rewrite == "linear_statistics"]
+        assert len(done) == named
+        assert ("a cumulative mean" in str(found)) == (named == 0)
+    assert {place.layer for place in found.missed} >= {"norms.0", "norms.1", "norms.2"}
