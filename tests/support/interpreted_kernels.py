@@ -260,10 +260,12 @@ def test_running_statistics(norm, momentum):
     assert int(ours[2]) == 2
 
 
-@pytest.mark.parametrize("tile", [32, 64, 128])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("real", [133, 1, 0])
-def test_statistics_from_the_products_epilogue(tile, relu, real, monkeypatch):
+@pytest.mark.parametrize(
+    ("tile", "real", "relu"),
+    [(32, 133, False), (32, 133, True), (64, 133, True), (128, 133, False)]
+    + [(64, 1, False), (32, 0, True)],
+)
+def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
     """The product's own bits, and the norm's: what is not a number in the padding reaches nothing.
     Tiles of 32 rows are the norm's own chunks, to the last bit."""
     monkeypatch.setattr(partials, "TILES", (tile,))
