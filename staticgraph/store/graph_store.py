@@ -15,8 +15,8 @@ from staticgraph.files.folder import repair
 from staticgraph.schema import Level, Schema
 from staticgraph.store import files
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.shard_list import listed
 from staticgraph.store.sharded import Sharded
-from staticgraph.store.shards import listed
 
 if TYPE_CHECKING:
     import torch

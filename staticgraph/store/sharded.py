@@ -30,7 +30,8 @@ from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.gather import gathered
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
-from staticgraph.store.shards import OpenShards, ShardList, check_whole
+from staticgraph.store.shard_list import ShardList
+from staticgraph.store.shards import OpenShards, check_whole
 
 V = TypeVar("V")
 

@@ -30,7 +30,7 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.merge import merge
 from staticgraph.store.runs import slices
-from staticgraph.store.shards import numbers_of, parts_in, remove_list, write_list
+from staticgraph.store.shard_list import numbers_of, parts_in, remove_list, write_list
 
 # A part of molecules is some 10 MB, and 100 million graphs are 5,000 folders.
 PART_GRAPHS = 20_000
@@ -264,5 +264,6 @@ def _clean(folder: Path) -> None:
 
 
 def parts_of(folder: Path) -> list[Path]:
-    """The committed parts, by shard and number; see :func:`staticgraph.store.shards.parts_in`."""
+    """The committed parts, by shard and number; see
+    :func:`staticgraph.store.shard_list.parts_in`."""
     return parts_in(parts_folder(folder))
