@@ -34,8 +34,8 @@ def register(subparsers: Any) -> None:
         "--model",
         required=True,
         type=values.words,
-        metavar="MODULE:NAME",
-        help="what builds the model",
+        metavar="MODEL",
+        help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
     )
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
@@ -48,19 +48,17 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
-    if not all(args.model.partition(":")):
-        args.parser.error(f"--model {args.model}: expected MODULE:NAME, such as mymodule:build")
     if args.target:
         return check_for.run(args)
     from staticgraph import datasets
     from staticgraph.checking.preflight import preflight
     from staticgraph.cli.reports.rewrites import RewritesReport
-    from staticgraph.models.named import built
+    from staticgraph.models.named import made
     from staticgraph.plans.choose import plan_buckets
 
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
-    model = built(args.model, store)
+    model = made(args.model, store)
     report = preflight(model, plan, store)
     rewrites = RewritesReport.of(model, plan, store)
     if args.json:

@@ -9,6 +9,7 @@ from staticgraph.cli import values
 
 NOT_WHOLE = 1
 UNAVAILABLE = 3
+FAILED = 4
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def register(parser: argparse.ArgumentParser) -> None:
         "a GPU that is not there",
         "Compile the training step for it, count its launches and say whether it records; nothing "
         "runs on a device. The exit status is 1 where it does not record whole, 3 where a dry run "
-        "cannot work on this machine.",
+        "cannot work on this machine, 4 where the model failed.",
     )
     group.add_argument("--for", dest="target", metavar="GPU", help="h100, h200, a100 or l4")
     group.add_argument(
@@ -39,7 +40,11 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; 0 where every run is whole."""
+    """Prints the report.
+
+    Returns:
+        0 where every run is whole, or one of the codes above.
+    """
     from staticgraph.dryrun import dry_run
     from staticgraph.errors import DryRunUnavailable
 
@@ -58,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
     except DryRunUnavailable as error:
         print(f"skipped: {error}", file=sys.stderr)
         return UNAVAILABLE
+    except RuntimeError as error:  # of the other process, with its own traceback
+        print(error, file=sys.stderr)
+        return FAILED
     print(report.to_json() if args.json else report)
     if args.picture:
         from staticgraph.dryrun.picture import draw

@@ -6,10 +6,6 @@ It is made on the CPU, as anywhere; :func:`twin` is its copy over fake CUDA tens
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.models.named import made, named
 from staticgraph.plans.choose import BucketPlan, plan_buckets
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_store import GraphStore
@@ -65,9 +62,9 @@ def candidate_of(request: Mapping[str, Any]) -> Candidate:
         store = datasets.open(request["data"])
     plan = _plan(request, store)
     torch.manual_seed(0)
-    model = given.get("model") or built(request["model"], store, "model")
+    model = given.get("model") or made(request["model"], store)
     options = {
-        name: given.get(name) or (named(request[name], name) if request.get(name) else None)
+        name: given.get(name) or (named(request[name], f"--{name}") if request.get(name) else None)
         for name in ("loss", "optimizer", "forward")
     }
     if request.get("kernels"):
@@ -95,37 +92,6 @@ def _plan(request: Mapping[str, Any], store: GraphStore | None) -> BucketPlan:
     if store is None:
         raise ValueError("a dry run needs a plan or data: without, no shape is known")
     return plan_buckets(store, batch_size=min(request.get("batch_size", BATCH_SIZE), len(store)))
-
-
-def built(spec: str, store: GraphStore | None, option: str) -> Any:
-    """What ``module:name`` makes; called with the data where it takes an argument."""
-    build = named(spec, option)
-    parameters = inspect.signature(build).parameters.values()
-    needs = any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
-    if needs and store is None:
-        raise ValueError(f"{option} {spec}: it takes the data, and only a plan was given")
-    return build(store) if needs else build()
-
-
-def named(spec: str, option: str) -> Any:
-    """What ``module:name`` names; modules of the present folder are found.
-
-    Raises:
-        ValueError: nothing.
-    """
-    module, _, name = spec.partition(":")
-    if not name:
-        raise ValueError(f"{option} {spec}: expected MODULE:NAME, such as mymodule:build")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise ValueError(f"{option} {spec}: there is no module {module!r} here") from None
-    except AttributeError:
-        raise ValueError(f"{option} {spec}: {module} has nothing called {name!r}") from None
 
 
 def mean_square(out: Any, batch: Any) -> Tensor:

@@ -14,7 +14,11 @@ from typing import Any
 
 from torch.nn import Module
 
+from staticgraph.models.zoo import NAMES, build
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.store.graph_store import GraphStore
+
+WITHOUT_DATA = "it is built from the data, and only a plan was given"
 
 
 def is_spec(name: str) -> bool:
@@ -61,20 +65,46 @@ def function_named(spec: str, option: str) -> Any:
     return found
 
 
-def built(spec: str, store: GraphColumns, option: str = "--model") -> Module:
+def made(name: str, store: GraphStore | None, option: str = "--model") -> Module:
+    """The model of a name: one of the zoo in its own sizes, or :func:`built`.
+
+    Raises:
+        ValueError: it names no model, or one that is built from data, of which there is none.
+    """
+    if is_spec(name):
+        return built(name, store, option)
+    if name not in NAMES:
+        raise ValueError(
+            f"{option} {name}: expected MODULE:NAME, such as mymodule:build, or one of "
+            f"{', '.join(NAMES)}"
+        )
+    if store is None:
+        raise ValueError(f"{option} {name}: {WITHOUT_DATA}")
+    return build(name, store)
+
+
+def built(spec: str, store: GraphColumns | None, option: str = "--model") -> Module:
     """The model that ``module:build`` gives: ``build()``, or ``build(store)`` where it takes an
     argument.
 
     Raises:
-        ValueError: it names nothing that builds a ``torch.nn.Module``.
+        ValueError: it names nothing that builds a ``torch.nn.Module`` from the data alone.
     """
-    build = named(spec, option)
+    build: Any = named(spec, option)
     name = spec.partition(":")[2]
     if not callable(build):
         raise ValueError(
             f"{option} {spec}: {name} is a {type(build).__name__}; name what builds it"
         )
-    model = build(store) if _needs_an_argument(build) else build()
+    needed = _arguments_needed(build)
+    if len(needed) > 1:
+        raise ValueError(
+            f"{option} {spec}: {name} needs {', '.join(needed)}; name a function that takes the "
+            "data alone, or nothing"
+        )
+    if needed and store is None:
+        raise ValueError(f"{option} {spec}: {WITHOUT_DATA}")
+    model = build(store) if needed else build()
     if not isinstance(model, Module):
         raise ValueError(
             f"{option} {spec}: {name} gives a {type(model).__name__}; it should give a "
@@ -83,9 +113,11 @@ def built(spec: str, store: GraphColumns, option: str = "--model") -> Module:
     return model
 
 
-def _needs_an_argument(build: Any) -> bool:
+def _arguments_needed(build: Any) -> list[str]:
+    """Names of what has no default."""
     try:
         parameters = inspect.signature(build).parameters.values()
     except (TypeError, ValueError):  # of a class in C, which does not tell
-        return False
-    return any(p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD for p in parameters)
+        return []
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in several]

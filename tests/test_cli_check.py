@@ -1,0 +1,51 @@
+"""``staticgraph check``: which models it takes, and what it says of those it cannot make."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.examples import EXAMPLES
+
+import staticgraph as sg
+from staticgraph.cli import main
+from staticgraph.dryrun.subject import candidate_of
+
+ESOL = str(EXAMPLES / "esol.npz")
+
+
+def test_the_command_takes_a_model_of_the_zoo(capsys):
+    assert main(["check", "--model", "gcn", "--data", ESOL]) == 0
+    assert "gcn_sum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("gien", "--model gien: expected MODULE:NAME, such as mymodule:build, or one of gine, gps"),
+        ("staticgraph.models:build", "build needs name, store; name a function that takes the"),
+    ],
+)
+def test_the_command_says_what_it_cannot_build(capsys, model, says):
+    assert main(["check", "--model", model, "--data", ESOL]) == 2
+    assert says in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(says)):  # as the process of a dry run says it
+        candidate_of({"model": model, "data": ESOL})
+
+
+def test_a_dry_run_of_a_plan_alone_has_no_data_to_build_from(tmp_path):
+    plan = sg.plan_buckets(sg.datasets.open(ESOL), batch_size=8)
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(
+        ValueError, match="--model gine: it is built from the data, and only a plan"
+    ):
+        candidate_of({"model": "gine", "plan": str(tmp_path / "plan.json")})
+
+
+def test_a_model_that_fails_where_it_is_dry_run_is_no_fault_of_the_command(monkeypatch, capsys):
+    def fails(*_args, **_options):
+        raise RuntimeError("the dry run failed: KeyError: 'weights.pt'")
+
+    monkeypatch.setattr("staticgraph.dryrun.dry_run", fails)
+    assert main(["check", "--for", "h100", "--model", "gine", "--data", ESOL]) == 4
+    assert "KeyError: 'weights.pt'" in capsys.readouterr().err
