@@ -208,8 +208,9 @@ def test_head_blocks(dtype):
 @pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear(relu, bias):
-    tensors = [torch.randn(90, 7), torch.randn(5, 7), torch.randn(5) if bias else None]
+@pytest.mark.parametrize(("width", "out"), [(7, 5), (5, 7)])
+def test_linear(relu, bias, width, out):
+    tensors = [torch.randn(90, width), torch.randn(out, width), torch.randn(out)]
 
     def kernel(x, weight, bias=None):
         return linear(x, weight, bias, relu=relu)

@@ -161,9 +161,11 @@ def _cast_bytes(args: tuple[Any, ...]) -> int:
 
 def _linear_bytes(args: tuple[Any, ...]) -> int:
     """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: oneDNN's transposed
-    copy of the gradient, and with ReLU the masked gradient (measured with torch's profiler)."""
-    grad, _, _, out, _ = args
-    return grad.numel() * grad.itemsize * (1 + (out is not None))
+    copy of the gradient or the input, whichever is narrower, and with ReLU the masked gradient
+    (measured with torch's profiler)."""
+    grad, x, _, out, _ = args
+    copied = min(grad.numel(), x.numel()) * grad.itemsize
+    return copied + grad.numel() * grad.itemsize * (out is not None)
 
 
 def _rows_bytes(args: tuple[Any, ...]) -> int:

@@ -62,7 +62,15 @@ def _backward_on_cpu(
     dx = _product(grad, weight.t())
     if into is not None:
         dx.add_(into)
-    return dx, _product(grad.t(), x.t()), grad.sum(0)
+    return dx, _weights_gradient(grad, x), grad.sum(0)
+
+
+def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """``grad.T @ x``. oneDNN copies its first operand where that is transposed, which takes as long
+    as half of the product: so the narrower one comes first."""
+    if grad.size(1) <= x.size(1):
+        return _product(grad.t(), x.t())
+    return _product(x.t(), grad.t()).t().contiguous()
 
 
 def _backward_of_casts(
