@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import staticgraph
 from staticgraph.internals import (
+    checkpoints,
     dispatch,
     fakes,
     foreach,
@@ -316,6 +318,18 @@ def test_what_depends_on_data_has_no_fake(kind):
                 reads(x[:1, :1])
         with pytest.raises(RuntimeError):
             x.view(5, 5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_is_told_as_it_begins(reentrant):
+    told = []
+    x = torch.ones(3, requires_grad=True)
+    with checkpoints.checkpoints_told(lambda: told.append(1)):
+        out = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=reentrant)
+    assert told == [1]
+    torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=reentrant)
+    assert told == [1], "nothing is left of it behind the block"
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], x.cos())
 
 
 def test_what_dynamo_notes():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ def with_parts(out: Any, values: Sequence[Any]) -> Any:
         return dict(zip(out, values, strict=True))
     if isinstance(out, tuple | list):
         return kind(*values) if hasattr(out, "_fields") else kind(values)
+    if kind is OrderedDict:  # no copy of one is traced on torch 2.15
+        return OrderedDict(zip(out, values, strict=True))
     made = copy.copy(out)
     if isinstance(out, dict):
         for key, value in zip(list(out), values, strict=True):

@@ -15,15 +15,16 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from staticgraph.internals.checkpoints import checkpoints_told
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.steps.obstacles import Obstacle, is_mask
 
@@ -110,7 +111,8 @@ class Watch:
     def running(self) -> Iterator[None]:
         """Watches everything that runs in this thread."""
         with ExitStack() as stack:
-            stack.enter_context(_checkpoints(self))
+            noted = partial(self.found, "checkpoint", "activation checkpointing")
+            stack.enter_context(checkpoints_told(noted))
             stack.enter_context(_Calls(self))
             stack.enter_context(_Operations(self))
             yield
@@ -268,31 +270,3 @@ class _Operations(TorchDispatchMode):
         if here != there and "cpu" in (here, there):
             kind = "host-to-device copy" if here == "cpu" else "device-to-host copy"
             self._watch.found("a copy between devices", kind)
-
-
-@contextmanager
-def _checkpoints(watch: Watch) -> Iterator[None]:
-    """Notes activation checkpointing. Both of its ways are private names of torch; where one is
-    gone, it is not looked for."""
-    module = torch.utils.checkpoint
-    generator = getattr(module, "_checkpoint_without_reentrant_generator", None)
-    function = getattr(module, "CheckpointFunction", None)
-
-    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            watch.found("checkpoint", "activation checkpointing")
-            return stock(*args, **kwargs)
-
-        return call
-
-    if generator is not None:
-        module._checkpoint_without_reentrant_generator = noting(generator)  # pyright: ignore
-    if function is not None:
-        function.apply = staticmethod(noting(function.apply))
-    try:
-        yield
-    finally:
-        if generator is not None:
-            module._checkpoint_without_reentrant_generator = generator  # pyright: ignore
-        if function is not None:
-            del function.apply

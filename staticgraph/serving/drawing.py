@@ -11,7 +11,7 @@ def svg(smiles: str) -> str:
     """The drawing of a SMILES, as SVG.
 
     Raises:
-        MissingPackage: RDKit is not installed.
+        MissingPackage: RDKit is not installed, or lacks a library of the system.
         BadGraph: RDKit cannot read it.
     """
     try:
@@ -19,8 +19,8 @@ def svg(smiles: str) -> str:
         from rdkit.Chem.Draw import rdMolDraw2D  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingPackage(
-            "drawing needs the package 'rdkit', which is not installed: "
-            "pip install 'staticgraph[smiles]'"
+            f"drawing needs the package 'rdkit', which cannot be imported ({error}): "
+            "pip install 'staticgraph[smiles]', and the libraries that it draws with"
         ) from error
     molecule = Chem.MolFromSmiles(smiles)
     if molecule is None:
