@@ -36,6 +36,7 @@ _MACHINERY = frozenset(
         "checking.padding_culprit",
         "checking.preflight",
         "checking.watching",
+        "internals.checkpoints",
         "steps.arguments",
         "steps.computation",
         "steps.tracing",
