@@ -178,12 +178,10 @@ def _here(service: Service, args: argparse.Namespace) -> int:
 
     from staticgraph.serving.app import make_app
     from staticgraph.serving.asker import Here
+    from staticgraph.serving.http_config import config_of
 
     app = make_app(Here(service.server), service.reader, service.title, service.task)
-    config = uvicorn.Config(
-        app, args.host, args.port, log_level="info", access_log=False, proxy_headers=False
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
     server.run()
     return 0 if server.started else 2

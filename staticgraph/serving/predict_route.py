@@ -53,7 +53,7 @@ class PredictRoute:
         """One request."""
         try:
             graphs = await self._graphs(scope["headers"], receive)
-            reply = _reply(await self._asker.ask(graphs), self._task)
+            reply = self.reply(await self._asker.ask(graphs))
         except Exception as error:
             reply = refused(error)
         headers = [
@@ -64,11 +64,38 @@ class PredictRoute:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
-        said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
-        kind = said.decode("latin-1").partition(";")[0].strip().lower()
+    @staticmethod
+    def kind_of(said: bytes) -> str:
+        """The type of a body, by the header that says it."""
+        return said.decode("latin-1").partition(";")[0].strip().lower()
+
+    def ask(self, kind: str, body: bytes) -> asyncio.Future[Any]:
+        """Asks for the outputs of a body's graphs.
+
+        Args:
+            kind: of the body, by :meth:`kind_of`.
+            body: at most :data:`INLINE_BYTES`, since it is read at once.
+
+        Raises:
+            BadBody, ServerClosed: as they are found before anybody is asked.
+        """
+        read = self._read_of(kind)
+        if len(body) > self._reader.most_bytes:
+            raise _too_long(self._reader.most_bytes)
+        return self._asker.ask(read(body))
+
+    def reply(self, outputs: Any) -> Reply:
+        """The answer that has these outputs, which are plain values."""
+        return _reply(outputs, self._task)
+
+    def _read_of(self, kind: str) -> Callable[[bytes], FlatGraphs]:
         if (read := self._readers.get(kind)) is None:
             raise BadBody(f"the body is {kind}; send {', '.join(self._readers)}", 415)
+        return read
+
+    async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
+        said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
+        read = self._read_of(self.kind_of(said))
         body = await _body(receive, self._reader.most_bytes)
         return read(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(read, body)
 
@@ -84,11 +111,15 @@ async def _body(receive: Receive, most: int) -> bytes:
         piece = message.get("body", b"")
         length += len(piece)
         if length > most:
-            raise BadBody(f"the body has more than {most} bytes", 413)
+            raise _too_long(most)
         if not message.get("more_body"):
             return b"".join([*pieces, piece]) if pieces else piece
         if piece:
             pieces.append(piece)
+
+
+def _too_long(most: int) -> BadBody:
+    return BadBody(f"the body has more than {most} bytes", 413)
 
 
 def _reply(outputs: Any, task: str | None) -> Reply:

@@ -44,14 +44,14 @@ class Remote:
         self._listening = asyncio.create_task(self._listen())
         self._writer.write(frames.frame(frames.READY))
 
-    async def ask(self, graphs: FlatGraphs) -> Any:
-        """Plain values, or the error that the server had."""
+    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+        """A future of plain values, or of the error that the server had."""
         self._check_there()
         if not self._waiting:
             self._loop.call_soon(self._send)
         future = self._loop.create_future()
         self._waiting.append((graphs, future))
-        return await future
+        return future
 
     async def health(self) -> tuple[int, str]:
         """What the server did."""
