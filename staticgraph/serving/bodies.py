@@ -75,6 +75,9 @@ class Reader:
     def warm(self) -> Reader:
         """Itself, once the loops that read bodies are compiled."""
         plain_graphs(b'{"graphs": [{"x": [[1], [2.5]]}]}')
+        one = FlatGraphs.zeros(self.schema)
+        counts = {"num_nodes": one.num_nodes, "num_edges": one.num_edges}
+        checked({**counts, EDGE_INDEX: one.edge_index, **one.columns}, self.fields, self.categories)
         return self
 
     def json(self, body: bytes) -> FlatGraphs:

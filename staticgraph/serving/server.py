@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
@@ -96,6 +97,8 @@ class Server:
         capacities = runner.plan.capacities
         self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
         self._counts = Counts(capacities)
+        pointers = runner.pointers
+        self._layouts = [SlotLayout(b, c, known, pointers) for b, c in enumerate(capacities)]
         self._changed = threading.Condition()  # of all that follows, and of the two above
         self._closed = False
         self._process = os.getpid()
@@ -318,8 +321,7 @@ class Server:
     def _warm(self) -> None:
         """Has the loops compiled that pack and fill, before the first request waits for them."""
         store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
-        capacity = self.runner.plan.capacities[0]
-        StaticBatch.of(store, (), capacity, pointers=self.runner.pointers)
+        StaticBatch.filled(self._layouts[0], store, ())
         if not (self.schema.axes or self.schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
         self._waiting.warm()
@@ -406,8 +408,7 @@ class Server:
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
         store = joined_any(stretches_of(pieces), self.schema)
-        capacity = self.runner.plan.capacities[bucket]
-        batch = StaticBatch.of(store, range(len(store)), capacity, bucket, self.runner.pointers)
+        batch = StaticBatch.filled(self._layouts[bucket], store, range(len(store)))
         assert batch.real is not None
         with self._changed:
             self._counts.batch(bucket, batch.real[:3], waits)

@@ -17,6 +17,7 @@ from staticgraph.serving import frames
 from staticgraph.serving.app import make_app
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.http_config import config_of
+from staticgraph.serving.own_process import settle
 from staticgraph.serving.remote import Remote
 
 
@@ -35,6 +36,7 @@ def main() -> None:
     ).warm()
     asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = make_app(asker, reader, settings["title"], settings["task"])
+    settle()
     uvicorn.Server(config_of(app, log_level="warning")).run(sockets=[port])
 
 
