@@ -75,6 +75,7 @@ class Gateway:
     def _give_back(self) -> None:
         try:
             while (laid := self._desk.fetch()) is not None:
+                _log_failures(laid)
                 self._line.sendall(_frame([_values(each) for each in laid]))
         except OSError:
             pass  # the other side is gone
@@ -99,11 +100,16 @@ class Gateway:
         return found
 
 
+def _log_failures(laid: list[Laid]) -> None:
+    """A trace a batch that failed, and not one for each of its requests."""
+    failed = [each.error for each in laid if isinstance(each.error, BatchFailed)]
+    for error in {id(error.__cause__): error for error in failed}.values():
+        log.error("a batch failed", exc_info=error)
+
+
 def _values(laid: Laid) -> list[Any]:
     if laid.error is None:
         return [laid.number, laid.value, None]
-    if isinstance(laid.error, BatchFailed):
-        log.error("a batch failed", exc_info=laid.error)
     return [laid.number, None, frames.error_values(laid.error)]
 
 

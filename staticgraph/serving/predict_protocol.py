@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from staticgraph.serving.predict_route import INLINE_BYTES, JSON, PATH, PredictRoute
+from staticgraph.serving.predict_route import (
+    INLINE_BYTES,
+    JSON,
+    PATH,
+    PredictRoute,
+    reads_at_once,
+)
 from staticgraph.serving.refusal import Reply, refused
 
 _LINE = b"POST " + PATH.encode() + b" HTTP/1.1\r\n"
@@ -28,6 +34,10 @@ _END = b"\r\n\r\n"
 # Programs send the same few heads all day; one beyond this is nobody's who is in a hurry.
 LONGEST_HEAD = 2048
 KEPT_HEADS = 1024
+# What uvicorn's parser may be given of one head, and for how long; it knows no limit itself.
+MOST_HEAD, HEAD_S = 1 << 16, 30.0
+# Of a whole request, in bodies of the longest kind: a byte may come in a chunk of six.
+MOST_BODIES = 8
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,9}")
@@ -75,6 +85,9 @@ class PredictProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._reading = False  # uvicorn's parser is in the midst of a request
+        self._in_head = False  # or of its head, even
+        self._received = 0  # bytes of this request
+        self._began = 0.0
         self._asked: asyncio.Future[Any] | None = None
         self._after = b""  # what came before the answer to what was asked
         self._closes = False
@@ -89,14 +102,28 @@ class PredictProtocol(HttpToolsProtocol):
             end = data.find(_END, 0, LONGEST_HEAD) + len(_END)
             plain = plain_head(data[:end]) if end >= len(_END) else None
             if plain is not None and len(data) - end == plain.length:
-                self._take(plain.kind, data[end:])
-                return
+                body = data[end:]
+                if reads_at_once(body):
+                    self._take(plain.kind, body)
+                    return
         super().data_received(data)
+        self._bound(len(data))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody is there, who has a while to say what he wants."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._wait(HEAD_S)
 
     def on_message_begin(self) -> None:
         """The parser's, as a request begins."""
-        self._reading = True
+        self._reading = self._in_head = True
+        self._received, self._began = 0, self.loop.time()
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The parser's, as a head has ended."""
+        self._in_head = False
+        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The parser's, as a request has ended."""
@@ -115,6 +142,25 @@ class PredictProtocol(HttpToolsProtocol):
             super().shutdown()
         else:
             self._closes = True
+
+    def _bound(self, more: int) -> None:
+        """Ends a connection whose request has no end."""
+        self._received += more
+        if not self._reading or self.transport.is_closing():
+            return
+        if self._in_head:
+            self._wait(HEAD_S)
+            if self._received > MOST_HEAD or self.loop.time() - self._began > HEAD_S:
+                self.send_400_response("The head of the request is too long, or too slow.")
+        elif self._received > MOST_HEAD + MOST_BODIES * self.route.most_bytes:
+            self.transport.close()
+
+    def _wait(self, seconds: float) -> None:
+        """Ends the connection then, if nothing comes."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )
 
     def _is_free(self) -> bool:
         """Whether everything that was asked is answered, and gone or going."""
@@ -161,9 +207,7 @@ class PredictProtocol(HttpToolsProtocol):
         if self._closes:
             self.transport.close()
         else:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._wait(self.timeout_keep_alive)
 
 
 def protocol_of(route: PredictRoute) -> type[PredictProtocol]:
