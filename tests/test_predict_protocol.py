@@ -1,4 +1,4 @@
-"""The short way of ``POST /predict``: it answers what uvicorn's own way answers, in the order of the
+"""The short way of ``POST /predict``: it answers what uvicorn answers, in the order of the
 requests, and whoever holds a connection up is let go."""
 
 from __future__ import annotations
