@@ -123,7 +123,7 @@ class Request:
             if self.listed:
                 return plain_of(self._found[0][1])
             return plain(answer([output for _, output in self._found]))
-        except Exception as error:
+        except BaseException as error:  # a container of the model's own class may do anything
             words = f"{type(error).__name__}: {words_of(error)}"
             failed = BatchFailed(
                 f"these {len(self)} graphs ran in {len(self._found)} batches, whose outputs do not "

@@ -378,21 +378,30 @@ class Server:
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
-        done = [(request, request.outcome()) for request in whole_ones if request.end()]
+        outcomes = [(request, request.outcome()) for request in whole_ones]
+        done = [(request, outcome) for request, outcome in outcomes if request.end()]
+        try:
+            self._count(done, len(pieces), began, ended)
+        finally:  # who is over is answered, whatever becomes of this thread
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    request.fail(outcome)
+                else:
+                    request.answer(outcome)
+            _ring(requests)
+
+    def _count(
+        self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
+    ) -> None:
+        """A batch that did not fail, and how its requests ended."""
         with self._changed:
             self._counts.failing = 0
-            self._counts.ran(len(pieces), ended - began)
+            self._counts.ran(graphs, ended - began)
             for request, outcome in done:
                 if isinstance(outcome, BatchFailed):
                     self._counts.failed += 1
                 else:
                     self._counts.answer(len(request), ended - request.arrived)
-        for request, outcome in done:
-            if isinstance(outcome, BatchFailed):
-                request.fail(outcome)
-            else:
-                request.answer(outcome)
-        _ring(requests)
 
     @staticmethod
     def _handed_out(pieces: list[Piece], out: Output) -> list[Request]:
