@@ -37,9 +37,9 @@ def model_of(store: Any, hidden: int, layers: int) -> torch.nn.Module:
 
 def ours(args: Any) -> None:
     """This library: bodies read in a process of their own, full batches in this one."""
-    from staticgraph.cli.serve import SWITCH_S
     from staticgraph.serving.bodies import Reader
     from staticgraph.serving.ladder import for_serving
+    from staticgraph.serving.own_process import settle
     from staticgraph.serving.workers import Workers
 
     store = sg.datasets.open(HIV)
@@ -49,7 +49,7 @@ def ours(args: Any) -> None:
     runner.predict([store[0]])
     categories = {field: store.cardinality(field) for field in ("x", "edge_attr")}
     reader = Reader(store.schema, categories, False, 1024, 1 << 20)
-    sys.setswitchinterval(SWITCH_S)
+    settle()
     with sg.Server(runner, max_wait_ms=args.max_wait_ms) as server:
         workers = Workers(server, reader, "ours", None, args.workers, "127.0.0.1", 0)
         workers.wait_ready()

@@ -82,6 +82,7 @@ INSIDE = {
     ("internals.inductor", "torch._inductor.cudagraph_trees"): SLOW,
     ("internals.inductor", "torch._inductor.codecache"): SLOW,
     ("internals.packages", "torch._inductor"): SLOW,
+    ("serving.http_config", "staticgraph.serving.predict_protocol"): "only where httptools is",
     ("training.run", "staticgraph.training.plots"): "an extra brings Matplotlib",
     ("training.run", "torch.utils.tensorboard"): "an extra brings TensorBoard",
 }

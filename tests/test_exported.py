@@ -229,6 +229,41 @@ def test_an_entry_that_no_package_has_runs_nothing(folder, name):
     refused(folder, "which no package of AOTInductor has")
 
 
+def read_first(monkeypatch, name: str, content: bytes) -> None:
+    """A folder that is changed while it is looked at: the first to read a file gets this, and who
+    reads it again what is there."""
+    read, first = Path.read_bytes, [content]
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: first.pop() if path.name == name and first else read(path)
+    )
+
+
+def test_a_manifest_that_is_exchanged_meanwhile_runs_nothing(folder, monkeypatch):
+    digest, good = verify_exported(folder).digest, (folder / NAME).read_bytes()
+    changed(folder, model="another")
+    forged = (folder / NAME).read_bytes()
+    (folder / NAME).write_bytes(good)
+    read_first(monkeypatch, NAME, forged)
+    with pytest.raises(sg.ExportRefused, match="this is another export"):
+        sg.load_exported(folder, digest)
+
+
+def test_a_package_that_is_exchanged_meanwhile_runs_nothing(folder, monkeypatch):
+    good = (folder / "bucket-0.pt2").read_bytes()
+    repacked(folder, *GOOD, "../../evil.so")
+    evil = (folder / "bucket-0.pt2").read_bytes()
+    (folder / "bucket-0.pt2").write_bytes(good)
+    read_first(monkeypatch, "bucket-0.pt2", evil)
+    with pytest.raises(sg.ExportRefused, match="which no package of AOTInductor has"):
+        sg.load_exported(folder)
+
+
+def test_a_pipe_in_place_of_a_package_is_not_waited_for(folder):
+    (folder / "bucket-0.pt2").unlink()
+    os.mkfifo(folder / "bucket-0.pt2")
+    refused(folder, "cannot be read")
+
+
 def test_no_package_at_all(folder):
     (folder / "bucket-0.pt2").write_bytes(b"\x80\x04pickle")
     changed(folder, packages=[hashlib.sha256(b"\x80\x04pickle").hexdigest()])

@@ -111,9 +111,9 @@ def test_errors_come_over_as_what_they_are():
             return_exceptions=True,
         )
         held = Held(line.server)
-        first = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        first = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
-        rest = [asyncio.create_task(remote.ask(flat_of([graph(3)] * 3))) for _ in range(2)]
+        rest = [asyncio.ensure_future(remote.ask(flat_of([graph(3)] * 3))) for _ in range(2)]
         done, _ = await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
         held.go.set()
         await asyncio.gather(first, *rest, return_exceptions=True)
@@ -135,7 +135,7 @@ def test_who_asks_is_told_when_the_model_is_gone():
     held = Held(line.server)
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        waiting = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         line.near.shutdown(socket.SHUT_RDWR)
         with pytest.raises(sg.ServerClosed, match="is gone"):
@@ -153,7 +153,7 @@ def test_the_server_goes_on_when_who_asks_is_gone():
     held = Held(line.server)
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        waiting = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         waiting.cancel()
 
@@ -188,7 +188,7 @@ def test_who_asks_just_as_the_model_goes_is_told():
     line = Line()
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        waiting = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
         asyncio.get_running_loop().call_soon(remote._lose)  # after it asked, before that is sent
         with pytest.raises(sg.ServerClosed, match="is gone"):
             await waiting
@@ -216,7 +216,7 @@ def test_an_answer_that_makes_no_sense_is_a_line_that_is_lost():
     held = Held(line.server)
 
     async def ask(remote):
-        waiting = asyncio.create_task(remote.ask(flat_of([graph(3)])))
+        waiting = asyncio.ensure_future(remote.ask(flat_of([graph(3)])))
         await asyncio.to_thread(held.reached.wait, PATIENCE_S)
         line.near.sendall(frames.json_frame(frames.ANSWERS, [[10**6, None, None]]))
         with pytest.raises(sg.ServerClosed, match="is gone"):

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tracemalloc
 import urllib.request
 import zipfile
 
@@ -25,6 +26,7 @@ from staticgraph.datasets.smiles import molecule_of
 from staticgraph.errors import BatchFailed
 from staticgraph.serving import compact
 from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.bodies import Reader
 from staticgraph.serving.ladder import for_serving
 from staticgraph.training.trained import Trained
 
@@ -35,7 +37,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="needs starlette
 from support.served_run import app_of_run  # noqa: E402
 
 from staticgraph.serving.from_run import reads_smiles  # noqa: E402
-from staticgraph.serving.predict_route import _body  # noqa: E402
+from staticgraph.serving.predict_route import _body, reads_at_once  # noqa: E402
 
 SMILES = ["CCO", "c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "C"]
 # Float32, sums of some hundreds of terms in another order.
@@ -181,6 +183,21 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
+def crowded() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for number in range(300):
+            archive.writestr(str(number), b"")
+    return file.getvalue()
+
+
+def packed_otherwise() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("x.npy", bytes(100))
+    return file.getvalue()
+
+
 LONG_CHAIN = "C" * 700
 HOSTILE = {
     "nothing": (b"", JSON, 400, "no JSON"),
@@ -189,6 +206,8 @@ HOSTILE = {
     "deep": (b"[" * 90_000, JSON, 400, "no JSON"),
     "a long number": (b'{"graphs": [' + b"9" * 9000 + b"]}", JSON, 400, "no JSON"),
     "NaN": (b'{"graphs": [{"x": NaN}]}', JSON, 400, "NaN is not JSON"),
+    "texts among numbers": (changed(x=[[0] * 8 + ["a"]] * 3), JSON, 422, "no array of numbers"),
+    "numbers and lists": (changed(x=[[0] * 9, 1, [0] * 9]), JSON, 422, "no array of numbers"),
     "a list": (b"[]", JSON, 422, "must be"),
     "both": (b'{"graphs": [], "smiles": []}', JSON, 422, "must be"),
     "no list": (b'{"graphs": {"0": 1}}', JSON, 422, "must be a list"),
@@ -226,6 +245,8 @@ HOSTILE = {
     "a huge shape": (claiming("(10**15,)"), NPZ, 400, "array 'more'"),
     "a shape beyond its bytes": (claiming("(1000000000000,)"), NPZ, 400, "array 'more'"),
     "a bomb": (bomb(), NPZ, 413, "unfolds to 2000"),
+    "many arrays": (crowded(), NPZ, 422, "has 300 arrays"),
+    "packed otherwise": (packed_otherwise(), NPZ, 422, "otherwise than NumPy"),
     "an array lacks": (saved({"x": np.zeros((1, 9), int)}), NPZ, 422, "lacks edge_attr"),
     "a negative number": (
         saved({**npz_of([ETHANOL]), "num_nodes": np.array([-3])}), NPZ, 422, "cannot be"
@@ -248,6 +269,31 @@ def test_a_hostile_body_is_one_line(client, name):
     assert words in answer.json()["detail"]
     assert "\n" not in answer.json()["detail"]
     assert "Traceback" not in answer.text
+
+
+def test_texts_take_no_more_memory_than_their_body(trained):
+    """An array of texts has the longest one's room for each: here 300 MB for 40 KB."""
+    reader = Reader(trained.schema, trained.categories, True, 20, 100_000)
+    body = changed(x=["a" * 30_000, *["b"] * 2500])
+    with pytest.raises(BadBody, match="no array of numbers"):
+        reader.json(body)  # what is made once is made
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadBody, match="no array of numbers"):
+            reader.json(body)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 50 * len(body)
+
+
+def test_what_takes_long_to_read_holds_up_no_other_request():
+    """RDKit took a tenth of a second for molecules of some kilobytes, and all others waited."""
+    molecules = json.dumps({"smiles": SMILES * 100}).encode()
+    assert not reads_at_once(molecules)
+    assert reads_at_once(json.dumps({"smiles": SMILES}).encode())
+    assert reads_at_once(json.dumps({"graphs": [graph_of("C" * 40)]}).encode())
+    assert not reads_at_once(b" " * 100_000)
 
 
 def test_a_body_without_a_length_is_read_no_further_than_the_limit(client):

@@ -97,7 +97,15 @@ class StaticBatch(BucketShape):
             GraphTooLarge: together they exceed the capacity.
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
-        layout = SlotLayout(bucket, capacity, store.schema, pointers)
+        return cls.filled(SlotLayout(bucket, capacity, store.schema, pointers), store, ids)
+
+    @classmethod
+    def filled(cls, layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
+        """:meth:`of` a layout that is made already, for stores with its fields.
+
+        Raises:
+            GraphTooLarge: together the graphs exceed the capacity.
+        """
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
         note(buffer, layout.lengths)
         tensors = layout.tensors(buffer)

@@ -26,10 +26,6 @@ predicts a molecule, where the run was trained on SMILES. Ctrl-C answers what wa
 There are no accounts and no encryption: beyond this machine, put a proxy before it.
 """
 
-# How long a thread keeps Python's lock while another wants it. A model in eager gives the lock up
-# at every operation, and would wait 5 ms, Python's default, each time while requests are read.
-SWITCH_S = 1e-4
-
 
 def register(commands: Any) -> None:
     """Adds the command."""
@@ -97,8 +93,10 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
     _check_fitting(args)
+    from staticgraph.serving.own_process import settle
+
     service = _service(args)
-    sys.setswitchinterval(SWITCH_S)
+    settle()
     with service.server:
         return _beside(service, args) if args.workers else _here(service, args)
 
@@ -178,12 +176,10 @@ def _here(service: Service, args: argparse.Namespace) -> int:
 
     from staticgraph.serving.app import make_app
     from staticgraph.serving.asker import Here
+    from staticgraph.serving.http_config import config_of
 
     app = make_app(Here(service.server), service.reader, service.title, service.task)
-    config = uvicorn.Config(
-        app, args.host, args.port, log_level="info", access_log=False, proxy_headers=False
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(app, host=args.host, port=args.port, log_level="info"))
     _say(args)
     server.run()
     return 0 if server.started else 2

@@ -47,15 +47,19 @@ def save(path: str | Path, values: Mapping[str, Any], indent: int | None = 1) ->
     atomic.write_text(path, text + "\n")
 
 
-def read(path: str | Path) -> Any:
+def read(path: str | Path, content: bytes | None = None) -> Any:
     """The values of a JSON file, the digest among them; :func:`check` takes it out.
+
+    Args:
+        path: the file.
+        content: of it, where it was read already.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not JSON.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(Path(path).read_bytes() if content is None else content)
     except RecursionError:
         raise ValueError("JSON within JSON without an end") from None
 
@@ -92,6 +96,7 @@ def read_document(
     what: str,
     build: Callable[[dict[str, Any]], T],
     error: type[ValueError] = ValueError,
+    content: bytes | None = None,
 ) -> T:
     """What ``build`` makes of the JSON object in a file.
 
@@ -100,13 +105,14 @@ def read_document(
         what: it should hold, for the message: ``a plan``.
         build: takes the object; raises ValueError with words of its own where it knows better.
         error: the type to raise.
+        content: of the file, where it was read already.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: (or ``error``) it holds something else; the message names the file.
     """
     try:
-        values = read(path)
+        values = read(path, content)
     except NOT_THERE as failure:
         raise error(f"{path}: not {what}: no readable JSON ({failure})") from failure
     if not isinstance(values, dict):

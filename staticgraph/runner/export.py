@@ -77,7 +77,7 @@ def export(
             batch = StaticBatch.blank(layout, subject.device)
             path = new / package_name(bucket)
             shapes.append(_compile(path, computation, subject.model, batch))
-            check_entries(path)
+            check_entries(path, path.read_bytes())
             packages.append(digest_of(path.read_bytes()))
             inputs.append(tuple(batch.tensors()))
         return ExportManifest(

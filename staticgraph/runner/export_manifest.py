@@ -12,6 +12,7 @@ words, where it would end in a crash.
 from __future__ import annotations
 
 import hashlib
+import io
 import platform
 import zipfile
 from collections.abc import Mapping
@@ -99,8 +100,11 @@ class ExportManifest:
             raise FileNotFoundError(
                 f"{folder} has no {FILE}: make it with runner.export({str(folder)!r})"
             )
-        found = document.read_document(folder / FILE, "an exported model", _build, ExportRefused)
-        return found(digest_of((folder / FILE).read_bytes()))
+        content = (folder / FILE).read_bytes()  # once: what has the digest is what is believed
+        found = document.read_document(
+            folder / FILE, "an exported model", _build, ExportRefused, content
+        )
+        return found(digest_of(content))
 
 
 def _build(values: dict[str, Any]) -> Any:
@@ -267,6 +271,8 @@ def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> byte
     """
     path = folder / package_name(bucket)
     try:
+        if not path.is_file():  # a pipe would have no end
+            raise FileNotFoundError("no such file")
         content = path.read_bytes()
     except OSError as error:
         raise ExportRefused(f"{path} cannot be read ({error}): export it again") from error
@@ -275,18 +281,22 @@ def checked_package(folder: Path, bucket: int, manifest: ExportManifest) -> byte
             f"{path} has the SHA-256 {found}, and {FILE} says {manifest.packages[bucket]}: it was "
             "changed or cut short; export it again"
         )
-    check_entries(path)
+    check_entries(path, content)
     return content
 
 
-def check_entries(path: Path) -> None:
+def check_entries(path: Path, content: bytes) -> None:
     """Refuses a package with an entry that would be written elsewhere, or that is no part of one.
+
+    Args:
+        path: for people; what is looked at is what will be loaded, not the file once more.
+        content: of the package.
 
     Raises:
         ExportRefused: the message names it.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError) as error:
         raise ExportRefused(f"{path} is no package ({error}): export it again") from error

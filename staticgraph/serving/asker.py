@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.metrics import prometheus
+from staticgraph.serving.plain_values import plain
 
 if TYPE_CHECKING:
     from staticgraph.serving.server import Server
@@ -19,8 +20,8 @@ class Asker(Protocol):
         """Before the first request, in the loop of all of them."""
         ...
 
-    async def ask(self, graphs: FlatGraphs) -> Any:
-        """Lists of numbers; dicts and lists of these as the model returns them."""
+    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+        """A future of lists of numbers; of dicts and lists of these as the model returns them."""
         ...
 
     async def health(self) -> tuple[int, str]:
@@ -41,8 +42,11 @@ class Here:
     async def open(self) -> None:
         """Nothing."""
 
-    async def ask(self, graphs: FlatGraphs) -> Any:
+    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
         """What the server answers."""
+        return asyncio.ensure_future(self._answer(graphs))
+
+    async def _answer(self, graphs: FlatGraphs) -> Any:
         return plain(await self.server.ask(graphs))
 
     async def health(self) -> tuple[int, str]:
@@ -53,12 +57,3 @@ class Here:
     async def close(self) -> None:
         """Answers what waits."""
         await asyncio.to_thread(self.server.close)
-
-
-def plain(out: Any) -> Any:
-    """Tensors as lists of numbers, in whatever collects them."""
-    if isinstance(out, dict):
-        return {str(key): plain(value) for key, value in out.items()}
-    if isinstance(out, list | tuple):
-        return [plain(piece) for piece in out]
-    return out.tolist() if hasattr(out, "tolist") else out

@@ -75,6 +75,9 @@ class Reader:
     def warm(self) -> Reader:
         """Itself, once the loops that read bodies are compiled."""
         plain_graphs(b'{"graphs": [{"x": [[1], [2.5]]}]}')
+        one = FlatGraphs.zeros(self.schema)
+        counts = {"num_nodes": one.num_nodes, "num_edges": one.num_edges}
+        checked({**counts, EDGE_INDEX: one.edge_index, **one.columns}, self.fields, self.categories)
         return self
 
     def json(self, body: bytes) -> FlatGraphs:
@@ -231,9 +234,18 @@ def _no_number(word: str) -> NoReturn:
 def _array(values: object, name: str, dtype: str) -> Array:
     """Numbers, in a dtype that holds them."""
     try:
-        found = np.asarray(values)
+        found = np.asarray(values if _only_numbers(values) else None)
     except (ValueError, TypeError, OverflowError, RecursionError):
         found = np.asarray(None)
     if found.dtype == np.dtype(dtype):
         return found
     return cast(found, name, dtype)
+
+
+def _only_numbers(values: object) -> bool:
+    """Whether there are numbers in it, and lists of lists of them. An array of texts would have the
+    longest one's room for each: gigabytes, of a body of some kilobytes."""
+    if isinstance(values, list):
+        kinds = {*map(type, values)}
+        return kinds <= {bool, int, float} or (kinds == {list} and all(map(_only_numbers, values)))
+    return isinstance(values, int | float | np.ndarray)

@@ -5,7 +5,9 @@ that are finite and that their dtype holds. All graphs of a body are looked at i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
+import numba
 import numpy as np
 
 from staticgraph.schema import EDGE_INDEX, Field
@@ -63,6 +65,8 @@ def cast(found: Array, name: str, dtype: str) -> Array:
         BadBody: it does not.
     """
     wanted = np.dtype(dtype)
+    if found.dtype == wanted and wanted.kind in "iu":
+        return found.copy()  # in C order
     if wanted.kind != "f" and np.can_cast(found.dtype, wanted):  # holds every number there is
         return np.array(found, wanted, order="C")
     if found.dtype.kind not in "biuf":
@@ -80,10 +84,8 @@ def cast(found: Array, name: str, dtype: str) -> Array:
 def _check_ends(index: IntArray, nodes: IntArray, edges: IntArray) -> None:
     if not index.size:
         return
-    limit = nodes.view(np.uint64) if len(nodes) == 1 else np.repeat(nodes, edges).view(np.uint64)
-    wrong = index.view(np.uint64) >= limit  # negative numbers are huge ones
-    if wrong.any():
-        graph = _graph_of(int(wrong.any(axis=0).argmax()), edges)
+    if (edge := _outside(index, nodes, edges)) >= 0:
+        graph = _graph_of(edge, edges)
         raise BadBody(
             f"graph {graph}: edge_index leads to a node outside of 0 to {nodes[graph] - 1}"
         )
@@ -92,10 +94,9 @@ def _check_ends(index: IntArray, nodes: IntArray, edges: IntArray) -> None:
 def _check_categories(
     item: Field, found: Array, sizes: tuple[int, ...], nodes: IntArray, edges: IntArray
 ) -> None:
-    wrong = found.astype(np.int64, copy=False).view(np.uint64) >= np.array(sizes, np.uint64)
-    if not wrong.any():
+    if (place := _beyond(found.astype(np.int64, copy=False), _limits(sizes))) < 0:
         return
-    row, column = np.argwhere(wrong)[0].tolist()
+    row, column = divmod(place, len(sizes))
     counts = {"node": nodes, "edge": edges, "graph": np.full(len(nodes), item.rows)}[item.level]
     graph = _graph_of(row, counts)
     raise BadBody(
@@ -103,6 +104,36 @@ def _check_categories(
         f"{row - int(counts[:graph].sum())}; the model was trained with 0 to {sizes[column] - 1} "
         "there"
     )
+
+
+@lru_cache
+def _limits(sizes: tuple[int, ...]) -> IntArray:
+    return np.array(sizes, np.int64)
+
+
+@numba.njit(nogil=True, cache=True)
+def _outside(index: IntArray, nodes: IntArray, edges: IntArray) -> int:
+    """The first edge that leads out of its graph; -1 where none does."""
+    edge = 0
+    for graph in range(len(nodes)):
+        limit = nodes[graph]
+        for _ in range(edges[graph]):
+            src, dst = index[0, edge], index[1, edge]
+            if src < 0 or src >= limit or dst < 0 or dst >= limit:
+                return edge
+            edge += 1
+    return -1
+
+
+@numba.njit(nogil=True, cache=True)
+def _beyond(found: IntArray, limits: IntArray) -> int:
+    """The first number, in C order, that is no category of its column; -1 where all are."""
+    rows, columns = found.shape
+    for row in range(rows):
+        for column in range(columns):
+            if found[row, column] < 0 or found[row, column] >= limits[column]:
+                return row * columns + column
+    return -1
 
 
 def _graph_of(row: int, counts: IntArray) -> int:

@@ -20,4 +20,4 @@ class Clock:
             changed: is notified of what the waiting thread should look at.
             seconds: at most; for as long as it takes where None.
         """
-        changed.wait(seconds)
+        changed.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))

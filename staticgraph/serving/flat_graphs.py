@@ -101,28 +101,41 @@ def whole(graphs: FlatGraphs) -> Stretch:
 
 def together(stretches: Sequence[Stretch], schema: Schema) -> FlatGraphs:
     """The graphs of all stretches in one set of arrays, in the order given."""
-    if len(stretches) == 1 and stretches[0].last - stretches[0].first == len(stretches[0].graphs):
+    if len(stretches) == 1 and _is_whole(stretches[0]):
         return stretches[0].graphs
-    nodes = [s.graphs.rows("node", s.first, s.last) for s in stretches]
-    edges = [s.graphs.rows("edge", s.first, s.last) for s in stretches]
-    graphs = [slice(s.first, s.last) for s in stretches]
-    rows = {"node": nodes, "edge": edges, "graph": graphs}
-    columns = {}
-    for item in fields_of(schema):
-        k = item.rows if item.level == "graph" else 1
-        columns[item.name] = np.concatenate(
-            [
-                s.graphs.columns[item.name][here.start * k : here.stop * k]
-                for s, here in zip(stretches, rows[item.level], strict=True)
-            ]
-        )
-    pairs = list(zip(stretches, edges, strict=True))
+    all_of = [
+        stretch.graphs if _is_whole(stretch) else cut_out(stretch, schema) for stretch in stretches
+    ]
     return FlatGraphs(
-        np.concatenate([s.graphs.num_nodes[s.first : s.last] for s in stretches]),
-        np.concatenate([s.graphs.num_edges[s.first : s.last] for s in stretches]),
-        np.concatenate([s.graphs.edge_index[:, here] for s, here in pairs], axis=1),
-        columns,
+        np.concatenate([graphs.num_nodes for graphs in all_of]),
+        np.concatenate([graphs.num_edges for graphs in all_of]),
+        np.concatenate([graphs.edge_index for graphs in all_of], axis=1),
+        {
+            item.name: np.concatenate([graphs.columns[item.name] for graphs in all_of])
+            for item in fields_of(schema)
+        },
     )
+
+
+def _is_whole(stretch: Stretch) -> bool:
+    return stretch.last - stretch.first == len(stretch.graphs)
+
+
+def cut_out(stretch: Stretch, schema: Schema) -> FlatGraphs:
+    """The graphs of a stretch, over the same memory."""
+    graphs, first, last = stretch
+    rows = {
+        "node": graphs.rows("node", first, last),
+        "edge": graphs.rows("edge", first, last),
+    }
+    columns = {
+        item.name: graphs.columns[item.name][
+            rows.get(item.level, slice(first * item.rows, last * item.rows))
+        ]
+        for item in fields_of(schema)
+    }
+    index = graphs.edge_index[:, rows["edge"]]
+    return FlatGraphs(graphs.num_nodes[first:last], graphs.num_edges[first:last], index, columns)
 
 
 def store_of(stretches: Sequence[Stretch], schema: Schema) -> GraphStore:

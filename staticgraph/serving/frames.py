@@ -22,6 +22,7 @@ import numpy as np
 from staticgraph import errors
 from staticgraph.schema import Schema
 from staticgraph.serving import compact
+from staticgraph.serving.error_words import words_of
 from staticgraph.serving.flat_graphs import FlatGraphs
 
 HEADER = struct.Struct("<II")
@@ -67,7 +68,7 @@ def asked_of(payload: bytearray, schema: Schema) -> Asked:
 def error_values(error: BaseException) -> list[Any]:
     """An error as plain values: its type, its words, when to ask again."""
     name = next((k.__name__ for k in type(error).__mro__ if k.__name__ in KNOWN), "RuntimeError")
-    return [name, str(error), getattr(error, "retry_after_s", 0.0)]
+    return [name, words_of(error), getattr(error, "retry_after_s", 0.0)]
 
 
 def error_of(values: Sequence[Any]) -> Exception:

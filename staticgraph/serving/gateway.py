@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import socket
 import threading
-from concurrent.futures import CancelledError, Future
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from staticgraph.errors import BatchFailed
 from staticgraph.serving import frames
-from staticgraph.serving.asker import plain
+from staticgraph.serving.desk import Desk, Laid
 from staticgraph.serving.metrics import prometheus
 from staticgraph.serving.server import Server
 
@@ -39,8 +37,7 @@ class Gateway:
     def __init__(self, server: Server, line: socket.socket) -> None:
         self._server, self._line = server, line
         self.ready: threading.Event = threading.Event()
-        # None where the line has ended. Each put costs the thread with the model little.
-        self._answered: queue.SimpleQueue[tuple[int, Future[Any]] | None] = queue.SimpleQueue()
+        self._desk = Desk()
         self._threads = [
             threading.Thread(target=run, name=f"staticgraph {run.__name__}", daemon=True)
             for run in (self._take_in, self._give_back)
@@ -61,37 +58,32 @@ class Gateway:
                     break
                 self._take(kind, payload)
         finally:
-            self._answered.put(None)
+            self._desk.close()
 
     def _take(self, kind: int, payload: bytearray) -> None:
         if kind == frames.READY:
             self.ready.set()
         elif kind == frames.HEALTH:
-            stats, future = self._server.stats(), Future[Any]()
-            future.set_result([stats.failing, prometheus(stats)])
-            self._note(json.loads(payload), future)
+            stats = self._server.stats()
+            said = [stats.failing, prometheus(stats)]
+            self._desk.lay(Laid(json.loads(payload), said, None))
+            self._desk.ring()
         else:
             asked = frames.asked_of(payload, self._server.schema)
-            futures = self._server.submit_split(asked.graphs, asked.counts)
-            for number, future in enumerate(futures, asked.first):
-                future.add_done_callback(partial(self._note, number))
-
-    def _note(self, number: int, future: Future[Any]) -> None:
-        self._answered.put((number, future))
+            self._server.submit_split(asked.graphs, asked.counts, (self._desk, asked.first))
 
     def _give_back(self) -> None:
-        while True:
-            answered = [self._answered.get()]
-            while not self._answered.empty():
-                answered.append(self._answered.get())
-            if None in answered:
-                break
-            values = [_values(*each) for each in answered if each is not None]
-            try:
-                self._line.sendall(_frame(values))
-            except OSError:
-                break
-        self._line.close()
+        try:
+            while (laid := self._desk.fetch()) is not None:
+                _log_failures(laid)
+                self._line.sendall(_frame([_values(each) for each in laid]))
+        except OSError:
+            pass  # the other side is gone
+        finally:
+            # Whatever ended it, the other side shall know: who waits there would wait for ever.
+            with suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+            self._line.close()
 
     def _read(self, length: int) -> bytearray | None:
         """So many bytes; None where the other side is gone."""
@@ -108,13 +100,17 @@ class Gateway:
         return found
 
 
-def _values(number: int, future: Future[Any]) -> list[Any]:
-    try:
-        return [number, plain(future.result()), None]
-    except (Exception, CancelledError) as error:
-        if isinstance(error, BatchFailed):
-            log.error("a batch failed", exc_info=error)
-        return [number, None, frames.error_values(error)]
+def _log_failures(laid: list[Laid]) -> None:
+    """A trace a batch that failed, and not one for each of its requests."""
+    failed = [each.error for each in laid if isinstance(each.error, BatchFailed)]
+    for error in {id(error.__cause__): error for error in failed}.values():
+        log.error("a batch failed", exc_info=error)
+
+
+def _values(laid: Laid) -> list[Any]:
+    if laid.error is None:
+        return [laid.number, laid.value, None]
+    return [laid.number, None, frames.error_values(laid.error)]
 
 
 def _frame(values: list[list[Any]]) -> bytes:
@@ -122,14 +118,14 @@ def _frame(values: list[list[Any]]) -> bytes:
     there, since others came with it."""
     try:
         return frames.json_frame(frames.ANSWERS, values)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:
         return frames.json_frame(frames.ANSWERS, [_sayable(*each) for each in values])
 
 
 def _sayable(number: int, value: Any, error: Any) -> list[Any]:
     try:
         frames.json_frame(frames.ANSWERS, [value, error])
-    except (TypeError, ValueError, RecursionError) as reason:
+    except Exception as reason:
         log.error("an output of the model cannot be written as JSON: %s", reason)
         failed = BatchFailed(f"an output of the model cannot be written as JSON: {reason}")
         return [number, None, frames.error_values(failed)]

@@ -12,9 +12,9 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 
 # Of a bucket's rows; each bucket is one more compilation. What waits while a batch runs is often
-# half of what a full one takes, so a batch takes at most twice the rows that it needs; below a
-# fourth, where steps are short anyway, four times.
-SHARES = (1 / 2, 1 / 4, 1 / 16)
+# half to three quarters of what a full one takes, so there a batch takes at most a third more rows
+# than it needs; below a fourth, where steps are short anyway, four times.
+SHARES = (3 / 4, 1 / 2, 1 / 4, 1 / 16)
 
 
 def for_serving(plan: BucketPlan) -> BucketPlan:

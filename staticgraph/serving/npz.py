@@ -12,6 +12,12 @@ import numpy as np
 from staticgraph.serving.bad_body import BadBody
 from staticgraph.store.columns import Array
 
+# Of a graph there are a few; each costs time to open, and a body has room for a hundred thousand.
+MOST_ARRAYS = 256
+# What ``numpy.savez`` and ``numpy.savez_compressed`` write. Others take memory by a number that the
+# archive says.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
 
 def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
     """The arrays, each read by its own header, which must agree with its bytes.
@@ -25,6 +31,10 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
+            if len(archive.infolist()) > MOST_ARRAYS:
+                raise BadBody(f"the npz has {len(archive.infolist())} arrays", 422)
+            if any(entry.compress_type not in METHODS for entry in archive.infolist()):
+                raise BadBody("the npz is packed otherwise than NumPy packs one", 422)
             inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
             if inflated > most_bytes:
                 raise BadBody(f"the npz unfolds to {inflated} bytes, more than {most_bytes}", 413)

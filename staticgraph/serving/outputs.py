@@ -15,13 +15,15 @@ from torch import Tensor
 from staticgraph.batches.containers import parts_of, with_parts
 from staticgraph.batches.predictions import Predictions
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.serving.plain_values import plain
 from staticgraph.store.graph_columns import GraphColumns
 
 
 class Rows(NamedTuple):
-    """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph."""
+    """One output of some graphs: ``[n, ...]`` where each has one row, or a tensor a graph; lists of
+    numbers in place of either where it is :func:`listed`."""
 
-    rows: Tensor | list[Tensor]
+    rows: Tensor | list[Any]
 
 
 class Plain(NamedTuple):
@@ -63,6 +65,17 @@ def output_of(store: GraphColumns, batch: StaticBatch, out: Any, name: str = "")
     return Rows(found) if isinstance(out, Tensor) else Plain(found)
 
 
+def listed(output: Output) -> Output:
+    """The same with lists of numbers, which are cut without a tensor a caller."""
+    match output:
+        case Rows(rows):
+            return Rows(plain(rows))
+        case Plain():
+            return output
+        case Parts(parts, container):
+            return Parts({key: listed(part) for key, part in parts.items()}, container)
+
+
 def cut(output: Output, first: int, last: int) -> Output:
     """Of graphs ``first`` to ``last``, less one."""
     match output:
@@ -92,3 +105,17 @@ def answer(pieces: Sequence[Output]) -> Any:
             if isinstance(rows, Tensor):
                 return torch.cat(all_rows)  # type: ignore[arg-type]
             return [row for each in all_rows for row in each]
+
+
+def plain_of(output: Output) -> Any:
+    """What a caller without tensors gets of a :func:`listed` output."""
+    match output:
+        case Rows(rows):
+            return rows
+        case Plain(value):
+            return plain(value)
+        case Parts(parts, container):
+            found = [plain_of(part) for part in parts.values()]
+            if isinstance(container, dict):
+                return dict(zip(map(str, parts), found, strict=True))
+            return found if isinstance(container, list | tuple) else with_parts(container, found)

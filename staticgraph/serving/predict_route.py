@@ -22,6 +22,10 @@ PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
 # Bodies beyond this are read in a thread beside, so that they hold up no other request.
 INLINE_BYTES = 1 << 16
+# A SMILES takes a hundred times as long as so many bytes of numbers.
+INLINE_SMILES = 1 << 9
+# A body that is not there by then does not come any more.
+BODY_S = 60.0
 # ``json.dumps`` with options makes an encoder a call.
 _ENCODED = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -44,6 +48,11 @@ class PredictRoute:
         self._readers = {JSON: reader.json, compact.CONTENT_TYPE: reader.compact}
         self._readers |= dict.fromkeys(NPZ, reader.npz)
 
+    @property
+    def most_bytes(self) -> int:
+        """Of a body."""
+        return self._reader.most_bytes
+
     @staticmethod
     def takes(scope: Message) -> bool:
         """Whether a request is for this route."""
@@ -53,7 +62,7 @@ class PredictRoute:
         """One request."""
         try:
             graphs = await self._graphs(scope["headers"], receive)
-            reply = _reply(await self._asker.ask(graphs), self._task)
+            reply = self.reply(await self._asker.ask(graphs))
         except Exception as error:
             reply = refused(error)
         headers = [
@@ -64,31 +73,79 @@ class PredictRoute:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
-        said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
-        kind = said.decode("latin-1").partition(";")[0].strip().lower()
+    @staticmethod
+    def kind_of(said: bytes) -> str:
+        """The type of a body, by the header that says it."""
+        return said.decode("latin-1").partition(";")[0].strip().lower()
+
+    def ask(self, kind: str, body: bytes) -> asyncio.Future[Any]:
+        """Asks for the outputs of a body's graphs.
+
+        Args:
+            kind: of the body, by :meth:`kind_of`.
+            body: one that :func:`reads_at_once`.
+
+        Raises:
+            BadBody, ServerClosed: as they are found before anybody is asked.
+        """
+        read = self._read_of(kind)
+        if len(body) > self._reader.most_bytes:
+            raise _too_long(self._reader.most_bytes)
+        return self._asker.ask(read(body))
+
+    def reply(self, outputs: Any) -> Reply:
+        """The answer that has these outputs, which are plain values."""
+        return _reply(outputs, self._task)
+
+    def _read_of(self, kind: str) -> Callable[[bytes], FlatGraphs]:
         if (read := self._readers.get(kind)) is None:
             raise BadBody(f"the body is {kind}; send {', '.join(self._readers)}", 415)
+        return read
+
+    async def _graphs(self, headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> FlatGraphs:
+        said = next((value for name, value in headers if name == b"content-type"), JSON.encode())
+        read = self._read_of(self.kind_of(said))
         body = await _body(receive, self._reader.most_bytes)
-        return read(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(read, body)
+        return read(body) if reads_at_once(body) else await asyncio.to_thread(read, body)
+
+
+def reads_at_once(body: bytes) -> bool:
+    """Whether a body is read in the event loop, which waits for it, and not in a thread beside."""
+    most = INLINE_SMILES if b'"smiles"' in body[:100] else INLINE_BYTES
+    return len(body) <= most
 
 
 async def _body(receive: Receive, most: int) -> bytes:
     """The body, read no further than the limit, whatever its length is said to be. Pieces are put
     together once: whoever sends a byte at a time would have all before it copied with each."""
+    first = await receive()
+    if not first.get("more_body"):
+        return await _pieces(first, receive, most)
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _pieces(first, receive, most)
+    except TimeoutError:
+        raise BadBody(f"the body did not come within {BODY_S:.0f} s", 408) from None
+
+
+async def _pieces(message: Message, receive: Receive, most: int) -> bytes:
     pieces, length = list[bytes](), 0
     while True:
-        message = await receive()
         if message["type"] == "http.disconnect":
             raise BadBody("the connection ended before the body did", 400)
         piece = message.get("body", b"")
         length += len(piece)
         if length > most:
-            raise BadBody(f"the body has more than {most} bytes", 413)
+            raise _too_long(most)
         if not message.get("more_body"):
             return b"".join([*pieces, piece]) if pieces else piece
         if piece:
             pieces.append(piece)
+        message = await receive()
+
+
+def _too_long(most: int) -> BadBody:
+    return BadBody(f"the body has more than {most} bytes", 413)
 
 
 def _reply(outputs: Any, task: str | None) -> Reply:

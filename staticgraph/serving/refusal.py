@@ -16,6 +16,7 @@ from staticgraph.errors import (
     ServerClosed,
 )
 from staticgraph.serving.bad_body import BadBody
+from staticgraph.serving.error_words import first_line
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -33,7 +34,7 @@ def refused(error: Exception) -> Reply:
     model takes, 503 when to ask again, 500 what the model or the server failed at; the trace of
     that stands in the log."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = first_line(error) or type(error).__name__
     match error:
         case BadBody():
             status = error.status

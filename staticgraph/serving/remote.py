@@ -1,6 +1,7 @@
 """The server in another process, as the one that reads bodies asks it.
 
-Requests that came in the same turn of the event loop go over together, in one set of arrays.
+Requests that came in the same turn of the event loop go over together, in one set of arrays; and
+those that came in the next moments, where others wait for their answers already.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from staticgraph.errors import ServerClosed
 from staticgraph.schema import Schema
 from staticgraph.serving import frames
 from staticgraph.serving.flat_graphs import FlatGraphs, together, whole
+
+# How long those who ask while others wait for their answers are gathered, in seconds: they would
+# wait for the batch that runs in any case, and a frame costs each process what some requests do.
+GATHER_S = 0.001
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -44,14 +49,17 @@ class Remote:
         self._listening = asyncio.create_task(self._listen())
         self._writer.write(frames.frame(frames.READY))
 
-    async def ask(self, graphs: FlatGraphs) -> Any:
-        """Plain values, or the error that the server had."""
+    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+        """A future of plain values, or of the error that the server had."""
         self._check_there()
         if not self._waiting:
-            self._loop.call_soon(self._send)
+            if self._open:
+                self._loop.call_later(GATHER_S, self._send)
+            else:
+                self._loop.call_soon(self._send)
         future = self._loop.create_future()
         self._waiting.append((graphs, future))
-        return await future
+        return future
 
     async def health(self) -> tuple[int, str]:
         """What the server did."""
@@ -72,7 +80,10 @@ class Remote:
             raise ServerClosed("the process with the model is gone")
 
     def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = [each for each in self._waiting if not each[1].done()]  # its caller has gone
+        self._waiting = []
+        if not waiting:
+            return
         try:
             self._check_there()  # it may have gone since they asked
             graphs = together([whole(each) for each, _ in waiting], self._schema)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from staticgraph.errors import BatchFailed
+from staticgraph.serving.desk import Desk, Ticket
+from staticgraph.serving.error_words import words_of
 from staticgraph.serving.flat_graphs import FlatGraphs
-from staticgraph.serving.outputs import Output, answer
+from staticgraph.serving.outputs import Output, answer, plain_of
+from staticgraph.serving.plain_values import plain
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
+
+log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 
 class Request:
@@ -21,9 +28,13 @@ class Request:
         store: where the graphs are; arrays that no caller holds.
         arrived: by the server's clock, in seconds.
         first, last: the graphs are those from ``first`` to ``last``, less one; all where None.
+        ticket: what the answer is laid on a desk for, as plain values; a future of tensors where
+            None.
 
     Attributes:
         future: what the caller waits for.
+        desk: where its answer is laid, if it has a ticket.
+        listed: whether it was answered with lists.
         over: whether it is answered, failed or cancelled; what is left of it need not run.
     """
 
@@ -33,8 +44,8 @@ class Request:
     last: int
 
     __slots__ = (
-        "_begun", "_found", "_lock", "_missing", "arrived", "first", "future", "last", "over",
-        "store",
+        "_begun", "_found", "_lock", "_missing", "arrived", "desk", "first", "future", "last",
+        "listed", "over", "store",
     )  # fmt: skip
 
     def __init__(
@@ -43,10 +54,13 @@ class Request:
         arrived: float,
         first: int = 0,
         last: int | None = None,
+        ticket: Ticket | None = None,
     ) -> None:
         self.store, self.arrived = store, arrived
         self.first, self.last = first, len(store) if last is None else last
-        self.future: Future[Any] = Future()
+        self.future: Future[Any] | Ticket = Future() if ticket is None else ticket
+        self.desk: Desk | None = None if ticket is None else ticket.desk
+        self.listed: bool = False
         self.over: bool = False
         self._lock = threading.Lock()
         self._begun = False
@@ -67,7 +81,10 @@ class Request:
         with self._lock:
             if not self._begun and not self.over:
                 self._begun = True
-                self.over = not self.future.set_running_or_notify_cancel()
+                try:
+                    self.over = not self.future.set_running_or_notify_cancel()
+                except Exception:  # its caller ended it himself, which is no matter of the others
+                    self.over = True
             return not self.over
 
     def end(self) -> bool:
@@ -77,6 +94,12 @@ class Request:
         with self._lock:
             first, self.over = not self.over, True
         return first
+
+    def wants_list(self, count: int) -> bool:
+        """Whether it takes so many graphs of a batch as lists: where it has a ticket, and these are
+        all of them. Pieces of several batches are put together as tensors, which have shapes."""
+        self.listed = self.desk is not None and count == len(self)
+        return self.listed
 
     def take(self, graph: int, count: int, output: Output) -> bool:
         """Takes the output of some graphs; True with the last of them.
@@ -95,22 +118,36 @@ class Request:
         batches do not go together (other keys or shapes in each)."""
         self._found.sort(key=lambda item: item[0])
         try:
-            return answer([output for _, output in self._found])
-        except Exception as error:
+            if self.desk is None:
+                return answer([output for _, output in self._found])
+            if self.listed:
+                return plain_of(self._found[0][1])
+            return plain(answer([output for _, output in self._found]))
+        except BaseException as error:  # a container of the model's own class may do anything
+            words = f"{type(error).__name__}: {words_of(error)}"
             failed = BatchFailed(
                 f"these {len(self)} graphs ran in {len(self._found)} batches, whose outputs do not "
-                f"go together ({type(error).__name__}: {error}): ask for fewer at a time, or give "
-                "outputs of the same form and width from every batch"
+                f"go together ({words}): ask for fewer at a time, or give outputs of the same form "
+                "and width from every batch"
             )
             failed.__cause__ = error
             return failed
 
     def answer(self, outcome: Any) -> None:
-        """Gives the caller what :meth:`outcome` gave; once, after :meth:`end`."""
-        if isinstance(outcome, BatchFailed):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
+        """Gives the caller his answer; once, after :meth:`end`."""
+        self._give(self.future.set_result, outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """Gives the caller an error of his own; once, after :meth:`end`."""
+        self._give(self.future.set_exception, error)
+
+    def _give(self, give: Callable[[Any], None], what: Any) -> None:
+        """A caller's own callbacks run in here, and may do anything (``sys.exit``, say); those who
+        wait for the same batch are answered all the same."""
+        try:
+            give(what)
+        except BaseException:
+            log.exception("a callback of a caller's future failed")
 
 
 class Piece(NamedTuple):

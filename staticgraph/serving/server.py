@@ -14,6 +14,8 @@ in, or of a server that was closed. What fails one request, or one batch, touche
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,15 +25,18 @@ from typing import Any
 
 import torch
 
+from staticgraph.batches.slots import SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
 from staticgraph.serving.clock import Clock
+from staticgraph.serving.desk import Desk, Ticket
+from staticgraph.serving.error_words import first_line
 from staticgraph.serving.flat_graphs import FlatGraphs, split, store_of, whole
 from staticgraph.serving.joined import Run, joined_any
-from staticgraph.serving.outputs import Output, output_of
+from staticgraph.serving.outputs import Output, listed, output_of
 from staticgraph.serving.pieces import runs_of, stretches_of, taken_of
 from staticgraph.serving.request import Piece, Request
 from staticgraph.serving.statistics import Counts, ServerStats
@@ -39,6 +44,8 @@ from staticgraph.serving.waiting import Taken, Waiting
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
+
+log: logging.Logger = logging.getLogger("staticgraph.serving")
 
 # A retry sooner than this finds the same queue.
 SOONEST_RETRY_S = 0.001
@@ -90,8 +97,11 @@ class Server:
         capacities = runner.plan.capacities
         self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
         self._counts = Counts(capacities)
+        pointers = runner.pointers
+        self._layouts = [SlotLayout(b, c, known, pointers) for b, c in enumerate(capacities)]
         self._changed = threading.Condition()  # of all that follows, and of the two above
         self._closed = False
+        self._process = os.getpid()
         self._warm()
         self._thread = threading.Thread(target=self._serve, name="staticgraph server", daemon=True)
         self._thread.start()
@@ -118,7 +128,8 @@ class Server:
             ValueError: more graphs than the queue holds. Of ``FlatGraphs`` all three come from the
                 future.
         """
-        if not isinstance(graphs, GraphStore) and len(graphs) == 0:
+        self._check_process()
+        if len(graphs) == 0:
             return _done([])
         if isinstance(graphs, FlatGraphs):
             return self.submit_split(graphs, [len(graphs)])[0]
@@ -151,24 +162,30 @@ class Server:
             raise
         return futures
 
-    def submit_split(self, graphs: FlatGraphs, counts: Sequence[int]) -> list[Future[Any]]:
+    def submit_split(
+        self, graphs: FlatGraphs, counts: Sequence[int], tickets: tuple[Desk, int] | None = None
+    ) -> list[Future[Any]]:
         """Many requests at once, whose graphs are neighbours in the same arrays.
 
         Args:
             graphs: of all requests; checked, and held by nobody who changes them.
-            counts: how many of them each request has, at least one.
+            counts: how many of them each request has.
+            tickets: a desk, and a number: there the answers are laid as plain values, by numbers
+                from this one on, and no futures are made.
 
         Returns:
             A future a request, as of :meth:`submit`; here it also raises what :meth:`submit` raises
-            itself, since others of the same arrays go on.
+            itself, since others of the same arrays go on. None where there are tickets.
         """
+        self._check_process()
         unfit = self._waiting.unfit(graphs.sizes)
-        now, futures = self._clock.now(), []
-        accepted, room_for = list[Request](), 0
+        now, requests = self._clock.now(), list[Request]()
+        accepted, refused, room_for = list[Request](), list[tuple[Request, Exception]](), 0
         with self._changed:
-            for _, first, last in split(graphs, counts):
-                request = Request(graphs, now, first, last)
-                futures.append(request.future)
+            for place, (_, first, last) in enumerate(split(graphs, counts)):
+                ticket = None if tickets is None else Ticket(tickets[0], tickets[1] + place)
+                request = Request(graphs, now, first, last, ticket)
+                requests.append(request)
                 inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
                 try:
                     self._check_size(last - first)
@@ -177,16 +194,26 @@ class Server:
                         self._counts.failed += 1
                         raise self._too_large(int(inside[0]) - first, graphs.sizes[inside[0]])
                 except (ServerBusy, ServerClosed, ValueError) as error:
-                    request.over = True
-                    request.future.set_exception(error)
+                    refused.append((request, error))
                 else:
                     accepted.append(request)
                     room_for += len(request)
+            accepted, empty = [r for r in accepted if len(r)], [r for r in accepted if not len(r)]
             if accepted:
                 self._waiting.add(*accepted)
                 self._changed.notify_all()
-        for request in accepted:
-            request.future.add_done_callback(self._note_cancelled)
+        for request, error in refused:
+            request.over = True
+            request.fail(error)
+        for request in empty:
+            request.over = True
+            request.answer([])
+        if tickets is not None:
+            tickets[0].ring()
+            return []
+        futures = [request.future for request in requests if isinstance(request.future, Future)]
+        for future in futures:
+            future.add_done_callback(self._note_cancelled)
         return futures
 
     async def ask(self, graphs: Any) -> Any:
@@ -205,6 +232,8 @@ class Server:
             drain: answer what waits; else it fails with :class:`ServerClosed`, and only the batch
                 that is running is answered.
         """
+        if os.getpid() != self._process:
+            return  # the thread, and what waits, are the parent's
         with self._changed:
             self._closed = True
             left = [] if drain else self._waiting.clear()
@@ -220,6 +249,15 @@ class Server:
         self.close()
 
     # ------------------------------------------------------------------ taking in
+
+    def _check_process(self) -> None:
+        """Before any lock, which another thread may have held as this process was made."""
+        if os.getpid() != self._process:
+            raise ServerClosed(
+                f"the server lives in process {self._process}, and this is a fork of it, "
+                f"{os.getpid()}, without the thread that answers: make a server here, or ask over "
+                "HTTP (staticgraph serve)"
+            )
 
     def _check_size(self, graphs: int) -> None:
         if graphs > self.max_queue:
@@ -283,8 +321,7 @@ class Server:
     def _warm(self) -> None:
         """Has the loops compiled that pack and fill, before the first request waits for them."""
         store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
-        capacity = self.runner.plan.capacities[0]
-        StaticBatch.of(store, (), capacity, pointers=self.runner.pointers)
+        StaticBatch.filled(self._layouts[0], store, ())
         if not (self.schema.axes or self.schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
         self._waiting.warm()
@@ -295,13 +332,18 @@ class Server:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 after_batch = False
                 while (taken := self._next(after_batch)) is not None:
-                    self._answer(taken)
+                    try:
+                        self._answer(taken)
+                    except BaseException:  # what was taken waits nowhere else
+                        log.exception("the server's thread failed")
+                        self._fail(_requests_of(taken.pieces), self._ended)
+                        raise
                     after_batch = True
         finally:
             with self._changed:  # after an error of this thread's own nobody shall wait for ever
                 self._closed = True
                 left = self._waiting.clear()
-            self._fail(left, lambda: ServerClosed("the server's thread has ended"))
+            self._fail(left, self._ended)
 
     def _next(self, after_batch: bool) -> Taken | None:
         """What runs next, once there is something; None where the server is closed and done.
@@ -326,33 +368,56 @@ class Server:
         pieces = [piece for piece in taken.pieces if piece.request.begin()]
         if not pieces:
             return
-        requests = list({id(piece.request): piece.request for piece in pieces}.values())
+        requests = _requests_of(pieces)
         try:
             out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
+            whole_ones = self._handed_out(pieces, out)
         except BaseException as error:  # a model that calls sys.exit ends no server, either
             with self._changed:
                 self._counts.failing += 1
             self._fail(requests, partial(_failed, error, len(pieces), len(requests)))
             return
         ended = self._clock.now()
-        whole_ones = [r for r, *of in runs_of(pieces) if r.take(*taken_of(out, *of))]
-        done = [(request, request.outcome()) for request in whole_ones if request.end()]
+        outcomes = [(request, request.outcome()) for request in whole_ones]
+        done = [(request, outcome) for request, outcome in outcomes if request.end()]
+        try:
+            self._count(done, len(pieces), began, ended)
+        finally:  # who is over is answered, whatever becomes of this thread
+            for request, outcome in done:
+                if isinstance(outcome, BatchFailed):
+                    request.fail(outcome)
+                else:
+                    request.answer(outcome)
+            _ring(requests)
+
+    def _count(
+        self, done: list[tuple[Request, Any]], graphs: int, began: float, ended: float
+    ) -> None:
+        """A batch that did not fail, and how its requests ended."""
         with self._changed:
             self._counts.failing = 0
-            self._counts.ran(len(pieces), ended - began)
+            self._counts.ran(graphs, ended - began)
             for request, outcome in done:
                 if isinstance(outcome, BatchFailed):
                     self._counts.failed += 1
                 else:
                     self._counts.answer(len(request), ended - request.arrived)
-        for request, outcome in done:
-            request.answer(outcome)
+
+    @staticmethod
+    def _handed_out(pieces: list[Piece], out: Output) -> list[Request]:
+        """Gives each request its part of a batch's output; those that have all of theirs now."""
+        runs = runs_of(pieces)
+        lists = any(request.wants_list(count) for request, _, _, count in runs) and listed(out)
+        found = []
+        for request, *of in runs:
+            if request.take(*taken_of(lists if lists and request.listed else out, *of)):
+                found.append(request)
+        return found
 
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
         store = joined_any(stretches_of(pieces), self.schema)
-        capacity = self.runner.plan.capacities[bucket]
-        batch = StaticBatch.of(store, range(len(store)), capacity, bucket, self.runner.pointers)
+        batch = StaticBatch.filled(self._layouts[bucket], store, range(len(store)))
         assert batch.real is not None
         with self._changed:
             self._counts.batch(bucket, batch.real[:3], waits)
@@ -365,11 +430,26 @@ class Server:
             if request.end():
                 with self._changed:
                     self._counts.failed += 1
-                request.future.set_exception(error())
+                request.fail(error())
+        _ring(requests)
+
+    @staticmethod
+    def _ended() -> ServerClosed:
+        return ServerClosed("the server's thread has ended, by an error that is in the log")
+
+
+def _requests_of(pieces: list[Piece]) -> list[Request]:
+    return list({id(piece.request): piece.request for piece in pieces}.values())
+
+
+def _ring(requests: list[Request]) -> None:
+    """Wakes those who fetch answers, once for all of these."""
+    for desk in {request.desk for request in requests if request.desk is not None}:
+        desk.ring()
 
 
 def _failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
-    first = str(error).splitlines()[0] if str(error) else "no message"
+    first = first_line(error) or "no message"
     failed = BatchFailed(
         f"the model failed on a batch of {graphs} graphs of {requests} requests: "
         f"{type(error).__name__}: {first}"

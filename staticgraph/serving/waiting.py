@@ -70,10 +70,11 @@ class Waiting:
 
     def add(self, *requests: Request) -> None:
         """Adds the graphs of requests, each of which fits a bucket."""
+        sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
+        self._sizes = sizes  # nothing below fails, so the three stay in step
         for request in requests:
             self._pieces += [Piece(request, graph) for graph in range(len(request))]
             self._arrived += [request.arrived] * len(request)
-        self._sizes = np.concatenate([self._sizes, *(request.sizes for request in requests)])
 
     def due(self) -> float | None:
         """When the oldest graph has waited long enough; None where none waits."""

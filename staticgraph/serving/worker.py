@@ -16,6 +16,8 @@ from staticgraph.schema import Schema
 from staticgraph.serving import frames
 from staticgraph.serving.app import make_app
 from staticgraph.serving.bodies import Reader
+from staticgraph.serving.http_config import config_of
+from staticgraph.serving.own_process import settle
 from staticgraph.serving.remote import Remote
 
 
@@ -34,8 +36,8 @@ def main() -> None:
     ).warm()
     asker = Remote(line, schema, on_loss=lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = make_app(asker, reader, settings["title"], settings["task"])
-    config = uvicorn.Config(app, log_level="warning", access_log=False, proxy_headers=False)
-    uvicorn.Server(config).run(sockets=[port])
+    settle()
+    uvicorn.Server(config_of(app, log_level="warning")).run(sockets=[port])
 
 
 def _read(line: socket.socket, length: int) -> bytes:

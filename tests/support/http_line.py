@@ -1,0 +1,126 @@
+"""A server of HTTP in a thread, spoken to byte by byte, with an asker that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+import staticgraph as sg
+from staticgraph.serving.app import Application, make_app
+from staticgraph.serving.bodies import Reader
+from staticgraph.serving.flat_graphs import FlatGraphs
+from staticgraph.serving.http_config import config_of
+from support.patience import patience
+from support.served_graphs import graph
+
+PATIENCE_S = patience(30)
+MOST_BYTES = 100_000
+
+
+class Nodes:
+    """Answers how many nodes each graph has, at once or when it is let go."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[FlatGraphs, asyncio.Future[Any]]] | None = None
+        self.asked = threading.Semaphore(0)
+
+    async def open(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def ask(self, graphs: FlatGraphs) -> asyncio.Future[Any]:
+        future = self.loop.create_future()
+        if self.held is None:
+            self._answer(graphs, future)
+        else:
+            self.held.append((graphs, future))
+        self.asked.release()
+        return future
+
+    def let_go(self) -> None:
+        def answer() -> None:
+            held, self.held = self.held or [], None
+            for each in held:
+                self._answer(*each)
+
+        self.loop.call_soon_threadsafe(answer)
+
+    @staticmethod
+    def _answer(graphs: FlatGraphs, future: asyncio.Future[Any]) -> None:
+        if not future.done():
+            future.set_result([[n] for n in graphs.num_nodes.tolist()])
+
+    async def health(self) -> tuple[int, str]:
+        return 0, ""
+
+    async def close(self) -> None:
+        pass
+
+
+def app_of(asker: Nodes) -> Application:
+    """An application for the graphs of :mod:`support.served_graphs`."""
+    schema = sg.GraphStore.from_pyg([graph(3)]).schema
+    return make_app(asker, Reader(schema, {}, False, 20, MOST_BYTES).warm(), "test")
+
+
+@contextmanager
+def served(
+    asker: Nodes, short: bool = True, **options: Any
+) -> Iterator[tuple[int, uvicorn.Server]]:
+    """A port, and the server behind it; ``short`` with this library's own protocol."""
+    app = app_of(asker)
+    config = config_of(
+        app, log_level="critical", **({} if short else {"http": "httptools"}), **options
+    )
+    server, port = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([port],), daemon=True)
+    number = port.getsockname()[1]
+    thread.start()
+    try:
+        yield number, server
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server does not stop"
+
+
+def connected(port: int) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return line
+
+
+def said(line: socket.socket) -> bytes:
+    """All that comes until the other side ends."""
+    found = b""
+    try:
+        while more := line.recv(1 << 16):
+            found += more
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def answers(content: bytes) -> list[tuple[int, bytes]]:
+    """Status and body of each answer, each with its length in its head."""
+    found = []
+    while content:
+        head, _, rest = content.partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        length = next(int(n[15:]) for n in lines if n.startswith(b"content-length:"))
+        found.append((int(lines[0].split()[1]), rest[:length]))
+        content = rest[length:]
+    return found
+
+
+def talk(port: int, pieces: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """What is answered to some bytes, sent piece by piece; the last request ends the connection."""
+    with connected(port) as line:
+        for piece in pieces:
+            line.sendall(piece)
+        return answers(said(line))

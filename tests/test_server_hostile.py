@@ -1,0 +1,248 @@
+"""A server among callers and models that do what they should not: nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+import threading
+
+import pytest
+import torch
+from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
+from test_gateway import Line
+
+import staticgraph as sg
+from staticgraph.serving import frames, gateway
+from staticgraph.serving.desk import Desk, Ticket
+from staticgraph.serving.flat_graphs import Stretch, store_of
+
+
+def server_of(**options) -> sg.Server:
+    return sg.Server(runner_of(), **{"max_wait_ms": 1e9, **options})
+
+
+class Mute(RuntimeError):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise AttributeError("words")
+
+
+def raises(error: BaseException):
+    raise error
+
+
+def test_an_error_that_cannot_be_printed_fails_its_batch_and_no_other():
+    """Making the callers' error raised in turn, ended the thread, and they waited for ever."""
+    with server_of(max_wait_ms=0) as server:
+        server.runner.model.before = lambda: raises(Mute())
+        with pytest.raises(sg.BatchFailed, match="Mute: it cannot say what it is"):
+            server.submit([graph(3)]).result(PATIENCE_S)
+        server.runner.model.before = lambda: None
+        same(server.submit([graph(3)]).result(PATIENCE_S), server.runner.predict([graph(3)]))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["answered", "failed"])
+def test_a_callback_that_exits_leaves_nobody_else_waiting(fails):
+    """SystemExit passes through a future, and ended the thread amid the answers of a batch."""
+    with server_of() as server:
+        if fails:
+            server.runner.model.before = lambda: raises(RuntimeError("no"))
+        futures = [server.submit([graph(3, k)]) for k in range(3)]
+        futures[0].add_done_callback(lambda _: sys.exit("enough"))
+        rest = [server.submit([graph(3, k)]) for k in range(3, 9)]  # nine fill a bucket
+        ends = [future.exception(PATIENCE_S) for future in [*futures, *rest]]
+        assert [isinstance(end, sg.BatchFailed) for end in ends] == [fails] * 9
+        server.runner.model.before = lambda: None
+        again = [server.submit([graph(3, k)]) for k in range(9)]
+        assert all(future.result(PATIENCE_S) is not None for future in again)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda future: future.set_result("mine"),
+        lambda future: future.set_exception(ValueError("mine")),
+        lambda future: future.set_running_or_notify_cancel(),
+    ],
+    ids=["result", "exception", "running"],
+)
+def test_a_caller_who_ends_his_future_himself_ends_nobody_elses(end):
+    with server_of() as server:
+        mine = server.submit([graph(3)])
+        others = [server.submit([graph(3, k)]) for k in range(1, 5)]
+        end(mine)
+        more = [server.submit([graph(3, k)]) for k in range(5, 13)]
+    for k, future in enumerate([*others, *more], 1):
+        same(future.result(PATIENCE_S), server.runner.predict([graph(3, k)]))
+
+
+@pytest.mark.parametrize("wait", [1e18, float("inf")])
+def test_waiting_without_an_end_is_a_wait_like_others(wait):
+    """The thread ended by an OverflowError."""
+    with server_of(max_wait_ms=wait) as server:
+        first = server.submit([graph(3)])
+        rest = [server.submit([graph(3, k)]) for k in range(1, 9)]
+        assert all(future.result(PATIENCE_S) is not None for future in [first, *rest])
+
+
+def test_a_request_of_no_graphs_is_answered():
+    """A store without graphs added nothing to the queue, and nothing answered it."""
+    with server_of() as server:
+        none = store_of([Stretch(flat_of([graph(3)]), 0, 0)], server.schema)
+        assert (type(none), len(none)) == (sg.GraphStore, 0)
+        assert server.submit(none).result(PATIENCE_S) == []
+        flat = flat_of([graph(3), graph(4)])
+        futures = server.submit_split(flat, [0, 1, 0, 1])
+        assert [futures[0].result(PATIENCE_S), futures[2].result(PATIENCE_S)] == [[], []]
+    same(futures[3].result(PATIENCE_S), server.runner.predict([graph(4)]))
+
+
+def test_a_fork_is_told_that_nobody_answers_there():
+    """Its futures waited for a thread that only the parent has."""
+    with server_of(max_wait_ms=0) as server:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                words = []
+                for ask in (
+                    lambda: server.submit([graph(3)]),
+                    lambda: server.submit_split(flat_of([graph(3)]), [1]),
+                    lambda: asyncio.run(server.ask([graph(3)])),
+                ):
+                    try:
+                        ask()
+                    except sg.ServerClosed as error:
+                        words.append(str(error))
+                server.close()
+                os.write(write, "\n".join(words).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        ready, _, _ = select.select([read], [], [], PATIENCE_S)
+        found = os.read(read, 1 << 16).decode() if ready else ""
+        if not ready:
+            os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(read)
+        assert found.count(f"the server lives in process {os.getpid()}, and this is a fork") == 3
+        assert server.submit([graph(3)]).result(PATIENCE_S) is not None, "the parent goes on"
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch, caplog):
+    """Whatever goes wrong in the server itself: those whose graphs were taken are told, too."""
+    server = server_of(max_wait_ms=0)
+    monkeypatch.setattr(
+        "staticgraph.serving.statistics.Counts.ran", lambda *_: raises(MemoryError("none left"))
+    )
+    held = Held(server)
+    first = server.submit([graph(3)])
+    assert held.reached.wait(PATIENCE_S)
+    waiting = [server.submit([graph(3, k)]) for k in range(3)]
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    held.go.set()
+    same(first.result(PATIENCE_S), server.runner.predict([graph(3)]))
+    for future in waiting:
+        with pytest.raises(sg.ServerClosed, match="thread has ended"):
+            future.result(PATIENCE_S)
+    with pytest.raises(sg.ServerClosed, match="takes no requests"):
+        server.submit([graph(3)])
+    server.close()
+    assert "none left" in caplog.text
+
+
+def test_a_model_that_fails_now_and_then_fails_those_batches_alone():
+    batches = []
+
+    def before():
+        batches.append(1)
+        if len(batches) % 3 == 0:
+            raise RuntimeError("the third")
+
+    with server_of(max_wait_ms=0) as server:
+        assert server.submit([graph(3)]).result(PATIENCE_S) is not None
+        server.runner.model.before = before  # the first batch runs it more than once
+        ends = [server.submit([graph(3, k)]).exception(PATIENCE_S) for k in range(9)]
+        assert [end is None for end in ends] == [True, True, False] * 3
+        assert server.stats().failing == 1
+
+
+def test_two_servers_of_one_runner_answer_their_own():
+    runner = runner_of()
+    with sg.Server(runner, max_wait_ms=0) as one, sg.Server(runner, max_wait_ms=0) as two:
+        futures = [(one if k % 2 else two).submit([graph(3, k)]) for k in range(20)]
+        found = [future.result(PATIENCE_S) for future in futures]
+    for k, rows in enumerate(found):
+        same(rows, runner.predict([graph(3, k)]))
+
+
+def test_answers_that_cannot_be_sent_end_the_line(monkeypatch):
+    """A thread without memory for its answers ended in silence; all that came later waited."""
+    line = Line()
+
+    async def ask(remote):
+        real = frames.json_frame
+        monkeypatch.setattr(gateway.frames, "json_frame", lambda *_: raises(MemoryError("no room")))
+        with pytest.raises(sg.ServerClosed, match="is gone"):
+            await remote.ask(flat_of([graph(3)]))
+        monkeypatch.setattr(gateway.frames, "json_frame", real)
+
+    monkeypatch.setattr(threading, "excepthook", lambda *_: None)
+    line.run(ask)
+    assert line.lost == [1]
+
+
+def test_a_batch_that_failed_leaves_one_trace(caplog):
+    line = Line(max_wait_ms=1e9)
+    line.server.runner.model.before = lambda: raises(RuntimeError("no"))
+
+    async def nine(remote):
+        asks = (remote.ask(flat_of([graph(3, k)])) for k in range(9))
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    found = line.run(nine)
+    assert all(isinstance(each, sg.BatchFailed) for each in found)
+    assert caplog.text.count("a batch failed") == 1
+
+
+def test_what_is_laid_is_fetched_once_from_any_threads():
+    desk, found = Desk(), []
+
+    def lay(first: int) -> None:
+        for number in range(first, first + 500):
+            Ticket(desk, number).set_result(number)
+            desk.ring()
+
+    def fetch() -> None:
+        while (laid := desk.fetch()) is not None:
+            found.extend(each.number for each in laid)
+
+    fetcher = threading.Thread(target=fetch)
+    layers = [threading.Thread(target=lay, args=(500 * k,)) for k in range(4)]
+    for thread in [fetcher, *layers]:
+        thread.start()
+    for thread in layers:
+        thread.join(PATIENCE_S)
+    Ticket(desk, 2000).set_exception(ValueError("last"))
+    desk.ring()
+    while len(found) < 2001 and fetcher.is_alive():
+        torch.empty(0)
+    desk.close()
+    fetcher.join(PATIENCE_S)
+    assert sorted(found) == list(range(2001))
+
+
+def test_who_goes_before_his_request_is_sent_is_not_asked_for():
+    line = Line(max_wait_ms=0)
+
+    async def ask(remote):
+        gone, stays = remote.ask(flat_of([graph(3)])), remote.ask(flat_of([graph(4)]))
+        gone.cancel()
+        return await stays
+
+    found = line.run(ask)
+    same(torch.tensor(found, dtype=torch.float64), line.runner.predict([graph(4)]))
+    assert line.server.stats().answered == 1
