@@ -12,6 +12,7 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
 Rows of a data set's own (its axes: nodes and edges of a type, triplets) add one term each; where
 nodes have types, all nodes and all edges are sums of these, and their own terms are left out.
+Where a step runs other operations at other capacities, each :class:`Regime` has a fit of its own.
 Which form holds is found out, not assumed: fused attention comes out linear, explicit weights do
 not. Where the reader tells what is live after every operation, each moment has its own sum and the
 peak is the largest: what is the peak at few edges need not be it at many. The invariant: a model is
@@ -36,6 +37,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.least_squares import non_negative
+from staticgraph.memory.regime import Regime
 from staticgraph.sizes.attention import Block, attention_path, clipped
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
@@ -140,6 +142,8 @@ class Fit(NamedTuple):
         axes: the rows of the data's own, one term each, after those of the form.
         typed: nodes have types, so that :data:`SUMS` are no terms.
         counted: rows and blocks of attention are those that real graphs may fill.
+        pieces: of capacities where the step runs other operations, each with a fit of its own,
+            which stands there in place of this one.
     """
 
     form: Form
@@ -151,6 +155,7 @@ class Fit(NamedTuple):
     axes: tuple[str, ...] = ()
     typed: bool = False
     counted: bool = False
+    pieces: tuple[tuple[Regime, Fit], ...] = ()
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -159,14 +164,20 @@ class Fit(NamedTuple):
 
     def predict(self, capacity: Capacity) -> float:
         """Bytes that a step adds at this capacity."""
-        counts = self._counts(capacity)
-        return max(sum(map(mul, plane, counts)) for plane in self.planes)
+        here = self.at(capacity)
+        counts = here._counts(capacity)
+        return max(sum(map(mul, plane, counts)) for plane in here.planes)
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
         """Bytes of each term at the moment of the peak."""
-        counts = self._counts(capacity)
-        shares = [list(map(mul, plane, counts)) for plane in self.planes]
-        return dict(zip(self.terms, max(shares, key=sum), strict=True))
+        here = self.at(capacity)
+        counts = here._counts(capacity)
+        shares = [list(map(mul, plane, counts)) for plane in here.planes]
+        return dict(zip(here.terms, max(shares, key=sum), strict=True))
+
+    def at(self, capacity: Capacity) -> Fit:
+        """The fit that stands for a capacity: a piece, or this one."""
+        return next((piece for regime, piece in self.pieces if regime.holds(capacity)), self)
 
     def _counts(self, capacity: Capacity) -> list[float]:
         own = [name for name, _ in capacity.extra]
@@ -181,8 +192,9 @@ class Fit(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The larger of residual and held-out error."""
-        return max(self.residual, self.held_out or 0.0)
+        """The largest of residual and held-out error, here and in all pieces."""
+        own = max(self.residual, self.held_out or 0.0)
+        return max([own, *(piece.worst for _, piece in self.pieces)])
 
 
 def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:

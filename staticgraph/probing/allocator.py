@@ -140,6 +140,7 @@ class AllocatorReader:
                 max(0, start - known),
                 np.array(peaks.moments, np.float64) - start if peaks.moments else None,
                 np.array(peaks.operations, np.int64) if peaks.moments else None,
+                step.widths,
             )
         finally:
             subject.model.zero_grad(set_to_none=True)

@@ -79,7 +79,7 @@ class _Steps:
         workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
         added = np.array(found.added, dtype=np.float64)
         ran = np.array(found.operations, dtype=np.int64)
-        return Reading(int(added.max()), update, 0.0, workspaces, added, ran)
+        return Reading(int(added.max()), update, 0.0, workspaces, added, ran, found.widths)
 
     @contextmanager
     def _ready(
@@ -111,11 +111,12 @@ class _Steps:
 
 class _Taken(NamedTuple):
     """What a step took: bytes added after every operation of forward and backward, a number for
-    each of these, and the most that its update had added."""
+    each of these, the most that its update had added, and the widths of its dense blocks."""
 
     added: list[int]
     operations: list[int]
     update: int
+    widths: tuple[int, ...]
 
 
 def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
@@ -127,7 +128,7 @@ def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
         seen, update = live.reset_peak(), start
     step.free_gradients()
     moments, operations = seen
-    return _Taken([nbytes - start for nbytes in moments], operations, update - start)
+    return _Taken([nbytes - start for nbytes in moments], operations, update - start, step.widths)
 
 
 def _allow(live: LiveStorages, on: bool) -> None:

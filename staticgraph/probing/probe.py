@@ -29,14 +29,16 @@ from torch import Tensor
 from staticgraph.batches.slots import ALIGNMENT, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import FitRefused, ProbeFailed
-from staticgraph.memory.fit import TERMS, Form, Point, fit
+from staticgraph.memory.fit import TERMS, Form, Point
 from staticgraph.memory.model import BatchBytes, MemoryModel
+from staticgraph.memory.regime import Regime
 from staticgraph.plans.choose import sizes_of
-from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
 from staticgraph.probing.layouts import explaining, more
 from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.pieces import Fitting
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.probing.with_kernels import with_kernels
@@ -127,7 +129,11 @@ def probe(
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-        memory = _model_of(readings, checked, probed, chosen.name, form, note)
+        fitting, floors = Fitting(form, schema.hetero, probed.counted), floors_of(readings)
+        if floors and not note:
+            readings, floors, note = _beyond_floors(read, readings, floors)
+        sides = sides_of(floors)
+        memory = _model_of(readings, checked, probed, chosen.name, fitting, note, sides)
         extra = more(memory.fit, [capacity for capacity, _ in readings])
         if extra and not note:
             further, _, note = _read_all(read, extra, None)
@@ -135,7 +141,7 @@ def probe(
             kept = explaining(memory.fit, [(c, reading.step) for c, reading in readings])
             if kept is not None:
                 return replace(memory, fit=kept)
-            memory = _model_of(readings, checked, probed, chosen.name, form, note)
+            memory = _model_of(readings, checked, probed, chosen.name, fitting, note, sides)
     return memory
 
 
@@ -266,23 +272,35 @@ def forget(error: BaseException) -> None:
         torch.zeros((), requires_grad=True).sum().backward()
 
 
+def _beyond_floors(
+    read: Read, readings: list[tuple[Capacity, Reading]], floors: tuple[int, ...]
+) -> tuple[list[tuple[Capacity, Reading]], tuple[int, ...], str]:
+    """Readings on either side of every floor, which floors there are, and where memory ran out."""
+    note = ""
+    outside = beyond(floors, readings)
+    if outside:
+        further, _, note = _read_all(read, outside, None)
+        readings = [*readings, *further]
+        floors = floors_of(readings)
+    extra = [c for side in sides_of(floors) for c in wanted(side, [c for c, _ in readings])]
+    if extra and not note:
+        further, _, note = _read_all(read, extra, None)
+        readings = [*readings, *further]
+    return readings, floors, note
+
+
 def _model_of(
     readings: Sequence[tuple[Capacity, Reading]],
     checked: tuple[Capacity, Reading] | None,
     probed: Probed,
     reader: str,
-    form: Form | Literal["auto"],
+    fitting: Fitting,
     note: str,
+    regimes: Sequence[Regime] = (),
 ) -> MemoryModel:
-    moments = aligned([reading for _, reading in readings])
-    points = [
-        Point(capacity, reading.step, seen)
-        for (capacity, reading), seen in zip(readings, moments, strict=True)
-    ]
     held = None if checked is None else Point(checked[0], checked[1].step)
     try:
-        typed = probed.schema.hetero
-        found = fit(points, form, held, typed=typed, counted=probed.counted)
+        found = fitting.of(readings, checked, regimes)
     except FitRefused as refusal:
         if note:
             raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
@@ -295,7 +313,7 @@ def _model_of(
         update_bytes=max(reading.update for reading in every),
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
-        points=tuple(point._replace(moments=None) for point in points),
+        points=tuple(Point(capacity, reading.step) for capacity, reading in readings),
         checked=held,
         reader=reader,
         note=note,

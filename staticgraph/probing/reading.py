@@ -66,6 +66,8 @@ class Reading(NamedTuple):
         workspaces: of libraries, where the reader can tell them.
         moments: what was added after every operation, where the reader can tell.
         operations: a number for each of them, the same for the same operation.
+        widths: places a graph of the dense blocks that its layers asked for, where the reader can
+            tell.
     """
 
     step: int
@@ -74,6 +76,7 @@ class Reading(NamedTuple):
     workspaces: int = 0
     moments: NDArray[np.float64] | None = None
     operations: NDArray[np.int64] | None = None
+    widths: tuple[int, ...] = ()
 
 
 Read = Callable[[Capacity], Reading]
