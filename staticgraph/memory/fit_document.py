@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from staticgraph.memory.fit import LAYOUTS, Fit, Form, terms_of
+from staticgraph.memory.counts import LAYOUTS, Form, terms_of
+from staticgraph.memory.fit import Fit
 from staticgraph.memory.regime import Regime
 
 # In no file of an earlier version, and zero there.

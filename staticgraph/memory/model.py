@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.memory.fit import TERMS, Fit, Form, Point, counts_of, rows_of
+from staticgraph.memory.counts import TERMS, Form, counts_of, rows_of
+from staticgraph.memory.fit import Fit, Point
 from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes

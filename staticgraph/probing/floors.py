@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from staticgraph.memory.fit import TERMS, counts_of
+from staticgraph.memory.counts import TERMS, counts_of
 from staticgraph.memory.regime import Regime
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity

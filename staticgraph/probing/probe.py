@@ -19,7 +19,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,14 +28,12 @@ from torch import Tensor
 from staticgraph.batches.slots import ALIGNMENT, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import FitRefused, ProbeFailed
-from staticgraph.memory.fit import TERMS, Form, Point
+from staticgraph.memory.counts import TERMS, Form
+from staticgraph.memory.fit import Point
 from staticgraph.memory.model import BatchBytes, MemoryModel
-from staticgraph.memory.regime import Regime
 from staticgraph.plans.choose import sizes_of
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
-from staticgraph.probing.layouts import explaining, more
 from staticgraph.probing.out_of_memory import is_out_of_memory
 from staticgraph.probing.pieces import Fitting
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
@@ -129,20 +126,16 @@ def probe(
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-        fitting, floors = Fitting(form, schema.hetero, probed.counted), floors_of(readings)
-        if floors and not note:
-            readings, floors, note = _beyond_floors(read, readings, floors)
-        sides = sides_of(floors)
-        memory = _model_of(readings, checked, probed, chosen.name, fitting, note, sides)
-        extra = more(memory.fit, [capacity for capacity, _ in readings])
-        if extra and not note:
-            further, _, note = _read_all(read, extra, None)
-            readings = [*readings, *further]
-            kept = explaining(memory.fit, [(c, reading.step) for c, reading in readings])
-            if kept is not None:
-                return replace(memory, fit=kept)
-            memory = _model_of(readings, checked, probed, chosen.name, fitting, note, sides)
-    return memory
+        fitting = Fitting(
+            readings,
+            checked,
+            form,
+            schema.hetero,
+            probed.counted,
+            lambda further: _read_all(read, further, None)[::2],
+            note,
+        )
+        return _model_of(fitting, probed, chosen.name)
 
 
 def probe_capacities(
@@ -272,39 +265,14 @@ def forget(error: BaseException) -> None:
         torch.zeros((), requires_grad=True).sum().backward()
 
 
-def _beyond_floors(
-    read: Read, readings: list[tuple[Capacity, Reading]], floors: tuple[int, ...]
-) -> tuple[list[tuple[Capacity, Reading]], tuple[int, ...], str]:
-    """Readings on either side of every floor, which floors there are, and where memory ran out."""
-    note = ""
-    outside = beyond(floors, readings)
-    if outside:
-        further, _, note = _read_all(read, outside, None)
-        readings = [*readings, *further]
-        floors = floors_of(readings)
-    extra = [c for side in sides_of(floors) for c in wanted(side, [c for c, _ in readings])]
-    if extra and not note:
-        further, _, note = _read_all(read, extra, None)
-        readings = [*readings, *further]
-    return readings, floors, note
-
-
-def _model_of(
-    readings: Sequence[tuple[Capacity, Reading]],
-    checked: tuple[Capacity, Reading] | None,
-    probed: Probed,
-    reader: str,
-    fitting: Fitting,
-    note: str,
-    regimes: Sequence[Regime] = (),
-) -> MemoryModel:
-    held = None if checked is None else Point(checked[0], checked[1].step)
+def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
     try:
-        found = fitting.of(readings, checked, regimes)
+        found = fitting.found()
     except FitRefused as refusal:
-        if note:
-            raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
+        if fitting.note:
+            raise ProbeFailed(f"{fitting.note}; with the points before it: {refusal}") from None
         raise
+    readings, checked = fitting.readings, fitting.checked
     every = [reading for _, reading in [*readings, *([checked] if checked else [])]]
     return MemoryModel(
         fit=found,
@@ -314,9 +282,9 @@ def _model_of(
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
         points=tuple(Point(capacity, reading.step) for capacity, reading in readings),
-        checked=held,
+        checked=None if checked is None else Point(checked[0], checked[1].step),
         reader=reader,
-        note=note,
+        note=fitting.note,
     )
 
 

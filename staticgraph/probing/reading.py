@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from staticgraph.batches.collate import RealCounts
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.nn.context.turns import Turn
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.subject import Subject
@@ -68,6 +69,8 @@ class Reading(NamedTuple):
         operations: a number for each of them, the same for the same operation.
         widths: places a graph of the dense blocks that its layers asked for, where the reader can
             tell.
+        turns: the block that each of the operations is for, inside loops over blocks; empty where
+            the reader cannot tell.
     """
 
     step: int
@@ -77,6 +80,7 @@ class Reading(NamedTuple):
     moments: NDArray[np.float64] | None = None
     operations: NDArray[np.int64] | None = None
     widths: tuple[int, ...] = ()
+    turns: tuple[Turn | None, ...] = ()
 
 
 Read = Callable[[Capacity], Reading]
