@@ -48,7 +48,7 @@ APART = {
     ),
 }
 # Readings of a kind that are enough.
-ENOUGH = 9
+ENOUGH = 8
 
 
 def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:

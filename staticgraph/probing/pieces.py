@@ -14,7 +14,7 @@ from typing import Literal
 
 from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import Form
-from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, Point, fit
+from staticgraph.memory.fit import GOOD_RESIDUAL, Fit, Point, fit
 from staticgraph.memory.regime import Regime
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
@@ -57,17 +57,21 @@ class Fitting:
         base = self._capacities[-1]
         sides = self._sides()
         whole = self._tried(sides)
-        good = max(EXACT_RESIDUAL, _worst(whole)) if _worst(whole) <= GOOD_RESIDUAL else 0.0
+        unexplained = _worst(whole) > GOOD_RESIDUAL
         if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
             steps = [(capacity, reading.step) for capacity, reading in self.readings]
             kept = explaining(whole, steps)
             if kept is not None:
                 return kept
-            whole = self._tried(sides)
-        if not sides and self._loops and _worst(whole) > good:
+            whole, unexplained = None, True
+        if unexplained and self._loops and not sides:
             self._grow(apart(base, self._capacities))
-            whole = min([self._tried(()), self._tried((ONE, SEVERAL))], key=_worst)
-        if not isinstance(whole, Fit):
+            parted = self._tried((ONE, SEVERAL))
+            if isinstance(parted, Fit) and parted.worst <= GOOD_RESIDUAL:
+                return parted
+            whole = min([self._tried(()), parted], key=_worst)
+        whole = whole or self._tried(sides)
+        if isinstance(whole, FitRefused):
             raise whole
         return whole
 
@@ -114,7 +118,7 @@ class Fitting:
             checked = self.checked
             held = checked if checked is not None and regime.holds(checked[0]) else None
             try:
-                fits.append((regime, self._one(own, held)))
+                fits.append((regime, self._one(own, held, series=regime == SEVERAL)))
             except FitRefused as refusal:
                 raise FitRefused(f"of {regime}: {refusal}") from None
         # What stands for the first capacity stands for all that no other piece holds.
@@ -122,10 +126,17 @@ class Fitting:
         whole = next(fitted for regime, fitted in fits if regime.holds(first))
         return whole._replace(pieces=tuple(pair for pair in fits if pair[1] is not whole))
 
-    def _one(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
+    def _one(
+        self, readings: Sequence[Measured], checked: Measured | None, series: bool = False
+    ) -> Fit:
         held = None if checked is None else Point(checked[0], checked[1].step)
-        points = points_of(readings)
-        return fit(points, self.form, held, typed=self.typed, counted=self.counted)
+        points, form = points_of(readings), self.form
+        if series and form == "auto" and all(point.turns is not None for point in points):
+            try:
+                return fit(points, "series", held, typed=self.typed, counted=self.counted)
+            except FitRefused:
+                pass  # as without
+        return fit(points, form, held, typed=self.typed, counted=self.counted)
 
 
 def _worst(found: Fit | FitRefused) -> float:
