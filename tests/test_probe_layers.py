@@ -16,9 +16,6 @@ from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
 
 WITHIN = 0.03
-# Blocks by size in the middle of a pool by seed vectors, whose products are taken block by block:
-# with a largest graph of twice the probed nodes in many graphs they are predicted 13.5% low.
-WIDER = {"GraphMultisetTransformer": 0.14}
 # Layers that lay nodes out in blocks, attend, select nodes or add edges, where a probe has failed
 # before; of all others every eighth. The rest is of the same kinds.
 APART = (
@@ -69,4 +66,4 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     with FakeTensorReader().open(probed) as read:
         for capacity in asked:
             off = memory.fit.predict(capacity) / read(capacity).step - 1
-            assert abs(off) <= WIDER.get(case.name, WITHIN), (str(capacity), off)
+            assert abs(off) <= WITHIN, (str(capacity), off)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.counts import Form
-from staticgraph.memory.fit import GOOD_RESIDUAL, Fit, Point, fit
+from staticgraph.memory.counts import LAYOUTS_OF, Form
+from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, Point, fit
 from staticgraph.memory.regime import Regime
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
@@ -57,7 +57,7 @@ class Fitting:
         base = self._capacities[-1]
         sides = self._sides()
         whole = self._tried(sides)
-        unexplained = _worst(whole) > GOOD_RESIDUAL
+        unexplained = _worst(whole) > (EXACT_RESIDUAL if self._loops else GOOD_RESIDUAL)
         if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
             steps = [(capacity, reading.step) for capacity, reading in self.readings]
             kept = explaining(whole, steps)
@@ -66,6 +66,9 @@ class Fitting:
             whole, unexplained = None, True
         if unexplained and self._loops and not sides:
             self._grow(apart(base, self._capacities))
+            together = self._in_turn(self.readings, self.checked)
+            if together is not None and together.worst <= EXACT_RESIDUAL:
+                return together
             parted = self._tried((ONE, SEVERAL))
             if isinstance(parted, Fit) and parted.worst <= GOOD_RESIDUAL:
                 return parted
@@ -118,24 +121,35 @@ class Fitting:
             checked = self.checked
             held = checked if checked is not None and regime.holds(checked[0]) else None
             try:
-                fits.append((regime, self._one(own, held, series=regime == SEVERAL)))
+                quick = self._in_turn(own, held) if regime == SEVERAL else None
+                fitted = quick or self._one(own, held)
             except FitRefused as refusal:
                 raise FitRefused(f"of {regime}: {refusal}") from None
+            if regime == ONE and "auto" in LAYOUTS_OF[fitted.form]:
+                fitted = fitted._replace(layout="auto")  # the same here, and now it is known
+            fits.append((regime, fitted))
         # What stands for the first capacity stands for all that no other piece holds.
         first = self.readings[0][0]
         whole = next(fitted for regime, fitted in fits if regime.holds(first))
         return whole._replace(pieces=tuple(pair for pair in fits if pair[1] is not whole))
 
-    def _one(
-        self, readings: Sequence[Measured], checked: Measured | None, series: bool = False
+    def _one(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
+        return self._fit(points_of(readings), checked, self.form)
+
+    def _in_turn(self, readings: Sequence[Measured], checked: Measured | None) -> Fit | None:
+        """The fit of blocks in turn; None where it does not hold or another form was asked for."""
+        points = points_of(readings)
+        if self.form != "auto" or any(point.turns is None for point in points):
+            return None
+        try:
+            return self._fit(points, checked, "series")
+        except FitRefused:
+            return None
+
+    def _fit(
+        self, points: Sequence[Point], checked: Measured | None, form: Form | Literal["auto"]
     ) -> Fit:
         held = None if checked is None else Point(checked[0], checked[1].step)
-        points, form = points_of(readings), self.form
-        if series and form == "auto" and all(point.turns is not None for point in points):
-            try:
-                return fit(points, "series", held, typed=self.typed, counted=self.counted)
-            except FitRefused:
-                pass  # as without
         return fit(points, form, held, typed=self.typed, counted=self.counted)
 
 
