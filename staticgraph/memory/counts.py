@@ -9,6 +9,7 @@ Pure numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, get_args
 
 from staticgraph.sizes.attention import Block, attention_path, clipped
@@ -52,6 +53,8 @@ def counts_of(
     }
 
 
+# A fit asks for the blocks of a thousand capacities, again for every form.
+@lru_cache(maxsize=1 << 13)
 def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[Block, ...]:
     """The blocks of attention, by falling size; as large as real graphs may fill them where
     ``counted``."""

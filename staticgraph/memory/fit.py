@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import mul
 from typing import Literal, NamedTuple
 
@@ -312,7 +313,7 @@ def _series(points: Sequence[Point], terms: Sequence[str], layout: Layout, count
         np.array([point.nbytes for point in points]),
         terms,
         lambda capacity: np.array(rows_at(capacity, terms, layout, counted)),
-        _drawn(capacities),
+        _drawn(tuple(capacities)),
     )
 
 
@@ -342,12 +343,13 @@ def _moments(
         return [peaks]
     moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = _counted(_drawn([p.capacity for p in points]), terms, blocks)
+    drawn = _counted(_drawn(tuple(p.capacity for p in points)), terms, blocks)
     on_top = np.unique(np.argmax(drawn @ free, axis=1))
     return [moments[:, k] for k in on_top]
 
 
-def _drawn(capacities: Sequence[Capacity]) -> list[Capacity]:
+@lru_cache(maxsize=2)
+def _drawn(capacities: tuple[Capacity, ...]) -> list[Capacity]:
     """Capacities from a tenth to a thousand times the given ones, their counts also apart."""
     generator = np.random.default_rng(0)
     drawn = []
