@@ -21,7 +21,7 @@ from staticgraph.nn.context.turns import Turn, in_turn, watched
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.loops import parts_of
 from staticgraph.probing.probe import probe
-from staticgraph.probing.reading import Probed, Reading
+from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 
 SEVERAL = [
@@ -109,6 +109,7 @@ def test_the_sums_of_a_loop_are_found():
     for other in (Capacity(3_000, 9_000, 900, 90), Capacity(9_000, 20_000, 400, 500)):
         assert len(turns_of(other, "auto")) > 1
         assert found.predict(other) == pytest.approx(made(other, 40.0, 3.0).nbytes)
+        assert MemoryModel(found).binding(other) == "attention"
         shares = found.shares(other)
         assert shares["pairs now"] == pytest.approx(
             max(3.0 * turn["pairs now"] for turn in turns_of(other, "auto")), rel=0.5
@@ -213,3 +214,23 @@ def test_explicit_weights_of_several_blocks_are_predicted(esol):
     ranked = Capacity(3_000, 6_000, 128, 60, order_statistics=((0, 60), (8, 40), (64, 20)))
     for capacity in (Capacity(18_712, 36_764, 1_280, 82), ranked):
         assert error_at(model, squared, esol.schema, memory, capacity) < 0.01
+
+
+def test_a_reader_that_tells_no_turns_is_asked_for_more_capacities():
+    """Explicit weights in one block at all probes, several beyond; only peaks are told."""
+
+    def peak(capacity: Capacity) -> int:
+        counts = counts_of(capacity, "auto")
+        return int(
+            1_000
+            + 80 * counts["nodes"]
+            + 9 * counts["places"]
+            + 4 * counts["pairs"]
+            + 8 * counts["widest"]
+        )
+
+    memory = probe(nn.Linear(2, 2), STORE, reader=GivenReader(peak))
+    assert memory.fit.form == "blocks"
+    assert memory.fit.layout == "auto"
+    wide = Capacity(9_000, 20_000, 1_500, 40)
+    assert memory.fit.predict(wide) == pytest.approx(peak(wide), rel=0.01)

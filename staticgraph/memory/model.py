@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.memory.counts import TERMS, Form, counts_of, rows_of
+from staticgraph.memory.counts import TERMS, TURNS, Form, counts_of, rows_of
 from staticgraph.memory.fit import Fit, Point
 from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
@@ -24,7 +24,7 @@ from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
 # Terms of a form that count blocks of attention.
-BLOCK_TERMS = ("places", "pairs", "widest", "block")
+BLOCK_TERMS = ("places", "pairs", "widest", "block", *TURNS)
 
 
 class Resident(NamedTuple):

@@ -23,6 +23,8 @@ EXPLAINED = 0.03
 BLOCKS = ("places", "pairs", "widest", "block")
 # Times nodes, edges, graphs and the largest graph of the costliest capacity.
 GROWN = ((0.5, 0.5, 1, 2), (2, 2, 2, 2), (2, 2, 4, 4))
+# As many more, where the reader cannot tell whose turn it is.
+UNTOLD = ((1, 1, 2, 2), (1, 1, 4, 2), (1, 1, 2, 4), (2, 2, 4, 1))
 ONE, SEVERAL = Regime(several=False), Regime(several=True)
 # For each of the two: few blocks, whose steps are short, and rows that vary each by themselves.
 APART = {
@@ -80,6 +82,15 @@ def apart(base: Capacity, capacities: Sequence[Capacity]) -> list[Capacity]:
         new = [c for c in _grown(base, times) if regime.holds(c) and c not in capacities]
         found += new[: max(0, ENOUGH - have)]
     return found
+
+
+def untold(base: Capacity) -> list[Capacity]:
+    """What else to read of several blocks where only peaks, or moments of whole steps, are told.
+
+    Args:
+        base: the costliest capacity that was chosen for the data.
+    """
+    return [grown for grown in _grown(base, UNTOLD) if _parts(grown)]
 
 
 def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | None:

@@ -18,7 +18,7 @@ from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, Point, fi
 from staticgraph.memory.regime import Regime
 from staticgraph.probing.aligned import aligned
 from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
-from staticgraph.probing.layouts import ONE, SEVERAL, apart, explaining, more
+from staticgraph.probing.layouts import ONE, SEVERAL, apart, explaining, more, untold
 from staticgraph.probing.loops import parts_of
 from staticgraph.probing.reading import Reading
 from staticgraph.sizes.capacity import Capacity
@@ -64,6 +64,8 @@ class Fitting:
             if kept is not None:
                 return kept
             whole, unexplained = None, True
+            if not self._loops:
+                self._grow(untold(base))
         if unexplained and self._loops and not sides:
             self._grow(apart(base, self._capacities))
             together = self._in_turn(self.readings, self.checked)
