@@ -22,7 +22,8 @@ from staticgraph.errors import StoreCorrupt
 from staticgraph.files import document
 from staticgraph.files.document import read_document
 from staticgraph.files.versions import STEPS, versions
-from staticgraph.memory.fit import TERMS, fit
+from staticgraph.memory.counts import TERMS
+from staticgraph.memory.fit import fit
 from staticgraph.memory.model import BatchBytes, MemoryModel, Resident
 from staticgraph.outofcore import PartitionedGraph, partition
 from staticgraph.plans.plan import BucketPlan

@@ -22,7 +22,8 @@ import staticgraph as sg
 from staticgraph import cli
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.errors import FitRefused
-from staticgraph.memory.fit import Point, counts_of, fit, terms_of
+from staticgraph.memory.counts import counts_of, terms_of
+from staticgraph.memory.fit import Point, fit
 from staticgraph.memory.least_squares import active_set, non_negative
 from staticgraph.memory.model import MemoryModel
 from staticgraph.probing.allocator import AllocatorReader

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.memory_points import CAPACITIES, HELD_OUT, points_of
 
 from staticgraph.errors import FitRefused
-from staticgraph.memory.fit import TERMS, Point, counts_of, fit
+from staticgraph.memory.counts import TERMS, counts_of
+from staticgraph.memory.fit import Point, fit
 from staticgraph.sizes.capacity import Capacity
 
 coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))

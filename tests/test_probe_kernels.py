@@ -52,7 +52,7 @@ def test_counted_as_on_cuda_layers_choose_as_they_do_there(esol, name):
     assert memory.fit.form == "linear"
     assert memory.fit.residual < 0.01
     if name == "gps":
-        assert sg.probe(task_of(esol, name).subject, esol, like="cpu").fit.form == "blocks"
+        assert sg.probe(task_of(esol, name).subject, esol, like="cpu").fit.form == "series"
 
 
 @pytest.mark.parametrize("converted", [False, True])

@@ -16,12 +16,6 @@ from staticgraph.probing.reading import Probed
 from staticgraph.sizes.capacity import Capacity
 
 WITHIN = 0.03
-# Blocks by size in the middle of a pool by seed vectors, whose products are taken block by block:
-# with a largest graph of twice the probed nodes in many graphs they are predicted 13.5% low.
-# A block of at least k places is no sum of counts where graphs have fewer nodes than k at some
-# probes and more at others.
-WIDER = {"GraphMultisetTransformer": 0.14, "SortAggregation wide": 0.12}
-NO_SUM = {"SortAggregation"}
 # Layers that lay nodes out in blocks, attend, select nodes or add edges, where a probe has failed
 # before; of all others every eighth. The rest is of the same kinds.
 APART = (
@@ -63,10 +57,6 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
         with pytest.raises(sg.NotStatic, match="pass max_num_elements="):
             sg.probe(model, STORE, loss=loss, optimizer=optimizer)
         return
-    if case.name in NO_SUM:
-        with pytest.raises(sg.FitRefused, match="more than 5%"):
-            sg.probe(model, STORE, loss=loss, optimizer=optimizer)
-        return
     memory = sg.probe(model, STORE, loss=loss, optimizer=optimizer)
     assert memory.fit.worst <= WITHIN
     (smallest, *_, largest), _ = probe_capacities(STORE.sizes)
@@ -76,4 +66,4 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
     with FakeTensorReader().open(probed) as read:
         for capacity in asked:
             off = memory.fit.predict(capacity) / read(capacity).step - 1
-            assert abs(off) <= WIDER.get(case.name, WITHIN), (str(capacity), off)
+            assert abs(off) <= WITHIN, (str(capacity), off)

@@ -6,12 +6,15 @@ capacities and fit a short sum of counts with coefficients that cannot be negati
 
     linear     fixed + a*N + b*E + g*G + p*G*M
     attention  linear + c*G*M^2
+    series     attention + a sum of each block's graphs, places and pairs, before, in and after
+               its turn
     blocks     attention + w*(pairs of the costliest block of several) + b*(its places)
     quadratic  fixed + a*N + b*E + g*G + q*N^2
 
 ``N, E, G`` are nodes, edges and graphs of the capacity and ``M`` the nodes of its largest graph.
 Rows of a data set's own (its axes: nodes and edges of a type, triplets) add one term each; where
 nodes have types, all nodes and all edges are sums of these, and their own terms are left out.
+Where a step runs other operations at other capacities, each :class:`Regime` has a fit of its own.
 Which form holds is found out, not assumed: fused attention comes out linear, explicit weights do
 not. Where the reader tells what is live after every operation, each moment has its own sum and the
 peak is the largest: what is the peak at few edges need not be it at many. The invariant: a model is
@@ -28,86 +31,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from operator import mul
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import FitRefused
+from staticgraph.memory.counts import (
+    FORMS,
+    LAYOUTS_OF,
+    SUMS,
+    TURNS,
+    Form,
+    Layout,
+    counts_of,
+    terms_of,
+    turns_of,
+)
 from staticgraph.memory.least_squares import non_negative
-from staticgraph.sizes.attention import Block, attention_path, clipped
+from staticgraph.memory.regime import Regime
+from staticgraph.memory.series import Moments, planes_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 
 Array = NDArray[np.float64]
 
-Form = Literal["linear", "attention", "blocks", "quadratic"]
-FORMS: tuple[Form, ...] = get_args(Form)
-
-# How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
-# the blocks by size of a converted model's attention (always, or where they are worth it).
-Layout = Literal["dense", "auto", "size-classed"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-
-
-def counts_of(
-    capacity: Capacity, layout: Layout = "dense", counted: bool = False
-) -> dict[str, float]:
-    """Every count that a form may have, of one capacity; ``counted`` takes rows and blocks of
-    attention as large as real graphs may fill them, as layers do that follow real counts: what is
-    left to padding is in the fixed term then, whose sign a fit can know."""
-    blocks = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
-    if layout != "dense":
-        blocks = attention_path(capacity, layout).blocks
-    nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
-    own = capacity.extra
-    if counted:
-        nodes, edges, graphs = capacity.node_limit, capacity.edge_limit, capacity.graph_limit
-        own = tuple((name, rows - 1) for name, rows in capacity.extra)
-        blocks = clipped(blocks, nodes, graphs, capacity.max_graph_nodes)
-    places = float(sum(block.places for block in blocks))
-    pairs = float(sum(block.places * block.width for block in blocks))
-    widest = float(max(block.places * block.width for block in blocks))
-    return {
-        "fixed": 1.0,
-        "nodes": float(nodes),
-        "edges": float(edges),
-        "graphs": float(graphs),
-        "places": places,
-        "pairs": pairs,
-        "widest": widest,
-        "block": float(max(block.places for block in blocks)),
-        "nodes^2": float(nodes) ** 2,
-        **{rows_of(name): float(rows) for name, rows in own},
-    }
-
-
-def rows_of(axis: str) -> str:
-    """The term of an axis, which no axis can share with ``nodes`` or another name of a form."""
-    return f"rows of {axis}"
-
-
-TERMS: dict[Form, tuple[str, ...]] = {
-    "linear": ("fixed", "nodes", "edges", "graphs", "places"),
-    "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
-    "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest", "block"),
-    "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
-}
-# ``block`` is the places of the largest of several blocks: what only one block at a time takes.
-# Layouts that a form may have: in one block of all, the widest is all.
-LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
-    "linear": LAYOUTS,
-    "attention": LAYOUTS,
-    "blocks": LAYOUTS[1:],
-    "quadratic": LAYOUTS[:1],
-}
-# Sums of the axes where nodes have types.
-SUMS = ("nodes", "edges")
 # The issue's bound: a form that misses a point by more than this does not describe the model.
 WORST_RESIDUAL = 0.05
 # A simpler form is taken where it is this good; the fake-tensor reader has no noise at all.
 GOOD_RESIDUAL = 0.01
+# Where a step was seen to go through blocks in turn, sums that are near and no more were seen to be
+# far off at other blocks; that form is exact where it holds.
+EXACT_RESIDUAL = 0.001
 # Enough to meet every moment that is the peak over a noticeable range of capacities.
 ENVELOPE_SAMPLES = 1000
 
@@ -119,11 +76,13 @@ class Point(NamedTuple):
         capacity: where it was measured.
         nbytes: at the peak.
         moments: after every operation, ``[operations]`` float64, where the reader can tell.
+        turns: the same taken apart, where the step goes through blocks one after another.
     """
 
     capacity: Capacity
     nbytes: float
     moments: Array | None = None
+    turns: Moments | None = None
 
 
 class Fit(NamedTuple):
@@ -140,6 +99,8 @@ class Fit(NamedTuple):
         axes: the rows of the data's own, one term each, after those of the form.
         typed: nodes have types, so that :data:`SUMS` are no terms.
         counted: rows and blocks of attention are those that real graphs may fill.
+        pieces: of capacities where the step runs other operations, each with a fit of its own,
+            which stands there in place of this one.
     """
 
     form: Form
@@ -151,6 +112,7 @@ class Fit(NamedTuple):
     axes: tuple[str, ...] = ()
     typed: bool = False
     counted: bool = False
+    pieces: tuple[tuple[Regime, Fit], ...] = ()
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -159,16 +121,25 @@ class Fit(NamedTuple):
 
     def predict(self, capacity: Capacity) -> float:
         """Bytes that a step adds at this capacity."""
-        counts = self._counts(capacity)
-        return max(sum(map(mul, plane, counts)) for plane in self.planes)
+        return max(sum(shares) for _, shares in self._shares(capacity))
 
     def shares(self, capacity: Capacity) -> dict[str, float]:
         """Bytes of each term at the moment of the peak."""
-        counts = self._counts(capacity)
-        shares = [list(map(mul, plane, counts)) for plane in self.planes]
-        return dict(zip(self.terms, max(shares, key=sum), strict=True))
+        terms, shares = max(self._shares(capacity), key=lambda found: sum(found[1]))
+        return dict(zip(terms, shares, strict=True))
 
-    def _counts(self, capacity: Capacity) -> list[float]:
+    def _shares(self, capacity: Capacity) -> list[tuple[tuple[str, ...], list[float]]]:
+        """Terms and bytes of each at every moment that may be the peak."""
+        here = self.at(capacity)
+        terms, counts = here.terms, here._counts(capacity)
+        return [(terms, list(map(mul, plane, row))) for plane in here.planes for row in counts]
+
+    def at(self, capacity: Capacity) -> Fit:
+        """The fit that stands for a capacity: a piece, or this one."""
+        return next((piece for regime, piece in self.pieces if regime.holds(capacity)), self)
+
+    def _counts(self, capacity: Capacity) -> list[list[float]]:
+        """In the order of :attr:`terms`; in each block's turn, where terms count that."""
         own = [name for name, _ in capacity.extra]
         if set(own) != set(self.axes):
             raise ValueError(
@@ -176,19 +147,13 @@ class Fit(NamedTuple):
                 f"capacity has those of {', '.join(own) or 'none'}: probe with the data that the "
                 "plan is for"
             )
-        counts = counts_of(capacity, self.layout, self.counted)
-        return [counts[term] for term in self.terms]
+        return rows_at(capacity, self.terms, self.layout, self.counted)
 
     @property
     def worst(self) -> float:
-        """The larger of residual and held-out error."""
-        return max(self.residual, self.held_out or 0.0)
-
-
-def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:
-    """The terms of a form over data with these axes."""
-    own = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
-    return own + tuple(map(rows_of, axes))
+        """The largest of residual and held-out error, here and in all pieces."""
+        own = max(self.residual, self.held_out or 0.0)
+        return max([own, *(piece.worst for _, piece in self.pieces)])
 
 
 def fit(
@@ -217,7 +182,10 @@ def fit(
     if form != "auto" and form not in FORMS:
         raise ValueError(f"form={form!r}; choose 'auto', {', '.join(map(repr, FORMS))}")
     fits, refusals = [], []
-    for name in FORMS if form == "auto" else (form,):
+    in_turn = any(point.turns is not None for point in points)
+    good = EXACT_RESIDUAL if in_turn else GOOD_RESIDUAL
+    tried = [name for name in FORMS if name != "series" or in_turn] if form == "auto" else [form]
+    for name in tried:
         for layout in LAYOUTS_OF[name]:
             try:
                 ways = [
@@ -226,11 +194,13 @@ def fit(
                 ]
             except FitRefused as refusal:
                 refusals.append(f"{name}: {refusal}")
+                if name == "series":  # another layout may have as many blocks as were seen
+                    continue
                 break
             fits.append(min(ways, key=lambda fit: fit.worst))
-            if fits[-1].worst <= GOOD_RESIDUAL:
+            if fits[-1].worst <= good:
                 break
-        if fits and fits[-1].worst <= GOOD_RESIDUAL:
+        if fits and fits[-1].worst <= good:
             break
     if not fits:
         raise FitRefused("; ".join(refusals))
@@ -267,6 +237,11 @@ def _fit_form(
 ) -> Fit:
     axes = tuple(name for name, _ in points[0].capacity.extra) if points else ()
     terms = terms_of(form, axes, typed)
+    if form == "series":
+        planes = _series(points, terms, layout, counted)
+        found = Fit(form, _plain(planes), 0.0, None, "", layout, axes, typed, counted)
+        errors = [abs(found.predict(p.capacity) / p.nbytes - 1) for p in points]
+        return _checked(found._replace(residual=max(errors)), held_out)
     if len(points) <= len(terms):
         raise FitRefused(
             f"{len(points)} points for the {len(terms)} unknowns of the {form} form "
@@ -294,7 +269,7 @@ def _fit_form(
     errors = np.abs((counts @ planes.T).max(axis=1) / peaks - 1)
     result = Fit(
         form,
-        tuple(tuple(map(float, p)) for p in planes),
+        _plain(planes),
         float(errors.max()),
         None,
         note,
@@ -303,10 +278,43 @@ def _fit_form(
         typed,
         counted,
     )
+    return _checked(result, held_out)
+
+
+def _checked(found: Fit, held_out: Point | None) -> Fit:
     if held_out is None:
-        return result
-    missed = abs(result.predict(held_out.capacity) / held_out.nbytes - 1)
-    return result._replace(held_out=float(missed))
+        return found
+    missed = abs(found.predict(held_out.capacity) / held_out.nbytes - 1)
+    return found._replace(held_out=float(missed))
+
+
+def _plain(planes: Array) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(map(float, plane)) for plane in planes)
+
+
+def rows_at(
+    capacity: Capacity, terms: Sequence[str], layout: Layout, counted: bool
+) -> list[list[float]]:
+    """A capacity's counts in the order of ``terms``; in each block's turn, where terms count that,
+    else once."""
+    counts = counts_of(capacity, layout, counted)
+    turns = turns_of(capacity, layout, counted) if TURNS[0] in terms else [{}]
+    return [[{**counts, **turn}[term] for term in terms] for turn in turns]
+
+
+def _series(points: Sequence[Point], terms: Sequence[str], layout: Layout, counted: bool) -> Array:
+    moments = [point.turns for point in points if point.turns is not None]
+    if len(moments) < len(points):
+        raise FitRefused("no loop over blocks was seen at every point")
+    capacities = [point.capacity for point in points]
+    return planes_of(
+        moments,
+        capacities,
+        np.array([point.nbytes for point in points]),
+        terms,
+        lambda capacity: np.array(rows_at(capacity, terms, layout, counted)),
+        _drawn(tuple(capacities)),
+    )
 
 
 def _counted(
@@ -335,12 +343,13 @@ def _moments(
         return [peaks]
     moments = np.unique(np.stack(found), axis=1)  # [points, distinct moments]
     free, *_ = np.linalg.lstsq(weighted, moments / peaks[:, None], rcond=None)
-    drawn = _counted(_drawn([p.capacity for p in points]), terms, blocks)
+    drawn = _counted(_drawn(tuple(p.capacity for p in points)), terms, blocks)
     on_top = np.unique(np.argmax(drawn @ free, axis=1))
     return [moments[:, k] for k in on_top]
 
 
-def _drawn(capacities: Sequence[Capacity]) -> list[Capacity]:
+@lru_cache(maxsize=2)
+def _drawn(capacities: tuple[Capacity, ...]) -> list[Capacity]:
     """Capacities from a tenth to a thousand times the given ones, their counts also apart."""
     generator = np.random.default_rng(0)
     drawn = []

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 
 from staticgraph.files import document
 from staticgraph.files.document import read_document
-from staticgraph.memory.fit import LAYOUTS, TERMS, Fit, Form, Point, counts_of, rows_of, terms_of
+from staticgraph.memory.counts import TERMS, TURNS, Form, counts_of, rows_of
+from staticgraph.memory.fit import Fit, Point
+from staticgraph.memory.fit_document import fit_of, values_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.table import table
 
-# Terms of a form that count blocks of attention; the last is in no file of an earlier version.
-BLOCK_TERMS = ("places", "pairs", "widest", "block")
-LATER = BLOCK_TERMS[-1]
+# Terms of a form that count blocks of attention.
+BLOCK_TERMS = ("places", "pairs", "widest", "block", *TURNS)
 
 
 class Resident(NamedTuple):
@@ -151,15 +152,7 @@ class MemoryModel:
             return {"capacity": point.capacity.to_dict(), "bytes": point.nbytes}
 
         return {
-            "form": self.fit.form,
-            "layout": self.fit.layout,
-            **({"counted": True} if self.fit.counted else {}),
-            "terms": list(self.fit.terms),
-            **({"axes": list(self.fit.axes), "typed": self.fit.typed} if self.fit.axes else {}),
-            "planes": [list(plane) for plane in self.fit.planes],
-            "residual": self.fit.residual,
-            "held_out": self.fit.held_out,
-            "fit_note": self.fit.note,
+            **values_of(self.fit),
             "resident": self.resident._asdict(),
             "batch": {k: v for k, v in self.batch._asdict().items() if k != "per_axis" or v},
             "update_bytes": self.update_bytes,
@@ -183,20 +176,9 @@ class MemoryModel:
             return Point(Capacity.from_dict(value["capacity"]), value["bytes"])
 
         try:
-            form: Form = values["form"]
-            axes, typed = tuple(values.get("axes", ())), values.get("typed", False)
-            terms = terms_of(form, axes, typed)
-            given = tuple(values["terms"])
-            if given not in (terms, tuple(term for term in terms if term != LATER)):
-                raise ValueError(f"{form} has the terms {values['terms']}, not {terms}")
-            named = [dict(zip(given, plane, strict=True)) for plane in values["planes"]]
-            planes = tuple(tuple(plane.get(term, 0.0) for term in terms) for plane in named)
-            if values["layout"] not in LAYOUTS:
-                raise ValueError(f"layout {values['layout']!r} is none of {', '.join(LAYOUTS)}")
-            fitted = values["residual"], values["held_out"], values["fit_note"], values["layout"]
             per_axis = tuple((str(k), v) for k, v in values["batch"].get("per_axis", ()))
             return cls(
-                Fit(form, planes, *fitted, axes, typed, values.get("counted", False)),
+                fit_of(values),
                 Resident(**values["resident"]),
                 BatchBytes(**{**values["batch"], "per_axis": per_axis}),
                 values["update_bytes"],
@@ -244,8 +226,12 @@ class MemoryModel:
             f"bytes that a step adds, measured by {self.reader}",
             *([f"axes: {' / '.join(axes)}"] if axes else []),
             *([table(headers, rows)] if rows else []),
-            f"{self.fit.form} form{_layout(self.fit.layout)}, the largest of:",
-            *(f"  {_sum(self.fit.terms, plane)}" for plane in self.fit.planes),
+            *_described(self.fit),
+            *(
+                line
+                for regime, piece in self.fit.pieces
+                for line in (f"at {regime}: ", *_described(piece))
+            ),
             f"residual {100 * self.fit.residual:.2f}%, held-out error {held}; the optimizer's step "
             f"adds {human_bytes(self.update_bytes)}",
             f"there before: parameters {human_bytes(self.resident.parameters)}, buffers "
@@ -254,6 +240,13 @@ class MemoryModel:
         ]
         lines += [f"note: {note}" for note in (self.fit.note, self.note) if note]
         return "\n".join(lines)
+
+
+def _described(fit: Fit) -> list[str]:
+    return [
+        f"{fit.form} form{_layout(fit.layout)}, the largest of:",
+        *(f"  {_sum(fit.terms, plane)}" for plane in fit.planes),
+    ]
 
 
 def _sum(terms: Sequence[str], plane: Sequence[float]) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
+from staticgraph.nn.context.turns import Turn, watched
 from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.probing.step import ProbeStep
@@ -125,7 +126,7 @@ class AllocatorReader:
             peaks = Peaks(allocator)
             allocator.reset_peak()
             watch = peaks if allocator.by_operation else nullcontext()
-            with watch:
+            with watch, watched(peaks.take):
                 step(batch, between=peaks.ended)
             updates = len(peaks.parts) > 0
             peaks.ended(last=True)
@@ -140,6 +141,8 @@ class AllocatorReader:
                 max(0, start - known),
                 np.array(peaks.moments, np.float64) - start if peaks.moments else None,
                 np.array(peaks.operations, np.int64) if peaks.moments else None,
+                step.widths,
+                tuple(peaks.turns),
             )
         finally:
             subject.model.zero_grad(set_to_none=True)
@@ -154,6 +157,7 @@ class Peaks(TorchDispatchMode):
         parts: the mark of each part that has ended.
         moments: of the first part, the mark of each operation; with what it took and freed inside.
         operations: a number for each of them, the same for the same operation.
+        turns: the block that each of them is for, inside a loop over blocks.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -163,6 +167,8 @@ class Peaks(TorchDispatchMode):
         self.parts: list[int] = []
         self.moments: list[int] = []
         self.operations: list[int] = []
+        self.turns: list[Turn | None] = []
+        self._turn: Turn | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -172,7 +178,12 @@ class Peaks(TorchDispatchMode):
         self._allocator.reset_peak()
         if not self.parts:
             self.operations.append(hash(func))
+            self.turns.append(self._turn)
         return out
+
+    def take(self, turn: Turn | None) -> None:
+        """What follows is for this block."""
+        self._turn = turn
 
     def ended(self, last: bool = False) -> None:
         """The present part ends; another begins, unless it was the last."""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.nn.context.turns import Turn, watched
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
 from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
@@ -79,7 +80,8 @@ class _Steps:
         workspaces = CUBLAS_WORKSPACES if self._on_cuda else 0
         added = np.array(found.added, dtype=np.float64)
         ran = np.array(found.operations, dtype=np.int64)
-        return Reading(int(added.max()), update, 0.0, workspaces, added, ran)
+        taken = int(added.max()), update, 0.0, workspaces, added, ran
+        return Reading(*taken, found.widths, found.turns)
 
     @contextmanager
     def _ready(
@@ -104,18 +106,21 @@ class _Steps:
             batch = StaticBatch(layout, tensors, probed.real_counts(capacity))
             twin = replace(subject, model=model, optimizer=optimizer)
             step = ProbeStep(twin, probed.accumulate, "cuda" if self._on_cuda else None)
-            with live:
+            with live, watched(live.take):
                 live.watch([*model.parameters(), *model.buffers(), *tensors.values()])
                 yield live, lambda: _taken(live, step, batch)
 
 
 class _Taken(NamedTuple):
     """What a step took: bytes added after every operation of forward and backward, a number for
-    each of these, and the most that its update had added."""
+    each of these, the most that its update had added, the widths of its dense blocks, and
+    whose turn it was at each operation."""
 
     added: list[int]
     operations: list[int]
     update: int
+    widths: tuple[int, ...]
+    turns: tuple[Turn | None, ...]
 
 
 def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
@@ -126,8 +131,9 @@ def _taken(live: LiveStorages, step: ProbeStep, batch: StaticBatch) -> _Taken:
     if seen is None:  # an evaluation updates nothing
         seen, update = live.reset_peak(), start
     step.free_gradients()
-    moments, operations = seen
-    return _Taken([nbytes - start for nbytes in moments], operations, update - start)
+    moments, operations, turns = seen
+    added = [nbytes - start for nbytes in moments]
+    return _Taken(added, operations, update - start, step.widths, tuple(turns))
 
 
 def _allow(live: LiveStorages, on: bool) -> None:

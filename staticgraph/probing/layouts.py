@@ -2,9 +2,9 @@
 
 At small capacities the blocks by size of a converted layer are one block of all, as dense attention
 is at every capacity, so the same sum of counts fits both; at twice the largest graph one takes a
-third of the other. Explicit weights of a block live beside those of the other blocks only while it
-is computed, which one block alone cannot show either. So more readings follow where several
-blocks are worth it.
+third of the other. What is live beside the block that is computed, one block alone cannot show
+either. So where several blocks are worth it more readings follow: two that tell whether the sum of
+one block holds, and, if not, as many as tell what each block adds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from staticgraph.memory.fit import LAYOUTS_OF, Fit, counts_of
+from staticgraph.memory.counts import LAYOUTS_OF, counts_of
+from staticgraph.memory.fit import Fit
+from staticgraph.memory.regime import Regime
 from staticgraph.sizes.capacity import Capacity
 
 # A simpler form that was exact before is kept where it misses the further readings by no more.
@@ -20,7 +22,35 @@ EXPLAINED = 0.03
 # Terms of a form that depend on the layout.
 BLOCKS = ("places", "pairs", "widest", "block")
 # Times nodes, edges, graphs and the largest graph of the costliest capacity.
-GROWN = ((1, 1, 2, 2), (2, 2, 2, 2), (1, 1, 4, 2), (2, 2, 4, 4), (1, 1, 2, 4), (2, 2, 4, 1))
+GROWN = ((0.5, 0.5, 1, 2), (2, 2, 2, 2), (2, 2, 4, 4))
+# As many more, where the reader cannot tell whose turn it is.
+UNTOLD = ((1, 1, 2, 2), (1, 1, 4, 2), (1, 1, 2, 4), (2, 2, 4, 1))
+ONE, SEVERAL = Regime(several=False), Regime(several=True)
+# For each of the two: few blocks, whose steps are short, and rows that vary each by themselves.
+APART = {
+    ONE: (
+        (0.25, 0.25, 0.06, 1),
+        (1, 1, 0.12, 1),
+        (0.5, 1, 0.12, 0.5),
+        (1, 0.5, 0.12, 0.5),
+        (1, 1, 0.06, 0.5),
+        (1, 1, 0.25, 0.25),
+        (0.5, 0.5, 0.25, 0.12),
+        (1, 1, 0.5, 0.12),
+    ),
+    SEVERAL: (
+        (0.25, 0.5, 1, 2),
+        (0.5, 0.25, 1, 2),
+        (0.5, 0.5, 0.5, 3),
+        (0.25, 0.25, 0.25, 4),
+        (1, 1, 2, 1.5),
+        (0.5, 1, 3, 1),
+        (1, 0.5, 2, 2),
+        (1, 1, 1, 3),
+    ),
+}
+# Readings of a kind that are enough.
+ENOUGH = 8
 
 
 def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
@@ -36,7 +66,31 @@ def more(found: Fit, capacities: Sequence[Capacity]) -> list[Capacity]:
     )
     if not matters or any(_parts(capacity) for capacity in capacities):
         return []
-    return [grown for grown in _grown(capacities[-1]) if _parts(grown)]
+    return [grown for grown in _grown(capacities[-1], GROWN) if _parts(grown)]
+
+
+def apart(base: Capacity, capacities: Sequence[Capacity]) -> list[Capacity]:
+    """What else to read so that one block and several can be fitted each by itself.
+
+    Args:
+        base: the costliest capacity that was chosen for the data.
+        capacities: that were read.
+    """
+    found: list[Capacity] = []
+    for regime, times in APART.items():
+        have = sum(map(regime.holds, capacities))
+        new = [c for c in _grown(base, times) if regime.holds(c) and c not in capacities]
+        found += new[: max(0, ENOUGH - have)]
+    return found
+
+
+def untold(base: Capacity) -> list[Capacity]:
+    """What else to read of several blocks where only peaks, or moments of whole steps, are told.
+
+    Args:
+        base: the costliest capacity that was chosen for the data.
+    """
+    return [grown for grown in _grown(base, UNTOLD) if _parts(grown)]
 
 
 def explaining(found: Fit, readings: Sequence[tuple[Capacity, float]]) -> Fit | None:
@@ -56,16 +110,19 @@ def _parts(capacity: Capacity) -> bool:
     return any(one[term] != several[term] for term in BLOCKS)
 
 
-def _grown(capacity: Capacity) -> list[Capacity]:
-    return [
-        replace(
-            capacity,
-            nodes=max(capacity.nodes * n, capacity.max_graph_nodes * m + capacity.node_reserve),
-            edges=capacity.edges * e,
-            graphs=capacity.graphs * g,
-            max_graph_nodes=capacity.max_graph_nodes * m,
-            extra=tuple((name, rows * n) for name, rows in capacity.extra),
-            order_statistics=(),
-        )
-        for n, e, g, m in GROWN
-    ]
+def _grown(capacity: Capacity, times: Sequence[tuple[float, ...]]) -> list[Capacity]:
+    return [_times(capacity, *each) for each in times]
+
+
+def _times(capacity: Capacity, n: float, e: float, g: float, m: float) -> Capacity:
+    largest = max(1, round(capacity.max_graph_nodes * m))
+    made = Capacity.distinct(
+        max(round(capacity.nodes * n), largest + capacity.node_reserve),
+        round(capacity.edges * e),
+        max(2, round(capacity.graphs * g)),
+        largest,
+        [(name, max(2, round(rows * max(n, e)))) for name, rows in capacity.extra],
+        capacity.edge_reserve,
+        capacity.node_reserve,
+    )
+    return replace(made, order_statistics=())

@@ -27,6 +27,7 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.fakes import ask_device
 from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
+from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
 
 # The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
@@ -43,6 +44,8 @@ class LiveStorages(TorchDispatchMode):
         peak_bytes: the most since :meth:`reset_peak`.
         moments: ``live_bytes`` at every operation since :meth:`reset_peak`, with its casts.
         operations: a number for each of those operations, the same for the same operation.
+        turns: the block that each of them is for, inside a loop over blocks.
+        turn: the present one.
         reads_allowed: answer 1.0 where an operation reads a number out of a fake tensor. On only
             while an optimizer steps, whose step count is such a number; anywhere else a read of
             data is an error and stays one.
@@ -67,6 +70,8 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes: int = 0
         self.moments: list[int] = []
         self.operations: list[int] = []
+        self.turns: list[Turn | None] = []
+        self.turn: Turn | None = None
         self.reads_allowed = False
         self.limit_bytes = limit_bytes
         self._block = block
@@ -92,8 +97,13 @@ class LiveStorages(TorchDispatchMode):
             now += sum(rule(args) for rule in _rules_of(func))
         self.moments.append(now)
         self.operations.append(hash(func))
+        self.turns.append(self.turn)
         self.peak_bytes = max(self.peak_bytes, now)
         return out
+
+    def take(self, turn: Turn | None) -> None:
+        """What follows is for this block."""
+        self.turn = turn
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors that were made before the mode was entered."""
@@ -120,9 +130,10 @@ class LiveStorages(TorchDispatchMode):
                 f"out of memory: {self.live_bytes} bytes are live, the limit is {self.limit_bytes}"
             )
 
-    def reset_peak(self) -> tuple[list[int], list[int]]:
-        """Moments and operations so far; begins them and the peak anew from what is live."""
-        seen, self.moments, self.operations = (self.moments, self.operations), [], []
+    def reset_peak(self) -> tuple[list[int], list[int], list[Turn | None]]:
+        """Moments, operations and turns so far; begins them and the peak anew from what is live."""
+        seen = self.moments, self.operations, self.turns
+        self.moments, self.operations, self.turns, self.turn = [], [], [], None
         self.peak_bytes = self.live_bytes
         return seen
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,14 +28,14 @@ from torch import Tensor
 from staticgraph.batches.slots import ALIGNMENT, SlotLayout
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import FitRefused, ProbeFailed
-from staticgraph.memory.fit import TERMS, Form, Point, fit
+from staticgraph.memory.counts import TERMS, Form
+from staticgraph.memory.fit import Point
 from staticgraph.memory.model import BatchBytes, MemoryModel
 from staticgraph.plans.choose import sizes_of
-from staticgraph.probing.aligned import aligned
 from staticgraph.probing.allocator import AllocatorReader, CudaAllocator
 from staticgraph.probing.fake_tensors import FakeTensorReader
-from staticgraph.probing.layouts import explaining, more
 from staticgraph.probing.out_of_memory import is_out_of_memory
+from staticgraph.probing.pieces import Fitting
 from staticgraph.probing.reading import MemoryReader, Probed, Read, Reading
 from staticgraph.probing.resident import resident_bytes
 from staticgraph.probing.with_kernels import with_kernels
@@ -127,16 +126,16 @@ def probe(
             readings, checked, note = _grow(read, sizes_of(store), schema)
         else:
             readings, checked, note = _read_all(read, ascending(capacities), held_out)
-        memory = _model_of(readings, checked, probed, chosen.name, form, note)
-        extra = more(memory.fit, [capacity for capacity, _ in readings])
-        if extra and not note:
-            further, _, note = _read_all(read, extra, None)
-            readings = [*readings, *further]
-            kept = explaining(memory.fit, [(c, reading.step) for c, reading in readings])
-            if kept is not None:
-                return replace(memory, fit=kept)
-            memory = _model_of(readings, checked, probed, chosen.name, form, note)
-    return memory
+        fitting = Fitting(
+            readings,
+            checked,
+            form,
+            schema.hetero,
+            probed.counted,
+            lambda further: _read_all(read, further, None)[::2],
+            note,
+        )
+        return _model_of(fitting, probed, chosen.name)
 
 
 def probe_capacities(
@@ -266,27 +265,14 @@ def forget(error: BaseException) -> None:
         torch.zeros((), requires_grad=True).sum().backward()
 
 
-def _model_of(
-    readings: Sequence[tuple[Capacity, Reading]],
-    checked: tuple[Capacity, Reading] | None,
-    probed: Probed,
-    reader: str,
-    form: Form | Literal["auto"],
-    note: str,
-) -> MemoryModel:
-    moments = aligned([reading for _, reading in readings])
-    points = [
-        Point(capacity, reading.step, seen)
-        for (capacity, reading), seen in zip(readings, moments, strict=True)
-    ]
-    held = None if checked is None else Point(checked[0], checked[1].step)
+def _model_of(fitting: Fitting, probed: Probed, reader: str) -> MemoryModel:
     try:
-        typed = probed.schema.hetero
-        found = fit(points, form, held, typed=typed, counted=probed.counted)
+        found = fitting.found()
     except FitRefused as refusal:
-        if note:
-            raise ProbeFailed(f"{note}; with the points before it: {refusal}") from None
+        if fitting.note:
+            raise ProbeFailed(f"{fitting.note}; with the points before it: {refusal}") from None
         raise
+    readings, checked = fitting.readings, fitting.checked
     every = [reading for _, reading in [*readings, *([checked] if checked else [])]]
     return MemoryModel(
         fit=found,
@@ -295,10 +281,10 @@ def _model_of(
         update_bytes=max(reading.update for reading in every),
         overhead=float(np.median([reading.overhead for reading in every])),
         workspace_bytes=max(reading.workspaces for reading in every),
-        points=tuple(point._replace(moments=None) for point in points),
-        checked=held,
+        points=tuple(Point(capacity, reading.step) for capacity, reading in readings),
+        checked=None if checked is None else Point(checked[0], checked[1].step),
         reader=reader,
-        note=note,
+        note=fitting.note,
     )
 
 

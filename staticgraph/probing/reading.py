@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from staticgraph.batches.collate import RealCounts
 from staticgraph.batches.slots import SlotLayout
+from staticgraph.nn.context.turns import Turn
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.subject import Subject
@@ -66,6 +67,10 @@ class Reading(NamedTuple):
         workspaces: of libraries, where the reader can tell them.
         moments: what was added after every operation, where the reader can tell.
         operations: a number for each of them, the same for the same operation.
+        widths: places a graph of the dense blocks that its layers asked for, where the reader can
+            tell.
+        turns: the block that each of the operations is for, inside loops over blocks; empty where
+            the reader cannot tell.
     """
 
     step: int
@@ -74,6 +79,8 @@ class Reading(NamedTuple):
     workspaces: int = 0
     moments: NDArray[np.float64] | None = None
     operations: NDArray[np.int64] | None = None
+    widths: tuple[int, ...] = ()
+    turns: tuple[Turn | None, ...] = ()
 
 
 Read = Callable[[Capacity], Reading]

@@ -9,6 +9,7 @@ import torch
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.choosing import choosing
+from staticgraph.nn.context.present import present
 from staticgraph.steps.computation import Computation
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating
@@ -17,7 +18,11 @@ from staticgraph.steps.training_state import evaluating
 class ProbeStep:
     """One step of a subject: gradients freed, ``accumulate`` times forward and backward, then the
     optimizer. Without a loss, one evaluation without gradients. Kernels are chosen as for large
-    batches, and for ``device`` where the tensors stand for those of another."""
+    batches, and for ``device`` where the tensors stand for those of another.
+
+    Attributes:
+        widths: of the dense blocks that layers asked for in the last forward.
+    """
 
     def __init__(self, subject: Subject, accumulate: int, device: str | None = None) -> None:
         self._device = device
@@ -26,6 +31,7 @@ class ProbeStep:
         self._trains = subject.loss is not None
         self._computation = Computation(subject)
         self._computation.assume_rows()  # what is measured is a step alone
+        self.widths: tuple[int, ...] = ()
 
     def free_gradients(self) -> None:
         """No parameter has a gradient afterwards."""
@@ -34,7 +40,14 @@ class ProbeStep:
 
     def _loss(self, batch: StaticBatch) -> torch.Tensor:
         with self._computation.active():
-            return self._computation.run("step", batch)
+            return self._run_forward("step", batch)
+
+    def _run_forward(self, work: str, batch: StaticBatch) -> torch.Tensor:
+        result = self._computation.run(work, batch, keep=True)
+        binding = present()
+        assert binding is not None
+        self.widths = tuple(sorted({width for _, width in binding.blocks}))
+        return result
 
     def __call__(self, batch: StaticBatch, between: Callable[[], Any] | None = None) -> Any:
         """Runs the step; calls ``between`` after the backward and returns what that gave."""
@@ -44,7 +57,7 @@ class ProbeStep:
     def _run(self, batch: StaticBatch, between: Callable[[], Any] | None) -> Any:
         if not self._trains:
             with evaluating(self._model), self._computation.active():
-                self._computation.run("forward", batch)
+                self._run_forward("forward", batch)
             return None
         self._model.train()
         self.free_gradients()

@@ -20,6 +20,7 @@ from torch_geometric.nn.aggr import GraphMultisetTransformer, SetTransformerAggr
 
 from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.nn.context.turns import in_turn
 from staticgraph.sizes.attention import AttentionPath, Setting, attention_path
 from staticgraph.sizes.capacity import Capacity
 
@@ -71,7 +72,7 @@ class _ByBlocks:
         if layout is None:
             return pool(x, index, ptr, dim_size, dim, max_num_elements)
         blocks = zip(layout.to_blocks(x), layout.attendable, strict=True)
-        return layout.to_graphs([pool(block, mask) for block, mask in blocks])
+        return layout.to_graphs(in_turn(pool, blocks))
 
 
 class StaticSetTransformerAggregation(_ByBlocks, SetTransformerAggregation):

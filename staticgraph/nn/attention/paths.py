@@ -20,6 +20,7 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.context.choosing import device_type
 from staticgraph.nn.context.leaf import leaf, leaves
 from staticgraph.nn.context.size_classes import ClassedLayout
+from staticgraph.nn.context.turns import in_turn
 from staticgraph.sizes.attention import Setting
 
 
@@ -123,10 +124,11 @@ def attend_blocks(
     """Attention of ``rows`` ``[N, 3 * C]`` in blocks of ``shapes`` (graphs, width), each with a
     mask that is added to its scores; ``[N, C]``."""
     blocks = qkv_blocks(rows, node_of_place, place_of_node, shapes, heads)
-    outs = [
-        F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        for (q, k, v), mask in zip(blocks, masks, strict=True)
-    ]
+
+    def weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+    outs = in_turn(weighed, ((*qkv, mask) for qkv, mask in zip(blocks, masks, strict=True)))
     return nodes_of_blocks(outs, place_of_node, node_of_place)
 
 
@@ -146,8 +148,8 @@ def _blocked(
 ) -> Tensor:
     """``[N, 3, heads, D]`` -> ``[N, heads, D]`` through one block or several."""
     layout = context.classed(name)
-    outs = []
-    for block, attendable in zip(layout.to_blocks(qkv), layout.attendable, strict=True):
+
+    def attended(block: Tensor, attendable: Tensor) -> Tensor:
         q, k, v = block.permute(2, 0, 3, 1, 4).unbind()
         mask = attendable[:, None, None, :]
         if attn.bias_k is not None and attn.bias_v is not None:
@@ -158,8 +160,10 @@ def _blocked(
             k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
             mask = _more(mask, None)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        outs.append(out.transpose(1, 2))
-    return layout.to_nodes(outs)
+        return out.transpose(1, 2)
+
+    blocks = zip(layout.to_blocks(qkv), layout.attendable, strict=True)
+    return layout.to_nodes(in_turn(attended, blocks))
 
 
 def _more(rows: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,124 @@
+"""What the bytes of a step are sums of: the counts of a capacity, and the terms of each form.
+
+The legend is that of :mod:`staticgraph.memory.fit`. Most counts are of a capacity alone. Where
+blocks of attention are computed one after another, what is live depends on whose turn it is, so a
+capacity has such counts once for each block: of the blocks before it, of its own, of those after.
+Pure numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, get_args
+
+from staticgraph.sizes.attention import Block, attention_path, clipped
+from staticgraph.sizes.capacity import Capacity
+
+Form = Literal["linear", "attention", "series", "blocks", "quadratic"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+# How a bucket's attention is laid out: one block of all graphs, each as wide as the largest, or
+# the blocks by size of a converted model's attention (always, or where they are worth it).
+Layout = Literal["dense", "auto", "size-classed"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+def counts_of(
+    capacity: Capacity, layout: Layout = "dense", counted: bool = False
+) -> dict[str, float]:
+    """Every count of a capacity alone that a form may have; ``counted`` takes rows and blocks of
+    attention as large as real graphs may fill them, as layers do that follow real counts: what is
+    left to padding is in the fixed term then, whose sign a fit can know."""
+    blocks = blocks_in(capacity, layout, counted)
+    nodes, edges, graphs = capacity.nodes, capacity.edges, capacity.graphs
+    own = capacity.extra
+    if counted:
+        nodes, edges, graphs = capacity.node_limit, capacity.edge_limit, capacity.graph_limit
+        own = tuple((name, rows - 1) for name, rows in capacity.extra)
+    places = float(sum(block.places for block in blocks))
+    pairs = float(sum(block.places * block.width for block in blocks))
+    widest = float(max(block.places * block.width for block in blocks))
+    return {
+        "fixed": 1.0,
+        "nodes": float(nodes),
+        "edges": float(edges),
+        "graphs": float(graphs),
+        "places": places,
+        "pairs": pairs,
+        "widest": widest,
+        "block": float(max(block.places for block in blocks)),
+        "nodes^2": float(nodes) ** 2,
+        **{rows_of(name): float(rows) for name, rows in own},
+    }
+
+
+# A fit asks for the blocks of a thousand capacities, again for every form.
+@lru_cache(maxsize=1 << 13)
+def blocks_in(capacity: Capacity, layout: Layout, counted: bool) -> tuple[Block, ...]:
+    """The blocks of attention, by falling size; as large as real graphs may fill them where
+    ``counted``."""
+    blocks = (Block(0, capacity.graphs, capacity.max_graph_nodes),)
+    if layout != "dense":
+        blocks = attention_path(capacity, layout).blocks
+    if counted:
+        limits = capacity.node_limit, capacity.graph_limit
+        blocks = clipped(blocks, *limits, capacity.max_graph_nodes)
+    return blocks
+
+
+def turns_of(
+    capacity: Capacity, layout: Layout = "dense", counted: bool = False
+) -> list[dict[str, float]]:
+    """The counts of each block's turn: of the blocks before it, of its own and of those after."""
+    blocks = blocks_in(capacity, layout, counted)
+    found = []
+    for number, block in enumerate(blocks):
+        parts = {"before": blocks[:number], "now": (block,), "after": blocks[number + 1 :]}
+        found.append(
+            {
+                f"{count} {when}": float(sum(_count(count, one) for one in those))
+                for when, those in parts.items()
+                for count in IN_TURN
+            }
+        )
+    return found
+
+
+def _count(count: str, block: Block) -> int:
+    return block.graphs if count == "graphs" else block.places * (block.width ** (count == "pairs"))
+
+
+def rows_of(axis: str) -> str:
+    """The term of an axis, which no axis can share with ``nodes`` or another name of a form."""
+    return f"rows of {axis}"
+
+
+# What is counted of blocks in turn, and the terms of it.
+IN_TURN = ("graphs", "places", "pairs")
+TURNS = tuple(f"{count} {when}" for when in ("before", "now", "after") for count in IN_TURN)
+
+TERMS: dict[Form, tuple[str, ...]] = {
+    "linear": ("fixed", "nodes", "edges", "graphs", "places"),
+    "attention": ("fixed", "nodes", "edges", "graphs", "places", "pairs"),
+    "series": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "block", *TURNS),
+    "blocks": ("fixed", "nodes", "edges", "graphs", "places", "pairs", "widest", "block"),
+    "quadratic": ("fixed", "nodes", "edges", "graphs", "nodes^2"),
+}
+# ``block`` is the places of the largest of several blocks: what only one block at a time takes.
+# Layouts that a form may have: in one block of all, the widest is all.
+LAYOUTS_OF: dict[Form, tuple[Layout, ...]] = {
+    "linear": LAYOUTS,
+    "attention": LAYOUTS,
+    "series": LAYOUTS[1:],
+    "blocks": LAYOUTS[1:],
+    "quadratic": LAYOUTS[:1],
+}
+# Sums of the axes where nodes have types.
+SUMS = ("nodes", "edges")
+
+
+def terms_of(form: Form, axes: Sequence[str] = (), typed: bool = False) -> tuple[str, ...]:
+    """The terms of a form over data with these axes."""
+    own = tuple(term for term in TERMS[form] if not (typed and term in SUMS))
+    return own + tuple(map(rows_of, axes))

@@ -1,0 +1,117 @@
+"""Moments of a step that goes through blocks one after another, fitted each by itself.
+
+What is live outside of loops is a sum of counts of the capacity; what is live in an iteration is a
+sum of counts of the blocks before it, of its own, and of those after it, the same sum in every
+iteration. So each moment of a loop has as many equations as all readings have blocks, and is
+known from few readings. Pure numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.errors import FitRefused
+from staticgraph.memory.counts import IN_TURN, TURNS
+from staticgraph.memory.least_squares import non_negative
+from staticgraph.sizes.capacity import Capacity
+
+Array = NDArray[np.float64]
+# ``[blocks, terms]`` float64 of a capacity: its counts in each block's turn.
+CountsAt = Callable[[Capacity], Array]
+
+
+class Moments(NamedTuple):
+    """Bytes after every operation of a step that goes through blocks.
+
+    Attributes:
+        outside: ``[operations]`` float64, of loops.
+        loops: of each loop, ``[operations]`` float64 by block.
+    """
+
+    outside: Array
+    loops: tuple[tuple[Array, ...], ...]
+
+
+def planes_of(
+    moments: Sequence[Moments],
+    capacities: Sequence[Capacity],
+    peaks: Array,
+    terms: Sequence[str],
+    counts_at: CountsAt,
+    drawn: Sequence[Capacity],
+) -> Array:
+    """``[planes, terms]``: bytes a count of each moment that is the peak somewhere.
+
+    Args:
+        moments: of each reading.
+        capacities: of each reading.
+        peaks: ``[readings]`` bytes of each.
+        terms: of the form.
+        counts_at: gives a capacity's counts in that order.
+        drawn: where to look for a moment that is on top.
+
+    Raises:
+        FitRefused: as many iterations as blocks were not seen, or too few tell the terms apart.
+    """
+    counts = [counts_at(capacity) for capacity in capacities]
+    loops = list(zip(*(step.loops for step in moments), strict=True))  # of each, by reading
+    blocks = [len(rows) for rows in counts]
+    if any([len(seen) for seen in loop] != blocks for loop in loops):
+        raise FitRefused("the steps have other iterations than the layout has blocks")
+    once = np.array([term not in TURNS for term in terms])
+    turns = np.array([term not in (*IN_TURN, "block") for term in terms])
+    firsts = np.stack([rows[0] for rows in counts])
+    every = np.concatenate(counts)
+    of_every = np.repeat(peaks, [len(rows) for rows in counts])
+    groups = [_Group(once, firsts, peaks, np.stack([step.outside for step in moments]))]
+    for loop in loops:
+        values = np.stack([iteration for reading in loop for iteration in reading])
+        groups.append(_Group(turns, every, of_every, values))
+    sampled = [counts_at(capacity) for capacity in drawn]
+    starts = np.cumsum([0, *(len(rows) for rows in sampled)])[:-1]
+    rows = np.concatenate(sampled)
+    tops = [np.maximum.reduceat(rows @ group.free(), starts, axis=0) for group in groups]
+    which = np.argmax(np.concatenate(tops, axis=1), axis=1)
+    owners = np.repeat(np.arange(len(groups)), [top.shape[1] for top in tops])
+    columns = np.concatenate([np.arange(top.shape[1]) for top in tops])
+    planes = [groups[owners[k]].plane(columns[k]) for k in np.unique(which)]
+    return np.unique(planes, axis=0)
+
+
+class _Group:
+    """Moments that have the same equations.
+
+    Args:
+        used: ``[terms]`` bool, the terms of their sums.
+        counts: ``[equations, terms]``.
+        peaks: ``[equations]``, of the reading of each.
+        values: ``[equations, moments]`` bytes.
+    """
+
+    def __init__(self, used: NDArray[np.bool_], counts: Array, peaks: Array, values: Array) -> None:
+        self._used, self._peaks = used, peaks
+        self._columns = counts[:, used] / peaks[:, None]
+        self._values = np.unique(values, axis=1)
+        most = np.abs(self._columns).max(axis=0)
+        if len(counts) < used.sum() or not most.all():
+            raise FitRefused(f"{len(counts)} equations for {used.sum()} unknowns of a loop")
+        if np.linalg.matrix_rank(self._columns / most, tol=1e-6) < used.sum():
+            raise FitRefused("the readings do not tell the blocks of a loop apart")
+
+    def free(self) -> Array:
+        """``[terms, moments]``: the sums, of either sign."""
+        found = np.zeros((len(self._used), self._values.shape[1]))
+        targets = self._values / self._peaks[:, None]
+        found[self._used], *_ = np.linalg.lstsq(self._columns, targets, rcond=None)
+        return found
+
+    def plane(self, moment: int) -> Array:
+        """``[terms]``: a moment's sum, none of it negative."""
+        found = np.zeros(len(self._used))
+        target = self._values[:, moment] / self._peaks
+        found[self._used] = non_negative(self._columns, target)
+        return found

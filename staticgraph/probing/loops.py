@@ -1,0 +1,74 @@
+"""A step taken apart: what runs once, and what runs again for each block of a loop.
+
+A step over several blocks has more operations than one over fewer, but the same ones for each
+block, so they match iteration by iteration where whole steps do not match. What is live in an
+iteration is an exact sum of counts again: :mod:`staticgraph.memory.series`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staticgraph.memory.series import Moments
+from staticgraph.probing.aligned import aligned
+from staticgraph.probing.reading import Reading
+
+Array = NDArray[np.float64]
+
+
+def parts_of(readings: Sequence[Reading]) -> list[Moments] | None:
+    """The moments of each reading, of loops forward and backward apart: equally many of each; None
+    where no loop was seen, or where the steps cannot be matched."""
+    taken = [_apart(reading) for reading in readings]
+    if any(found is None for found in taken):
+        return None
+    steps = [found for found in taken if found is not None]
+    kinds = [tuple(backward for _, backward in loops) for _, loops in steps]
+    if not kinds or not kinds[0] or len(set(kinds)) > 1:
+        return None
+    outside = _matched([once for once, _ in steps])
+    if outside is None:
+        return None
+    loops: list[list[tuple[Array, ...]]] = [[] for _ in steps]
+    for number in range(len(kinds[0])):
+        blocks = [list(found.values())[number] for _, found in steps]
+        iterations = _matched([one for found in blocks for _, one in sorted(found.items())])
+        if iterations is None:
+            return None
+        rest = iter(iterations)
+        for mine, found in zip(loops, blocks, strict=True):
+            mine.append(tuple(next(rest) for _ in found))
+    return [Moments(once, tuple(found)) for once, found in zip(outside, loops, strict=True)]
+
+
+_Loops = dict[tuple[int, bool], dict[int, Reading]]
+
+
+def _apart(reading: Reading) -> tuple[Reading, _Loops] | None:
+    """A reading of what runs once, and of each iteration by block, by loop."""
+    moments, operations, turns = reading.moments, reading.operations, reading.turns
+    if moments is None or operations is None or len(turns) != len(moments):
+        return None
+    places: dict[tuple[int, bool], dict[int, list[int]]] = {}
+    outside = []
+    for place, turn in enumerate(turns):
+        if turn is None:
+            outside.append(place)
+        else:
+            loop = places.setdefault((turn.loop, turn.backward), {})
+            loop.setdefault(turn.block, []).append(place)
+
+    def part(chosen: list[int]) -> Reading:
+        return Reading(0, moments=moments[chosen], operations=operations[chosen])
+
+    loops = {key: {b: part(at) for b, at in found.items()} for key, found in places.items()}
+    return part(outside), loops
+
+
+def _matched(parts: Sequence[Reading]) -> list[Array] | None:
+    found = aligned(parts)
+    matched = [moments for moments in found if moments is not None]
+    return matched if len(matched) == len(parts) else None

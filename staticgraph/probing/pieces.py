@@ -1,0 +1,169 @@
+"""Readings to a fit: one for all capacities, or one for each regime in which steps run alike.
+
+The first readings say which further ones are wanted: where a layer asked for blocks of a width of
+its own (:mod:`staticgraph.probing.floors`), and where attention goes through several blocks at
+larger capacities (:mod:`staticgraph.probing.layouts`). What no single sum explains is fitted for
+each regime by itself, and the better of the two is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from staticgraph.errors import FitRefused
+from staticgraph.memory.counts import LAYOUTS_OF, Form
+from staticgraph.memory.fit import EXACT_RESIDUAL, GOOD_RESIDUAL, Fit, Point, fit
+from staticgraph.memory.regime import Regime
+from staticgraph.probing.aligned import aligned
+from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
+from staticgraph.probing.layouts import ONE, SEVERAL, apart, explaining, more, untold
+from staticgraph.probing.loops import parts_of
+from staticgraph.probing.reading import Reading
+from staticgraph.sizes.capacity import Capacity
+
+Measured = tuple[Capacity, Reading]
+
+
+@dataclass
+class Fitting:
+    """What is fitted, and grows by what the fit asks for.
+
+    Attributes:
+        readings: so far, what was chosen for the data first.
+        checked: a reading that is left out of the fit.
+        form: as for :func:`staticgraph.memory.fit.fit`.
+        typed: as there.
+        counted: as there.
+        read: reads further capacities, until memory runs out; and says so, or nothing.
+        note: where memory ran out; then no more is read.
+    """
+
+    readings: list[Measured]
+    checked: Measured | None
+    form: Form | Literal["auto"]
+    typed: bool
+    counted: bool
+    read: Callable[[Sequence[Capacity]], tuple[list[Measured], str]]
+    note: str = ""
+
+    def found(self) -> Fit:
+        """The fit, of as many readings as it takes.
+
+        Raises:
+            FitRefused: as for :func:`staticgraph.memory.fit.fit`; of a regime it names which.
+        """
+        base = self._capacities[-1]
+        sides = self._sides()
+        whole = self._tried(sides)
+        unexplained = _worst(whole) > (EXACT_RESIDUAL if self._loops else GOOD_RESIDUAL)
+        if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
+            steps = [(capacity, reading.step) for capacity, reading in self.readings]
+            kept = explaining(whole, steps)
+            if kept is not None:
+                return kept
+            whole, unexplained = None, True
+            if not self._loops:
+                self._grow(untold(base))
+        if unexplained and self._loops and not sides:
+            self._grow(apart(base, self._capacities))
+            together = self._in_turn(self.readings, self.checked)
+            if together is not None and together.worst <= EXACT_RESIDUAL:
+                return together
+            parted = self._tried((ONE, SEVERAL))
+            if isinstance(parted, Fit) and parted.worst <= GOOD_RESIDUAL:
+                return parted
+            whole = min([self._tried(()), parted], key=_worst)
+        whole = whole or self._tried(sides)
+        if isinstance(whole, FitRefused):
+            raise whole
+        return whole
+
+    @property
+    def _capacities(self) -> list[Capacity]:
+        return [capacity for capacity, _ in self.readings]
+
+    @property
+    def _loops(self) -> bool:
+        """Whether a step went through several blocks in turn."""
+        turns = (turn for _, reading in self.readings for turn in reading.turns)
+        return any(turn is not None and turn.block for turn in turns)
+
+    def _grow(self, capacities: Sequence[Capacity]) -> bool:
+        """Reads further capacities; whether any was."""
+        if not capacities or self.note:
+            return False
+        further, self.note = self.read(capacities)
+        self.readings = [*self.readings, *further]
+        return bool(further)
+
+    def _sides(self) -> tuple[Regime, ...]:
+        """The sides of every floor, each with readings enough."""
+        floors = floors_of(self.readings)
+        if self._grow(beyond(floors, self.readings)):
+            floors = floors_of(self.readings)
+        sides = sides_of(floors)
+        self._grow([c for side in sides for c in wanted(side, self._capacities)])
+        return sides
+
+    def _tried(self, regimes: Sequence[Regime]) -> Fit | FitRefused:
+        try:
+            return self._of(regimes)
+        except FitRefused as refusal:
+            return refusal
+
+    def _of(self, regimes: Sequence[Regime]) -> Fit:
+        """One fit of all readings, or one of each regime's."""
+        if not regimes:
+            return self._one(self.readings, self.checked)
+        fits = []
+        for regime in regimes:
+            own = [(c, reading) for c, reading in self.readings if regime.holds(c)]
+            checked = self.checked
+            held = checked if checked is not None and regime.holds(checked[0]) else None
+            try:
+                quick = self._in_turn(own, held) if regime == SEVERAL else None
+                fitted = quick or self._one(own, held)
+            except FitRefused as refusal:
+                raise FitRefused(f"of {regime}: {refusal}") from None
+            if regime == ONE and "auto" in LAYOUTS_OF[fitted.form]:
+                fitted = fitted._replace(layout="auto")  # the same here, and now it is known
+            fits.append((regime, fitted))
+        # What stands for the first capacity stands for all that no other piece holds.
+        first = self.readings[0][0]
+        whole = next(fitted for regime, fitted in fits if regime.holds(first))
+        return whole._replace(pieces=tuple(pair for pair in fits if pair[1] is not whole))
+
+    def _one(self, readings: Sequence[Measured], checked: Measured | None) -> Fit:
+        return self._fit(points_of(readings), checked, self.form)
+
+    def _in_turn(self, readings: Sequence[Measured], checked: Measured | None) -> Fit | None:
+        """The fit of blocks in turn; None where it does not hold or another form was asked for."""
+        points = points_of(readings)
+        if self.form != "auto" or any(point.turns is None for point in points):
+            return None
+        try:
+            return self._fit(points, checked, "series")
+        except FitRefused:
+            return None
+
+    def _fit(
+        self, points: Sequence[Point], checked: Measured | None, form: Form | Literal["auto"]
+    ) -> Fit:
+        held = None if checked is None else Point(checked[0], checked[1].step)
+        return fit(points, form, held, typed=self.typed, counted=self.counted)
+
+
+def _worst(found: Fit | FitRefused) -> float:
+    return found.worst if isinstance(found, Fit) else float("inf")
+
+
+def points_of(readings: Sequence[Measured]) -> list[Point]:
+    """What is fitted of readings, their moments matched where they can be."""
+    steps = [reading for _, reading in readings]
+    moments, turns = aligned(steps), parts_of(steps) or [None] * len(steps)
+    return [
+        Point(capacity, reading.step, seen, taken)
+        for (capacity, reading), seen, taken in zip(readings, moments, turns, strict=True)
+    ]

@@ -1,0 +1,120 @@
+"""Blocks that are at least so wide, whatever the graphs: either side of that width has a sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.parity import STORE, loss
+from torch import nn
+from torch_geometric.nn import GATConv
+from torch_geometric.utils import to_dense_batch
+
+import staticgraph as sg
+from staticgraph.errors import FitRefused
+from staticgraph.memory.model import MemoryModel
+from staticgraph.memory.regime import Regime
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.floors import beyond, floors_of, sides_of, wanted
+from staticgraph.probing.probe import probe, probe_capacities
+from staticgraph.probing.reading import GivenReader, Probed, Reading
+from staticgraph.sizes.capacity import Capacity
+
+NEAR, FAR = Capacity(200, 500, 20, 12), Capacity(200, 500, 21, 48)
+
+
+class Ranked(nn.Module):
+    """Keeps the first ``k`` nodes of each graph, of a block of at least ``k`` places, which people
+    write by hand where a library has no layer for it; two layers may keep different numbers."""
+
+    def __init__(self, *kept: int) -> None:
+        super().__init__()
+        self.conv, self.kept = GATConv(8, 16), kept
+        self.head = nn.Linear(16 * sum(kept), 2)
+
+    def forward(self, data):
+        h = self.conv(data.x.float(), data.edge_index).relu()
+        _, mask = to_dense_batch(h, data.batch)  # the width of the widest graph, as a host number
+        rows = []
+        for k in self.kept:
+            dense, _ = to_dense_batch(h, data.batch, max_num_nodes=max(mask.size(1), k))
+            wide = dense.exp() * dense.sigmoid()
+            rows.append((wide[:, :k] if wide.size(1) > k else wide).flatten(1))
+        return self.head(torch.cat(rows, 1))
+
+
+def read(*capacities_and_widths):
+    return [(capacity, Reading(100, widths=widths)) for capacity, widths in capacities_and_widths]
+
+
+@pytest.mark.parametrize("kept", [(7,), (20,), (5, 16)], ids=str)
+def test_a_model_of_ones_own_is_predicted_on_either_side_of_the_width_that_it_keeps(kept):
+    """Graphs of 3 to 12 nodes are probed; asked are some of 1 to 48, also as wide as a floor and
+    one wider, where the block is cut for the first time."""
+    torch.manual_seed(0)
+    model = Ranked(*kept)
+    memory = probe(model, STORE, loss=loss)
+    assert memory.fit.worst < 0.01
+    assert {regime.upto for regime, _ in memory.fit.pieces} <= {*kept, None}
+    assert len(memory.fit.pieces) == len(kept)
+    widths = {1, 2, 12, 24, 48, *kept, *(k + 1 for k in kept)}
+    with FakeTensorReader().open(Probed(sg.Subject(model, loss), STORE.schema)) as step_at:
+        for width in sorted(widths):
+            capacity = Capacity(900, 2_300, 200, width)
+            assert memory.fit.predict(capacity) == pytest.approx(step_at(capacity).step, rel=0.03)
+
+
+def test_a_floor_is_a_width_that_follows_larger_graphs():
+    assert floors_of(read((NEAR, (12, 20)), (FAR, (48,)))) == (20,)
+    assert floors_of(read((NEAR, (12, 20)), (FAR, (20, 48)))) == (20,), "one layer each way"
+    assert floors_of(read((NEAR, (20,)), (FAR, (20,)))) == (), "it is always the same"
+    assert floors_of(read((NEAR, (13,)), (FAR, (49,)))) == (), "one place more than the graphs"
+    assert floors_of(read((NEAR, ()), (FAR, ()))) == ()
+
+
+def test_a_width_that_no_graph_passes_is_read_beyond():
+    near = read((NEAR, (20,)))
+    (further,) = beyond(floors_of(near), near)
+    assert further.max_graph_nodes > 20
+    assert not beyond((20,), [*near, (further, Reading(100))])
+    assert not beyond((), near)
+
+
+def test_of_each_side_enough_is_read_to_tell_the_counts_apart():
+    first, _ = probe_capacities(STORE.sizes)
+    for side in sides_of((6, 9)):
+        found = wanted(side, first)
+        assert all(side.holds(capacity) for capacity in found)
+        assert len(found) + sum(map(side.holds, first)) >= 7
+        assert not wanted(side, [*first, *found])
+
+
+def test_what_a_side_does_not_explain_is_refused_by_name():
+    def uneven(capacity: Capacity) -> Reading:
+        widths = (max(6, capacity.max_graph_nodes),)
+        wild = 1 + capacity.edges % 7 if capacity.max_graph_nodes > 6 else 1
+        return Reading(1000 * wild * capacity.nodes, widths=widths)
+
+    with pytest.raises(FitRefused, match=r"of more than 6 nodes in the largest graph: .* misses"):
+        probe(nn.Linear(2, 2), STORE, reader=GivenReader(uneven))
+
+
+def test_pieces_are_saved_and_shown(tmp_path):
+    memory = probe(
+        nn.Linear(2, 2),
+        STORE,
+        reader=GivenReader(
+            lambda c: Reading(
+                (10 if c.max_graph_nodes > 6 else 5) * c.nodes + 7 * c.graphs,
+                widths=(max(6, c.max_graph_nodes),),
+            )
+        ),
+    )
+    assert [regime for regime, _ in memory.fit.pieces] == [Regime(0, 6)]
+    assert "at most 6 nodes in the largest graph" in str(memory)
+    memory.save(tmp_path / "memory.json")
+    again = MemoryModel.load(tmp_path / "memory.json")
+    assert again == memory
+    for width, nbytes in ((6, 5), (7, 10)):
+        capacity = Capacity(300, 400, 30, width)
+        assert again.fit.predict(capacity) == pytest.approx(nbytes * 300 + 7 * 30)
+        assert again.binding(capacity) == "nodes"
