@@ -66,6 +66,11 @@ def _compiled(stock: Any) -> Any:
     return compile
 
 
+def begin() -> None:
+    """From now on, in this process."""
+    dispatcher.Dispatcher.compile = _compiled(dispatcher.Dispatcher.compile)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
-        dispatcher.Dispatcher.compile = _compiled(dispatcher.Dispatcher.compile)
+        begin()
