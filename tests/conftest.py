@@ -24,7 +24,9 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-pytest_plugins = ["support.processor_time", "support.tiers", "support.places"]
+pytest_plugins = [
+    *("support.processor_time", "support.tiers", "support.places", "support.compiled_once")
+]
 
 # Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
 # of its time. What a test needs collected it collects.

@@ -53,8 +53,12 @@ def here(page, *, slow: bool) -> list[Block]:
 @pytest.mark.parametrize("page", pages_with([b for b in PYTHON if not (b.unmet or b.slow)]))
 def test_the_python_of_a_page_runs(page, elsewhere, capsys):
     run(here(page, slow=False))
+    printed = capsys.readouterr().out
     if page.name in REPORTING:
-        assert "node eff" in capsys.readouterr().out, "the report is printed"
+        assert "node eff" in printed, "the report is printed"
+    if page.name == "exported.md":
+        assert printed.count("tensor(") == 2
+        assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
 
 
 @pytest.mark.slow

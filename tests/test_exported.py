@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -101,17 +100,6 @@ print(sg.load_exported({str(folder)!r}, {digest!r}).predict([store[0]]).tolist()
     store = sg.datasets.open(EXAMPLES / "esol.npz")
     expected = runner.predict([store[0]])
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), expected, **CLOSE)
-
-
-@pytest.mark.slow
-def test_the_page_about_it_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    page = EXAMPLES.parent.parent / "docs" / "exported.md"
-    (tmp_path / "examples").symlink_to(EXAMPLES.parent)
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(compile(block, page.name, "exec"), {})
-    assert capsys.readouterr().out.count("tensor(") == 2
-    assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]
 
 
 @pytest.mark.slow

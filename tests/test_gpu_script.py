@@ -14,9 +14,11 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_python import forked_python
 from support.patience import patience, slowness
 
 ROOT = Path(__file__).parents[1]
@@ -265,7 +267,14 @@ def test_what_was_compiled_and_found_goes_on_to_the_next_call(tmp_path):
     assert found["b"] == {"found": "made"}
 
 
-def test_nothing_runs_where_versions_fail(tmp_path):
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """For what the script starts, where not the start is tested."""
+    with forked_python() as command:
+        yield command
+
+
+def test_nothing_runs_where_versions_fail(tmp_path, python):
     """No GPU here: the first thing that is asked for."""
     pytest.importorskip("torch")
     import torch
@@ -273,7 +282,8 @@ def test_nothing_runs_where_versions_fail(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     (tmp_path / "parts.sh").write_text("parts_first() { part never 5 echo ran; }")
-    done = gpu_sh("first", PARTS_FROM=tmp_path / "parts.sh", OUT=tmp_path / "out")
+    files = {"PARTS_FROM": tmp_path / "parts.sh", "OUT": tmp_path / "out"}
+    done = gpu_sh("first", PYTHON=python, **files)
     assert done.returncode == 1
     assert "no CUDA device is visible to torch" in done.stdout
     assert "== stopped" in done.stdout
@@ -297,12 +307,13 @@ def test_another_word_than_a_call_is_refused():
 
 
 @pytest.mark.slow
-def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path):
+def test_a_step_taken_apart_and_a_row_of_steps_rehearsed(tmp_path, python):
     """Two parts of the first call as they are, on the CPU: what they say is labelled, right, and
     whole."""
     out = tmp_path / "out"
     done = gpu_sh(
         "first",
+        PYTHON=python,
         OUT=out,
         CACHES=tmp_path / "caches",
         NUMBA_CACHE_DIR="",  # where it is: each loop anew takes longer than all the rest

@@ -244,23 +244,25 @@ def test_blocks_of_a_file_have_their_own_checksums(tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_edges(tmp_path):
     """Peak of the process, less what it had before: the same for four times the edges."""
-    peaks = [_peak(tmp_path / str(e), e) for e in (2_000_000, 8_000_000)]
+    peaks = _peaks(tmp_path, 2_000_000, 8_000_000)
     assert peaks[1] - peaks[0] < 30, peaks
 
 
-def _peak(folder: Path, edges: int) -> int:
-    """MiB at most resident while partitioning generated edges in chunks of a quarter million."""
+def _peaks(folder: Path, *edges: int) -> list[int]:
+    """MiB at most resident so far, in one process, after partitioning so many generated edges in
+    chunks of a quarter million, and so many more."""
     code = f"""
 import resource, numpy as np
 from staticgraph.outofcore import partition
 def edges():
-    for k in range({edges} // 250_000):
+    for k in range(number // 250_000):
         yield np.random.default_rng(k).integers(0, 100_000, (2, 250_000))
-partition(edges, 100_000, 16, {str(folder)!r}, chunk=250_000)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+for number in {edges}:
+    partition(edges, 100_000, 16, {str(folder)!r} + f"/{{number}}", chunk=250_000)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    return [int(line) for line in done.stdout.split()]
 
 
 # ---------------------------------------------------------------------- beside the page cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from bench.paper.heuristics import (
     weighted,
 )
 from staticgraph.errors import GraphTooLarge
-from staticgraph.packing import pack_histogram, pack_stream, volume_bound
+from staticgraph.packing import exact, pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.packing.listing import listings
@@ -365,3 +366,23 @@ def test_drawing_deals_every_graph_to_the_sizes_that_go_together():
     assert again.tolist() == seen[0]
     with pytest.raises(ValueError, match="pack the histogram of these"):
         types_of(packing, sizes[:-1])
+
+
+def test_loops_over_many_components_are_compiled_once():
+    """However many there are, and with the same swaps as where there are two: those that no limit
+    binds change nothing."""
+    random = np.random.default_rng(0)
+    sizes = random.integers(5, 40, (200, 2))
+    bounds = exact.exact_bounds(200, 10)
+    limits = (1.02 * sizes.sum(0) / 20).astype(np.int64)
+    orders = []
+    for more in (0, 2, 3, 6):
+        wide = np.concatenate([sizes, np.ones((200, more), np.int64)], 1)
+        orders.append(np.arange(200))
+        found = exact.repair(orders[-1], wide, bounds, [*limits, *[10_000] * more], np.uint64(7))
+        assert found[1] > 0
+    kinds = {signature[3] for signature in exact._repair.signatures}
+    assert sum(isinstance(kind, numba.types.Array) for kind in kinds) == 1
+    assert all(kind.count <= 3 for kind in kinds if isinstance(kind, numba.types.UniTuple))
+    for order in orders[1:]:
+        assert np.array_equal(order, orders[0])

@@ -13,11 +13,13 @@ import sys
 import tracemalloc
 import urllib.request
 import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from support.command import status_of
+from support.forked_python import forked_python
 from support.patience import patience
 from support.trained_run import trained_run
 
@@ -418,7 +420,13 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     ("workers", "last"), [(0, "Application shutdown complete"), (2, "what was asked is answered")]
 )
 def test_the_command_serves_and_stops_when_told(run_folder, workers, last):
-    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
+    """With workers it is started whole, alone it forks."""
+    with nullcontext(sys.executable) if workers else forked_python() as python:
+        serves_and_stops(python, run_folder, workers, last)
+
+
+def serves_and_stops(python, run_folder, workers, last):
+    command = [python, "-m", "staticgraph.cli", "serve", "--run", str(run_folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [*command, "--port", "0", "--compile-mode", "eager", "--workers", str(workers)],

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 from support.command import status_of
 from support.examples import EXAMPLES
+from support.forked_python import forked_python
 from support.patience import patience
 
 import staticgraph as sg
@@ -180,9 +182,15 @@ def test_a_manifest_keeps_categories_and_an_older_one_has_none(tmp_path, loaded)
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_command_serves_an_export_that_was_compiled(tmp_path_factory, workers):
-    folder, digest, runner = exported_once(tmp_path_factory)
+    """Without workers it forks, with one it is started whole."""
+    with nullcontext(sys.executable) if workers else forked_python() as python:
+        serves_an_export(python, exported_once(tmp_path_factory), workers)
+
+
+def serves_an_export(python, exported, workers):
+    folder, digest, runner = exported
     assert exported_models.verify_exported(folder).categories.keys() == {"x", "edge_attr"}
-    command = [sys.executable, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
+    command = [python, "-m", "staticgraph.cli", "serve", "--exported", str(folder)]
     command += ["--digest", digest, "--smiles", "--port", "0", "--workers", str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:

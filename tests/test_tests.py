@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 from support import patience
 from support.processor_time import NAME, SHOWN, slowest, unmarked
-from support.tiers import brought_up_to_date, listed, shared_out
+from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed, shared_out
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -153,7 +153,9 @@ def test_slow_tests_without_the_marker_are_listed():
 
 def test_the_list_of_slow_tests_follows_a_run():
     """Slow ones come in, quick ones go out, those between and those that did not run stay."""
-    seconds = {"new": 1.1, "quick": 0.2, "was slow": 0.3, "still": 4.0, "about": 0.8, "fast": 0.9}
+    between = (LEAVES_S + QUICK_S) / 2
+    seconds = {"new": 1.1 * QUICK_S, "quick": 0.2 * QUICK_S, "was slow": 0.9 * LEAVES_S}
+    seconds |= {"still": 4.0, "about": between, "fast": 0.9 * QUICK_S}
     slow = ["was slow", "still", "about", "did not run"]
     assert brought_up_to_date(slow, seconds) == ["about", "did not run", "new", "still"]
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.forked import run_forked
+from support.forked_python import forked_python
 from support.patience import patience
 from support.processor_time import processor_s
 from support.ranks import on_ranks
@@ -191,7 +192,7 @@ def test_what_other_processes_spend_is_counted():
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A job of two processes."""
+    """A job of two processes. They fork; those of two hosts, below, are started whole."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,7 +200,8 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
         "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1",
         f"--master-port={port}", *arguments,
     ]  # fmt: skip
-    return run_forked(words, env=ENVIRONMENT, timeout=patience(120))
+    with forked_python() as python:
+        return run_forked(words, env=ENVIRONMENT | {"PYTHON_EXEC": python}, timeout=patience(120))
 
 
 def command(config: TrainConfig, folder: Path, *more: str) -> list[str]:

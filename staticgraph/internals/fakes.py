@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
+from staticgraph.internals.shapes import NEW, RULES, Made, told
+
 __all__ = ["FakeTensor", "FakeTensorMode", "QuickFakeMode", "ask_device"]
 
 # What looking at a fake tensor's device is dispatched as.
@@ -53,20 +55,31 @@ def _overloads(names: str) -> frozenset[Any]:
 class QuickFakeMode(FakeTensorMode):
     """A mode whose steps take a third as long, and give the same.
 
-    Of common operations (:data:`OWN_SHAPES`) the kernel for tensors without memory is asked at
-    once. What others gave torch keeps by their arguments, and to name these takes it longer than
+    What operations over rows give is told from their arguments (:mod:`.shapes`); of other common
+    ones (:data:`OWN_SHAPES`) the kernel for tensors without memory is asked at once. What others
+    gave torch keeps by their arguments, and to name these takes it longer than
     the rest; here dense tensors are named by what tells them apart, and numbers by themselves.
     torch does whatever is of another kind.
     """
 
     _quick = _overloads(OWN_SHAPES)
+    _told = NEW | RULES.keys()
 
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})
     ) -> Any:
         """What an operation gives."""
-        device = self._device(args) if func in self._quick and not kwargs else None
+        quick = (func in self._quick and not kwargs) or func in self._told
+        device = self._device(args) if quick else None
         if device is None:
+            return super().dispatch(func, types, args, kwargs)
+        known = told(func, args, kwargs)
+        if isinstance(known, Made):
+            made = torch.empty(known.shape, dtype=known.dtype, device="meta")
+            return FakeTensor(self, made, device)
+        if known is not None:
+            return known
+        if kwargs or func not in self._quick:
             return super().dispatch(func, types, args, kwargs)
         with in_kernel_invocation_manager(self):
             out = func(*args)

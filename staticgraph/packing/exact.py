@@ -36,6 +36,9 @@ SWEEPS = 40
 BUDGET = 1000
 # Turns for all batches that leave no fewer over capacity, after which we stop trying.
 PATIENCE = 4
+# Components over which loops are unrolled: nodes, edges, and one more.
+UNROLLED = 3
+Limits = tuple[float, ...] | np.ndarray
 
 
 @numba.njit(inline="always")
@@ -45,7 +48,7 @@ def _over(load: float, limit: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def _excess(load: np.ndarray, batch: int, limits: tuple[float, ...]) -> float:
+def _excess(load: np.ndarray, batch: int, limits: Limits) -> float:
     """How far a batch is over its limits, summed over the components."""
     excess = 0.0
     for c in range(len(limits)):
@@ -68,8 +71,11 @@ def repair(
     Returns:
         batches that were over a limit at first, swaps made, batches still over a limit.
     """
-    # A tuple, so that the compiler knows how many there are and unrolls the loops over them.
-    return _repair(order, sizes, bounds, tuple(float(limit) for limit in limits), seed)
+    # A tuple, so that the compiler knows how many there are and unrolls the loops over them; an
+    # array where there are many, since each number of them would compile for seconds by itself.
+    exact = tuple(float(limit) for limit in limits)
+    given = exact if len(exact) <= UNROLLED else np.array(exact)
+    return _repair(order, sizes, bounds, given, seed)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -77,7 +83,7 @@ def _repair(
     order: IntArray,
     sizes: IntArray,
     bounds: IntArray,
-    limits: tuple[float, ...],
+    limits: Limits,
     seed: np.uint64,
 ) -> tuple[int, int, int]:
     batches = len(bounds) - 1
@@ -115,7 +121,7 @@ def _repair(
 
 
 @numba.njit(nogil=True, cache=True)
-def _count_over(load: np.ndarray, limits: tuple[float, ...]) -> int:
+def _count_over(load: np.ndarray, limits: Limits) -> int:
     """How many batches are over a limit."""
     over = 0
     for b in range(len(load)):
@@ -124,7 +130,7 @@ def _count_over(load: np.ndarray, limits: tuple[float, ...]) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def _roomiest(load: np.ndarray, batch: int, limits: tuple[float, ...], counter: np.uint64) -> int:
+def _roomiest(load: np.ndarray, batch: int, limits: Limits, counter: np.uint64) -> int:
     """Of a few random other batches, the one whose fullest component is emptiest."""
     best = -1
     least = np.inf
@@ -150,7 +156,7 @@ def _swap(
     bounds: IntArray,
     batch: int,
     partner: int,
-    limits: tuple[float, ...],
+    limits: Limits,
     counter: np.uint64,
 ) -> int:
     """Makes the best swap of any graph of ``batch`` with a few of ``partner``; 1 if one helped."""

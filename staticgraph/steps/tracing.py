@@ -20,7 +20,7 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.internals.tracing import forget_compiled, switched
+from staticgraph.internals.tracing import drop_guards, forget_compiled, switched
 from staticgraph.steps.failures import observed
 from staticgraph.steps.obstacles import Obstacle, obstacles
 
@@ -59,6 +59,7 @@ def trace_step(compute: Callable[[StaticBatch], Any], batch: StaticBatch) -> Tra
 
     def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         trace.graphs += 1
+        drop_guards(lambda kind, name: True)  # what is called once is asked no guard
         trace.obstacles += obstacles(graph)
         return graph.forward
 

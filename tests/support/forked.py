@@ -58,12 +58,13 @@ def _run(argv: list[str], said: list[Path], spent: Path, env: dict[str, str], fo
     os.environ.update(env)
     os.chdir(folder)
     try:
-        _program(*argv)
+        program(*argv)
     finally:
         spent.write_text(str(own_processor_s()))
 
 
-def _program(kind: str, *rest: str) -> None:
+def program(kind: str, *rest: str) -> None:
+    """Runs what an interpreter with these arguments would, in this process."""
     if kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})

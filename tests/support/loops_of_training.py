@@ -1,7 +1,10 @@
 """Run as a program: trains each model that fused kernels are put under, and prints the loops that
-were called, the longest to compile first, then what numba compiled inside them.
+were called, the longest to compile first, then those that assign arrays to slices.
 
-    python tests/support/loops_of_training.py DATA FOLDER
+    NUMBA_CACHE_DIR=/tmp/empty python tests/support/loops_of_training.py DATA FOLDER
+
+A loop that numba's cache has is loaded, and was called all the same; only an empty cache tells
+which takes longest to compile.
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
+import numba
+import numpy as np
 import torch
-from numba.core import event, types
+from numba.core import types
 from numba.core.registry import CPUDispatcher
 from torch_geometric.data import Batch, Data
 
@@ -23,34 +27,41 @@ from staticgraph.training.compile_ahead import Loop
 from staticgraph.training.config import KERNELS_GAIN, TrainConfig
 from staticgraph.training.loops import line_of
 
+# What numba compiles with a loop that assigns an array to a slice, for the message that their
+# shapes differ: it takes seconds.
+COSTLY = "raise_with_shape_context"
 
-class Compiled(event.Listener):
-    """Seconds of every function that numba compiled, those inside others included."""
+
+class Asked:
+    """Seconds of every loop of this package that Python called, until it was compiled or loaded."""
 
     def __init__(self) -> None:
-        self.began: list[float] = []
-        self.seconds: dict[tuple[str, Any], float] = {}
-        self.names: set[str] = set()
+        self.seconds: dict[Loop, float] = {}
+        self._stock, self._depth = CPUDispatcher.compile, 0
 
-    def on_start(self, event: Any) -> None:
-        self.began.append(time.perf_counter())
+    def compile(self, dispatcher: CPUDispatcher, kinds: Any) -> Any:
+        """Takes the place of numba's; those that another calls are compiled inside it."""
+        self._depth += 1
+        began = time.perf_counter()
+        try:
+            return self._stock(dispatcher, kinds)
+        finally:
+            self._depth -= 1
+            module = dispatcher.py_func.__module__
+            if not self._depth and module.startswith("staticgraph."):
+                loop = Loop(f"{module}.{dispatcher.py_func.__qualname__}", tuple(kinds))
+                self.seconds.setdefault(loop, time.perf_counter() - began)
 
-    def on_end(self, event: Any) -> None:
-        function = event.data["dispatcher"].py_func
-        name = f"{function.__module__}.{function.__qualname__}"
-        self.names.add(name)
-        if len(self.began) == 1:
-            self.seconds[name, event.data["args"]] = time.perf_counter() - self.began[0]
-        self.began.pop()
+
+@numba.njit(cache=True)
+def assigns_a_slice(values, some):
+    """What is looked for."""
+    values[:2] = some
 
 
-def called() -> Iterator[Loop]:
-    """Loops of this package that Python called, with their types."""
-    for module_name, module in sorted(sys.modules.items()):
-        for name, value in vars(module).items() if module_name.startswith("staticgraph") else ():
-            if isinstance(value, CPUDispatcher) and value.py_func.__module__ == module_name:
-                for kinds in value.signatures:
-                    yield Loop(f"{module_name}.{name}", kinds)
+def is_costly(dispatcher: CPUDispatcher, kinds: Any) -> bool:
+    """Whether what was compiled of a function, or loaded, has that message in it."""
+    return COSTLY in str(dispatcher.overloads[kinds].library._get_module_for_linking())
 
 
 def with_a_large_one(data: str, folder: str) -> str:
@@ -68,8 +79,8 @@ def with_a_large_one(data: str, folder: str) -> str:
 
 
 def main() -> None:
-    compiled = Compiled()
-    event.register("numba:compile", compiled)
+    asked = Asked()
+    CPUDispatcher.compile = lambda dispatcher, kinds: asked.compile(dispatcher, kinds)
     run.compile_ahead = lambda loops, show: 0  # each is compiled where it is called
     folder = sys.argv[2]
     runs = [(sys.argv[1], model) for model in sorted(KERNELS_GAIN)]
@@ -80,12 +91,13 @@ def main() -> None:
             overwrite=True,
             progress=False,
         )
-    found = sorted(
-        (loop for loop in called() if (loop.name, loop.types) in compiled.seconds),
-        key=lambda loop: -compiled.seconds[loop.name, loop.types],
-    )
+    found = sorted(asked.seconds, key=lambda loop: -asked.seconds[loop])
     assert not any(isinstance(kind, types.Omitted) for loop in found for kind in loop.types)
-    print(json.dumps({"lines": [line_of(loop) for loop in found], "names": [*compiled.names]}))
+    assigns_a_slice(np.zeros(3), np.ones(2))
+    (kinds,) = assigns_a_slice.signatures
+    assert is_costly(assigns_a_slice, kinds), "numba names it otherwise now"
+    costly = [loop.name for loop in found if is_costly(loop.dispatcher, loop.types)]
+    print(json.dumps({"lines": [line_of(loop) for loop in found], "costly": costly}))
 
 
 if __name__ == "__main__":

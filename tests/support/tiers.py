@@ -19,9 +19,9 @@ import pytest
 from support.processor_time import seconds_of
 
 Test = TypeVar("Test")
-QUICK_S = 1.0
+QUICK_S = 0.4
 # One that is in the list leaves it when it is quicker than this, so that none goes to and fro.
-LEAVES_S = 0.6
+LEAVES_S = 0.25
 LIST = Path(__file__).parents[1] / "data" / "slow_tests.txt"
 
 

@@ -1,0 +1,169 @@
+"""An interpreter for programs that start others: a command that is one by its arguments, and forks.
+
+:func:`support.forked.run_forked` forks a program that a test starts. Where that program starts
+others (torchrun its workers, a script its parts), each of them would still import torch and PyG,
+four seconds of processor time. So :func:`forked_python` gives the path of a command to call in the
+place of ``python``: it asks a server, which has all of that loaded and has done nothing with it,
+for a fork with its own arguments, environment, folder and streams, hands on the signals that it
+gets, and ends as the fork ended, by the same signal if that was how. A fork whose command is killed
+is killed, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.forked import program
+from support.patience import patience
+from support.processor_time import add_elsewhere, own_processor_s
+from support.ranks import CONTEXT
+
+COMMAND = """#!{python} -ISs
+import json, os, signal, socket, sys
+
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+asked = {{"argv": sys.argv[1:], "environ": dict(os.environ), "folder": os.getcwd()}}
+text = json.dumps(asked).encode()
+socket.send_fds(server, [len(text).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(text)
+answers = server.makefile()
+pid = int(answers.readline())
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+status = int(answers.readline() or 1)
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+@contextmanager
+def forked_python() -> Iterator[str]:
+    """The path of a command that runs ``-c CODE``, ``-m MODULE`` or ``FILE`` as an interpreter
+    would, until the end."""
+    with tempfile.TemporaryDirectory(prefix="python-") as name:
+        folder = Path(name)
+        address, spent = str(folder / "socket"), folder / "spent"
+        ready, told = CONTEXT.Pipe(duplex=False)
+        server = CONTEXT.Process(target=_serve, args=(address, str(spent), told))
+        server.start()
+        told.close()
+        try:
+            assert ready.poll(patience(60)), "the server of forks did not start"
+            command = folder / "python"
+            command.write_text(COMMAND.format(python=sys.executable, address=address))
+            command.chmod(stat.S_IRWXU)
+            yield str(command)
+        finally:
+            server.terminate()
+            server.join(patience(20))
+            if server.is_alive():
+                server.kill()
+            if spent.exists():
+                add_elsewhere(float(spent.read_text()))
+
+
+class _Ended(BaseException):
+    """The server was told to end."""
+
+
+def _serve(address: str, spent: str, told: Any) -> None:
+    def end(*_: object) -> None:
+        raise _Ended
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    waiting = socket.socket(socket.AF_UNIX)
+    waiting.bind(address)
+    waiting.listen(64)
+    told.send("ready")
+    keepers: set[int] = set()
+    try:
+        while True:
+            asking, _ = waiting.accept()
+            keeper = os.fork()
+            if keeper == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                waiting.close()
+                _keep(asking)
+            asking.close()
+            keepers.add(keeper)
+    except _Ended:
+        for keeper in keepers:
+            os.waitpid(keeper, 0)
+        Path(spent).write_text(str(own_processor_s()))
+
+
+def _keep(asking: socket.socket) -> None:
+    """One fork, from its start to its end; does not return."""
+    head, streams, _, _ = socket.recv_fds(asking, 8, 3)
+    left, text = int.from_bytes(head, "big"), b""
+    while len(text) < left:
+        text += asking.recv(left - len(text))
+    pid = os.fork()
+    if pid == 0:
+        asking.close()
+        _become(streams, **json.loads(text))
+    for stream in streams:
+        os.close(stream)
+    asking.sendall(f"{pid}\n".encode())
+    ended = os.pidfd_open(pid)
+    found, _, _ = select.select([ended, asking], [], [])
+    if ended not in found:  # the command is gone
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with suppress(OSError):
+        asking.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def _become(streams: list[int], argv: list[str], environ: dict[str, str], folder: str) -> None:
+    """This process as the program; does not return."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", "1")))
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    for path in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if path and path not in sys.path:
+            sys.path.insert(0, path)
+    status = 0
+    try:
+        program(*(word for word in argv if word != "-u"))
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 0xFF)
