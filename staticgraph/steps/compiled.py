@@ -22,6 +22,7 @@ from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import TorchDynamoException, counters, watched
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
+from staticgraph.steps.checkpointed import checked
 from staticgraph.steps.failures import observed
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
@@ -101,7 +102,8 @@ class _StaticBackend:
             self.captured = rewrite(graph, self._target, inputs)
         if self._inductor is None:
             self.guards = drop_what_is_known(self._function, self.captured)
-        return graph.forward if self._inductor is None else self._inductor(graph, inputs)
+            return checked(graph, self._name)
+        return self._inductor(graph, inputs)
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
