@@ -45,7 +45,7 @@ from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
-from staticgraph.steps.evaluation import Evaluation
+from staticgraph.steps.evaluation import Evaluation, settle_training
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.modes import FUSED, OWN, Mode, resolve, without_fused
 from staticgraph.steps.recordable_optimizer import make_recordable
@@ -149,6 +149,8 @@ class StaticGraphRunner:
         self._turns = Turns(subject.model)
         self._evaluating = Evaluation(subject.model)
         self._trains = subject.trains
+        if self._trains:
+            settle_training(subject.model)
         if self.ranks is not None:
             check_not_wrapped(subject.model)
             alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
@@ -266,7 +268,8 @@ class StaticGraphRunner:
         """One training step: gradients to zero, forward, loss, backward, optimizer; with
         ``Subject(accumulate=K)`` the optimizer at every K-th.
 
-        Puts the model into training mode if it is not.
+        Puts the model into training mode if it is not, by its own ``train()``; layers that you
+        have put into evaluation mode yourself stay so.
 
         Returns:
             The mean loss over the real rows, 0-dim, detached, on the device.
