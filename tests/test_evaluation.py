@@ -131,7 +131,7 @@ def test_an_evaluation_walks_over_no_modules(hiv, monkeypatch, training):
         assert walks, "the count sees a walk"
 
 
-class Frozen(Net):
+class FreezesNorms(Net):
     """As many fine-tune: norms keep the statistics that they came with."""
 
     def train(self, mode: bool = True):
@@ -158,7 +158,7 @@ def test_a_model_just_made_is_asked_what_training_is(hiv):
     """Its flags are all on, and its own ``train()`` would take some off: norms that it freezes
     were trained, with another loss than a loop has that calls ``model.train()``."""
     assert statistics_moved(Net(), hiv)
-    assert not statistics_moved(Frozen(), hiv)
+    assert not statistics_moved(FreezesNorms(), hiv)
 
 
 def test_a_model_that_was_told_already_is_not_asked_again(hiv):
@@ -166,4 +166,4 @@ def test_a_model_that_was_told_already_is_not_asked_again(hiv):
         model.head.eval()
         return model
 
-    assert statistics_moved(Frozen(), hiv, told)
+    assert statistics_moved(FreezesNorms(), hiv, told)
