@@ -218,16 +218,35 @@ def by_labels(out, batch):
     return F.mse_loss(out, torch.nan_to_num(batch.tasks), reduction="none") * shares
 
 
-def test_a_loss_that_asks_which_labels_are_missing_is_refused():
+def unlabelled_to_zero(out, batch):
+    """A term of its own for what has no label."""
+    wrong = (out - torch.nan_to_num(batch.tasks)).square()
+    return torch.where(torch.isnan(batch.tasks), out.square(), wrong)
+
+
+def weighted_by_hand(out, batch):
+    return F.mse_loss(out, torch.nan_to_num(batch.tasks), reduction="none"), ~batch.tasks.isnan()
+
+
+def times_mask(out, batch):
+    return F.mse_loss(out, batch.tasks.nan_to_num(), reduction="none") * ~batch.tasks.isnan()
+
+
+def above(out, batch):
+    return F.binary_cross_entropy_with_logits(out, (batch.tasks > 0).float(), reduction="none")
+
+
+@pytest.mark.parametrize("loss", [by_labels, unlabelled_to_zero])
+def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
     """It reads zeros there, so its number would be another than plain PyG's, without a word."""
     store = sg.GraphStore.from_pyg(graphs(True), progress=False)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     with pytest.raises(sg.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
-        runner_of(by_labels, store=None).step(batch)
+        runner_of(loss).step(batch)
 
 
-@pytest.mark.parametrize("loss", [energy, two, tasks, kinds])
-def test_a_loss_that_does_not_ask_is_not_refused(loss):
+@pytest.mark.parametrize("loss", [energy, two, tasks, kinds, weighted_by_hand, times_mask, above])
+def test_a_loss_that_leaves_them_out_is_not_refused(loss):
     store = sg.GraphStore.from_pyg(graphs(True), progress=False)
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     assert float(runner_of(loss).step(batch)) > 0

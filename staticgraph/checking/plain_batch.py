@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
@@ -108,6 +109,18 @@ class _Read(PlainBatch):
         return self._names
 
 
+class _Asking(TorchFunctionMode):
+    """Notes whether anything asks which numbers are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked |= getattr(func, "__name__", "") in ("isnan", "isfinite", "nan_to_num")
+        return func(*args, **(kwargs or {}))
+
+
 def has_gaps(batch: StaticBatch) -> bool:
     """Whether the data have missing labels, which a padded step leaves out of its mean."""
     return any(field.has_nan for field in batch.layout.schema)
@@ -122,19 +135,23 @@ def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
 
 def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | None:
     """The mean of a loss over the labelled entries of an unpadded batch, whose labels are as they
-    came: NaN where they are missing. Without gradients, which NaN would reach; None where it has no
-    mean (it is not finite, or raises on a NaN)."""
+    came: NaN where they are missing; and over others that a loss gives a value of their own, having
+    asked which are missing. Without gradients, which NaN would reach; None where it has no mean (it
+    is not finite, or raises on a NaN)."""
     assert loss is not None
     seen: Any = _Read(data)
     try:
         with torch.no_grad():
-            terms = LossTerms.of(loss(out, seen))
+            with _Asking() as asking:
+                terms = LossTerms.of(loss(out, seen))
             values = terms.values
             there = torch.ones_like(values, dtype=torch.bool)
             for name in seen.read():
-                label = data[name]
+                label = data[name] if name in data else None
                 if isinstance(label, Tensor) and label.numel() == values.numel():
                     there &= ~torch.isnan(label).view(values.shape)
+            if asking.asked:
+                there |= torch.isfinite(values) & (values != 0)
             shares = there if terms.weights is None else there * terms.weights
             shares = shares.to(values.dtype).expand(values.shape)
             mean = (torch.where(shares != 0, values, 0) * shares).sum() / shares.sum()
