@@ -147,7 +147,9 @@ def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | Non
             values = terms.values
             there = torch.ones_like(values, dtype=torch.bool)
             for name in seen.read():
-                label = data[name] if name in data else None
+                if name not in data:
+                    continue
+                label = data[name]
                 if isinstance(label, Tensor) and label.numel() == values.numel():
                     there &= ~torch.isnan(label).view(values.shape)
             if asking.asked:
