@@ -117,7 +117,9 @@ class _Asking(TorchFunctionMode):
         self.asked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.asked |= getattr(func, "__name__", "") in ("isnan", "isfinite", "nan_to_num")
+        name = getattr(func, "__name__", "").strip("_")
+        itself = name in ("eq", "ne") and len(args) == 2 and args[0] is args[1]
+        self.asked |= itself or name in ("isnan", "isfinite", "nan_to_num")
         return func(*args, **(kwargs or {}))
 
 
