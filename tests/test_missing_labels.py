@@ -227,7 +227,7 @@ def unlabelled_to_zero(out, batch):
 def equal_to_itself(out, batch):
     """As OGB asks for labels."""
     y = batch.tasks
-    return torch.where(y == y, (out - torch.where(y == y, y, 0)).square(), 1 + out.square())
+    return torch.where(y == y, (out - torch.where(y == y, y, 0)).square(), 100 + out.square())
 
 
 def weighted_by_hand(out, batch):
