@@ -208,7 +208,7 @@ class CompiledFunction:
                 f"{self._name} would have to be compiled again, because something that it was "
                 f"compiled for has changed:\n{self._changed(tensors) or error}\n"
                 "Keep a number that changes between steps in a tensor, and write to it in place "
-                "(tensor.fill_(value)); change what does not before warmup(), or make a new runner; "
+                "(tensor.fill_(value)); change other things before warmup(), or make a new runner; "
                 "or use mode='eager'"
             ) from error
 
