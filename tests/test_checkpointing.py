@@ -161,3 +161,53 @@ def test_checkpointing_in_eager_runs_its_layers_over_real_rows(hiv):
         assert (found.grad - expected.grad).abs().max() <= 1e-9 * largest
     for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
         assert torch.allclose(found.double(), expected.double(), rtol=1e-9, atol=1e-12)
+
+
+def checkpointed_runner(mode, norm):
+    """Of a model whose checkpointed block ends in ``norm``, on molecules of the thread tests."""
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = GRAPHS[0].x.size(1)
+            self.first, self.norm = nn.Linear(width, 4), norm(4)
+
+        def forward(self, x, batch):
+            h = torch.utils.checkpoint.checkpoint(
+                lambda x: self.norm(self.first(x)).relu(), x.float(), use_reentrant=False
+            )
+            return global_mean_pool(h, batch)
+
+    torch.manual_seed(0)
+    model = Block()
+    plan = sg.plan_buckets(STORE, batch_size=4)
+    return sg.StaticGraphRunner(
+        model,
+        plan,
+        mode,
+        loss=lambda out, batch: out.square(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+    )
+
+
+def test_a_fused_step_refuses_a_checkpointed_norm_by_line_and_leaves_its_statistics():
+    runner = checkpointed_runner("fused", nn.BatchNorm1d)
+    batch = next(iter(runner.loader(STORE)))
+    with pytest.raises(sg.NotStatic, match=r"(?s)checkpointing .*test_checkpointing.py:\d+.*eager"):
+        runner.step(batch)
+    assert float(runner.model.norm.running_mean.abs().max()) == 0
+    assert int(runner.model.norm.num_batches_tracked) == 0
+
+
+def test_a_fused_step_checkpoints_what_writes_nothing():
+    fused, eager = (checkpointed_runner(mode, nn.LayerNorm) for mode in ("fused", "eager"))
+    for batch in fused.loader(STORE):
+        assert torch.allclose(fused.step(batch), eager.step(batch), rtol=1e-5)
+
+
+def test_auto_goes_on_without_a_way_that_fails():
+    """The warm-up ended in the error of the way that was only tried."""
+    runner = checkpointed_runner(sg.Auto(rounds=5), nn.BatchNorm1d).warmup(STORE, progress=False)
+    step = next(choice for choice in runner.report().choices if choice.phase == "step")
+    assert step.way == "eager"
+    assert "activation checkpointing" in str(step)

@@ -129,3 +129,41 @@ def test_an_evaluation_walks_over_no_modules(hiv, monkeypatch, training):
     assert walks == []
     with evaluating(model):
         assert walks, "the count sees a walk"
+
+
+class FreezesNorms(Net):
+    """As many fine-tune: norms keep the statistics that they came with."""
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()
+        return self
+
+
+def statistics_moved(model, hiv, prepared=lambda model: model) -> bool:
+    runner = sg.StaticGraphRunner(
+        prepared(model),
+        CAPACITIES,
+        "eager",
+        loss=bce,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+    )
+    runner.step(next(iter(batches_of(hiv))))
+    return any(int(b) for name, b in model.named_buffers() if name.endswith("batches_tracked"))
+
+
+def test_a_model_just_made_is_asked_what_training_is(hiv):
+    """Its flags are all on, and its own ``train()`` would take some off: norms that it freezes
+    were trained, with another loss than a loop has that calls ``model.train()``."""
+    assert statistics_moved(Net(), hiv)
+    assert not statistics_moved(FreezesNorms(), hiv)
+
+
+def test_a_model_that_was_told_already_is_not_asked_again(hiv):
+    def told(model):
+        model.head.eval()
+        return model
+
+    assert statistics_moved(FreezesNorms(), hiv, told)

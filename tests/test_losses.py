@@ -261,6 +261,8 @@ def test_a_loss_that_says_its_weights_passes_the_preflight(loss):
         (lambda out, batch: (out[0], 3.0), "weights of type float"),
         (lambda out, batch: (out[0], None, out[0]), "what is added once is a scalar"),
         (lambda out, batch: out[0].sum(), r"return .*\(loss, None, scalar\)"),
+        (lambda out, batch: out[0].sum(), "^the loss is a scalar, so padded rows are already"),
+        (lambda out, batch: torch.cat([out[0][:, 0], out[1][:, 0]]), r"12 graph rows.* two kinds"),
         (lambda out, batch: [1.0], r"the loss gives a list.*\(values, weights\)"),
     ],
 )
@@ -279,3 +281,40 @@ def test_rows_chosen_by_a_mask_are_told_how_to_be_kept():
     batch = sg.StaticBatch.of(store, range(10), CAPACITY)
     with pytest.raises(ValueError, match=r"\(loss, mask\)|\(values, mask\)"):
         runner_of(chosen, Net()).step(batch)
+
+
+def test_a_mean_in_a_loss_is_told_from_plain_pygs_with_what_to_write():
+    """``masked_mean`` and the real counts run over plain PyG, too, so that the rest is compared."""
+    store = sg.GraphStore.from_pyg(graphs())
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+
+    def squared(out):
+        return out[0].square()
+
+    def by_hand(out, batch):
+        return squared(out), None, squared(out).mean()
+
+    def by_count(out, batch):
+        return squared(out) / batch.num_graphs
+
+    def masked(out, batch):
+        return squared(out), None, sg.masked_mean(squared(out), batch)
+
+    def by_real_count(out, batch):
+        return squared(out) / batch.num_real_graphs
+
+    for loss, said in (
+        (by_hand, r"sg\.masked_mean\(values, batch\)"),
+        (by_count, "num_real_graphs"),
+    ):
+        with pytest.raises(sg.PaddingLeaks, match=said):
+            runner_of(loss, Net()).step(batch)
+    for loss in (masked, by_real_count):
+        runner_of(loss, Net()).step(batch)
+
+    def beside_it(out, batch):
+        """Wrong beside a mean that is right: plain PyG is asked all the same."""
+        return squared(out) / batch.num_graphs, None, sg.masked_mean(squared(out), batch)
+
+    with pytest.raises(sg.PaddingLeaks, match="number of padding rows changes the result"):
+        runner_of(beside_it, Net()).step(batch)

@@ -209,3 +209,70 @@ def test_labels_of_one_type_do_not_ask_for_those_of_another():
     known = ~data["a"].target.isnan()
     expected = (model(data["a"].x)[:, 0] - data["a"].target)[known].square().mean()
     assert torch.allclose(runner.eval_step(batch).loss, expected.detach())
+
+
+def by_labels(out, batch):
+    """Tasks with few labels weigh more: correct in plain PyG, where a missing label is NaN."""
+    there = ~torch.isnan(batch.tasks) & batch.graph_mask[:, None]
+    shares = there.sum() / there.sum(0).clamp(min=1)
+    return F.mse_loss(out, torch.nan_to_num(batch.tasks), reduction="none") * shares
+
+
+def unlabelled_to_zero(out, batch):
+    """A term of its own for what has no label."""
+    wrong = (out - torch.nan_to_num(batch.tasks)).square()
+    return torch.where(torch.isnan(batch.tasks), out.square(), wrong)
+
+
+def equal_to_itself(out, batch):
+    """As OGB asks for labels."""
+    y = batch.tasks
+    return torch.where(y == y, (out - torch.where(y == y, y, 0)).square(), 100 + out.square())
+
+
+def weighted_by_hand(out, batch):
+    return F.mse_loss(out, torch.nan_to_num(batch.tasks), reduction="none"), ~batch.tasks.isnan()
+
+
+def times_mask(out, batch):
+    return F.mse_loss(out, batch.tasks.nan_to_num(), reduction="none") * ~batch.tasks.isnan()
+
+
+def above(out, batch):
+    return F.binary_cross_entropy_with_logits(out, (batch.tasks > 0).float(), reduction="none")
+
+
+@pytest.mark.parametrize("loss", [by_labels, unlabelled_to_zero, equal_to_itself])
+def test_a_loss_that_asks_which_labels_are_missing_is_refused(loss):
+    """It reads zeros there, so its number would be another than plain PyG's, without a word."""
+    store = sg.GraphStore.from_pyg(graphs(True), progress=False)
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    with pytest.raises(sg.PaddingLeaks, match=r"the loss is off.*needs a mask of its own"):
+        runner_of(loss).step(batch)
+
+
+@pytest.mark.parametrize("loss", [energy, two, tasks, kinds, weighted_by_hand, times_mask, above])
+def test_a_loss_that_leaves_them_out_is_not_refused(loss):
+    store = sg.GraphStore.from_pyg(graphs(True), progress=False)
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+    assert float(runner_of(loss).step(batch)) > 0
+
+
+def test_a_mask_of_its_own_serves_a_loss_that_needs_to_know():
+    made = graphs(True)
+    for data in made:
+        data.there = ~torch.isnan(data.tasks)
+    store = sg.GraphStore.from_pyg(made, progress=False)
+    batch = sg.StaticBatch.of(store, range(10), CAPACITY)
+
+    def by_mask(out, batch):
+        there = batch.there & batch.graph_mask[:, None]
+        return tasks(out, batch) * (there.sum() / there.sum(0).clamp(min=1))
+
+    model = Net()
+    data = Batch.from_data_list(made)
+    there = ~torch.isnan(data.tasks)
+    wrong = (model(data.x, data.batch, 10) - torch.nan_to_num(data.tasks)).square()
+    expected = (wrong * there.sum() / there.sum(0).clamp(min=1))[there].mean()
+    found = runner_of(by_mask, model=model).step(batch)
+    assert float(found) == pytest.approx(float(expected.detach()), rel=1e-5)

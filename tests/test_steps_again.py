@@ -103,6 +103,34 @@ def test_what_a_user_changes_is_refused(change, esol, monkeypatch):
         runner(batch)
 
 
+def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
+    """As the weight of a term of the loss that is annealed; a fused step may be the choice of
+    ``auto``, so the user need not have asked for one."""
+    beta = {"number": 1.0, "tensor": torch.tensor(1.0)}
+
+    def runner_with(kind):
+        torch.manual_seed(0)
+        model = nn.Linear(9, 1)
+        return sg.StaticGraphRunner(
+            model,
+            [CAPACITY],
+            "fused",
+            loss=lambda out, batch: beta[kind] * (out - 1).square(),
+            optimizer=torch.optim.SGD(model.parameters(), 0.0),
+            forward=lambda model, batch: model(batch.x.float()),
+        )
+
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    by_number, by_tensor = runner_with("number"), runner_with("tensor")
+    assert by_number.step(batch) == by_tensor.step(batch)
+    first = float(by_tensor.step(batch))
+    beta["number"] = 0.5
+    beta["tensor"].fill_(0.5)
+    with pytest.raises(sg.NotStatic, match=r"(?s)compiled again.*in a tensor.*fill_"):
+        by_number.step(batch)
+    assert float(by_tensor.step(batch)) == pytest.approx(first / 2)
+
+
 def test_torchs_own_flags_are_guarded(esol):
     runner, batch = captured(Model(), esol)
     torch.use_deterministic_algorithms(True)

@@ -29,7 +29,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.checking.example_batch import revalued
 from staticgraph.checking.outcome import Difference, Outcome, differing, first_clear, largest_of
 from staticgraph.checking.padding_culprit import Culprit, Trail, real_part
-from staticgraph.checking.plain_batch import measurable, plain_batch, plain_loss
+from staticgraph.checking.plain_batch import has_gaps, labelled_loss, plain_batch, plain_loss
 from staticgraph.errors import PaddingLeaks
 from staticgraph.steps.arguments import forward_of
 from staticgraph.steps.computation import Computation
@@ -42,6 +42,21 @@ from staticgraph.steps.training_state import untouched
 PADDINGS = {torch.float64: 1e-10, torch.float32: 3e-5}
 PLAIN = {torch.float64: 1e-9, torch.float32: 1e-3}
 COARSE = {id(PADDINGS): 1e-2, id(PLAIN): 5e-2}  # bfloat16, float16
+
+# What to do, by what did it, and further where it was plain PyG that differs.
+LAYERS = "Reduce over each graph with a pool and the batch vector, or mask with batch.node_mask"
+LOSSES = (
+    "In a loss, sg.masked_mean(values, batch) is the mean of rows, and batch.graph_mask "
+    "(node_mask, edge_mask) leaves padding out of anything else"
+)
+SIZES = (
+    "; batch.num_nodes, num_edges, num_graphs and sizes of tensors count padding rows, and "
+    "batch.num_real_nodes, num_real_edges and num_real_graphs do not"
+)
+GAPS = (
+    "; a missing label (NaN) reads as 0 in a loss, and its entry is left out of the mean: what "
+    "depends on torch.isnan of a target needs a mask of its own, as a field of the data"
+)
 
 
 class PaddingCheck:
@@ -160,7 +175,6 @@ class PaddingCheck:
     ) -> PaddingLeaks | None:
         if batch.real is None or _several_ranks() or self._leaves_ties_open(batch.device):
             return None
-        step = step and measurable(batch)
         data = self._attempt(lambda: plain_batch(batch))
         if data is None:
             return None
@@ -191,6 +205,7 @@ class PaddingCheck:
             self._model,
             f"the number of padding rows changes the result: {found.name} is off by {found.how} "
             "from plain PyG on the same graphs without padding",
+            SIZES + (GAPS if has_gaps(batch) and found.name == "the loss" else ""),
         )
 
     def _tolerance(self, tolerances: dict[torch.dtype, float]) -> float:
@@ -267,7 +282,8 @@ class PaddingCheck:
             with precision:
                 seen = data.fresh()
                 out = self._forward(self._model, seen)
-                loss = plain_loss(self._loss, out, seen) if step else None
+                mean = labelled_loss if has_gaps(batch) else plain_loss
+                loss = mean(self._loss, out, seen) if step else None
             return self._outcome(out, loss, before)
 
     def _outcome(self, out: Any, loss: Tensor | None, before: Tensor) -> Outcome:
@@ -334,14 +350,20 @@ def _graphs_in(batch: StaticBatch) -> int:
 
 
 def _leak(
-    found: Difference, culprit: Culprit | None, model: torch.nn.Module, what: str
+    found: Difference,
+    culprit: Culprit | None,
+    model: torch.nn.Module,
+    what: str,
+    more: str = "",
 ) -> PaddingLeaks:
-    """The error, naming the layer as well as it is known."""
+    """The error, naming the layer as well as it is known, with ``more`` of what may be done."""
     path, where, line = culprit or Culprit(None)
+    remedy = LAYERS
     if path is None and found.name.startswith("the buffer "):
         path = found.name.removeprefix("the buffer ").rpartition(".")[0]
     if path is None:
         named = "no layer does it: look at the loss, and at the function that calls the model"
+        remedy = LOSSES
     elif path:
         kind = type(model.get_submodule(path)).__name__
         named = f"the first to differ is {path!r} ({kind})"
@@ -349,9 +371,8 @@ def _leak(
         named = f"none does it: it is the forward of {type(model).__name__}"
     named += f", at {where}: {line}" if where else ""
     return PaddingLeaks(
-        f"{what}. Of the layers, {named}. Reduce over each graph with a pool and the batch vector, "
-        "or mask with batch.node_mask; sg.preflight(model, plan, store) lists every layer; "
-        "Subject(..., check_padding=False) turns this check off",
+        f"{what}. Of the layers, {named}. {remedy}{more}; sg.preflight(model, plan, store) lists "
+        "every layer; Subject(..., check_padding=False) turns this check off",
         path,
         where,
     )

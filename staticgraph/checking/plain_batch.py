@@ -1,7 +1,8 @@
 """The graphs of a padded batch as plain PyG batches them, for a model that is called either way.
 
 A model written for a :class:`StaticBatch` may ask for its masks; here all rows are real, so all are
-True. What else a static batch knows and PyG's does not (real counts on the device) is not here.
+True, and the real counts are those of the rows. What else a static batch knows and PyG's does not
+is not here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Batch
 
 from staticgraph.batches.static_batch import StaticBatch
@@ -47,6 +49,14 @@ class PlainBatch:
     def __contains__(self, name: object) -> bool:
         return name in self._data
 
+    def mask_of(self, value: Tensor) -> Tensor:
+        """The mask of a tensor's rows: all are real."""
+        return torch.ones(value.shape[:1], dtype=torch.bool, device=value.device)
+
+    def level_of(self, value: Tensor) -> str:
+        """Of what a tensor's rows are, which no mean over all rows depends on."""
+        return ""
+
     def argument(self, name: str) -> Any:
         """What a model's parameter of this name gets; None if there is nothing for it."""
         found = getattr(self._data, name, None)
@@ -68,6 +78,8 @@ def plain_batch(batch: StaticBatch) -> PlainBatch:
         ):
             if f"{level}_mask" not in data:
                 data[f"{level}_mask"] = torch.ones(rows, dtype=torch.bool, device=batch.device)
+            if f"num_real_{level}s" not in data:
+                data[f"num_real_{level}s"] = torch.tensor(rows, device=batch.device)
     return PlainBatch(data)
 
 
@@ -76,9 +88,44 @@ def _followed(schema: Schema) -> list[str]:
     return [] if schema.hetero else [field.name for field in schema]
 
 
-def measurable(batch: StaticBatch) -> bool:
-    """Whether the plain mean of a loss over a batch's rows is known: no label can be missing."""
-    return not any(field.has_nan for field in batch.layout.schema)
+class _Read(PlainBatch):
+    """One that notes which of its fields are read."""
+
+    def __init__(self, data: PlainBatch) -> None:
+        super().__init__(data._data)
+        object.__setattr__(self, "_names", set())
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        self._names.add(name)
+        return found
+
+    def __getitem__(self, name: Any) -> Any:
+        self._names.add(name)
+        return super().__getitem__(name)
+
+    def read(self) -> set[Any]:
+        """The names so far."""
+        return self._names
+
+
+class _Asking(TorchFunctionMode):
+    """Notes whether anything asks which numbers are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        itself = name in ("eq", "ne") and len(args) == 2 and args[0] is args[1]
+        self.asked |= itself or name in ("isnan", "isfinite", "nan_to_num")
+        return func(*args, **(kwargs or {}))
+
+
+def has_gaps(batch: StaticBatch) -> bool:
+    """Whether the data have missing labels, which a padded step leaves out of its mean."""
+    return any(field.has_nan for field in batch.layout.schema)
 
 
 def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
@@ -86,3 +133,33 @@ def plain_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor:
     assert loss is not None
     asked: Any = data
     return LossTerms.of(loss(out, asked)).mean()
+
+
+def labelled_loss(loss: Loss | None, out: Any, data: PlainBatch) -> Tensor | None:
+    """The mean of a loss over the labelled entries of an unpadded batch, whose labels are as they
+    came: NaN where they are missing; and over others that a loss gives a value of their own, having
+    asked which are missing. Without gradients, which NaN would reach; None where it has no mean (it
+    is not finite, or raises on a NaN)."""
+    assert loss is not None
+    seen: Any = _Read(data)
+    try:
+        with torch.no_grad():
+            with _Asking() as asking:
+                terms = LossTerms.of(loss(out, seen))
+            values = terms.values
+            there = torch.ones_like(values, dtype=torch.bool)
+            for name in seen.read():
+                if name not in data:
+                    continue
+                label = data[name]
+                if isinstance(label, Tensor) and label.numel() == values.numel():
+                    there &= ~torch.isnan(label).view(values.shape)
+            if asking.asked:
+                there |= torch.isfinite(values) & (values != 0)
+            shares = there if terms.weights is None else there * terms.weights
+            shares = shares.to(values.dtype).expand(values.shape)
+            mean = (torch.where(shares != 0, values, 0) * shares).sum() / shares.sum()
+            mean = mean if terms.added is None else mean + terms.added
+    except Exception:  # whatever the loss raises over a NaN
+        return None
+    return mean if bool(torch.isfinite(mean)) else None

@@ -114,8 +114,8 @@ def require_replaceable(target: Path, kind: Kind, overwrite: bool) -> None:
         )
     if not overwrite:
         raise FileExistsError(
-            f"{target} holds a {kind.noun} already: replace it with overwrite=True, or choose "
-            "another folder"
+            f"{target} holds a {kind.noun} already: replace it with overwrite=True (--overwrite of "
+            "a command), or choose another folder"
         )
 
 

@@ -4,12 +4,13 @@
 step of hundreds of small calls are a good part of its time. Every operator is registered here, so
 that a dry run knows the CUDA side of each. Its derivative is given with it, or, where an operator
 has several, a :class:`torch.autograd.Function` around it, which torch.compile and the tracers of
-this library follow as they follow the operators.
+this library follow as they follow the operators. Either has no derivative of its own, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -50,20 +51,26 @@ def operator(
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
         torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", _once(name, derivative), setup_context=setup, lib=LIBRARY
+            f"{NAMESPACE}::{name}", once(name, derivative), setup_context=setup, lib=LIBRARY
         )
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-def _once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
+def once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
     """A derivative without one of its own: where one is asked for, an error that names the
-    operator, as ``once_differentiable`` gives one that does not."""
+    operator, as ``once_differentiable`` gives one that does not.
 
+    Args:
+        name: of the operator.
+        derivative: ``derivative(ctx, *grads)``, a gradient or None for each input.
+    """
+
+    @wraps(derivative)
     def first(ctx: Any, *grads: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return derivative(ctx, *grads)
         with torch.no_grad():
             found = derivative(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return found
         results = found if isinstance(found, tuple) else (found,)
         message = f"{NAMESPACE}::{name} has no second derivative"
         taped = [r if r is None else r.detach().requires_grad_() for r in results]
@@ -71,3 +78,8 @@ def _once(name: str, derivative: Callable[..., Any]) -> Callable[..., Any]:
         return given if isinstance(found, tuple) else given[0]
 
     return first
+
+
+def differentiable_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """:func:`once` as a decorator, for the ``backward`` of an autograd function."""
+    return lambda derivative: once(name, derivative)

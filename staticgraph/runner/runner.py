@@ -45,9 +45,9 @@ from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward
-from staticgraph.steps.evaluation import Evaluation
+from staticgraph.steps.evaluation import Evaluation, settle_training
 from staticgraph.steps.losses import Loss
-from staticgraph.steps.modes import FUSED, OWN, Mode, resolve
+from staticgraph.steps.modes import FUSED, OWN, Mode, resolve, without_fused
 from staticgraph.steps.recordable_optimizer import make_recordable
 from staticgraph.steps.subject import Subject
 from staticgraph.store.graph_columns import GraphColumns
@@ -103,7 +103,8 @@ class StaticGraphRunner:
 
     Raises:
         BudgetExceeded: the plan needs more than the budget; nothing was compiled yet.
-        ValueError: an unknown mode, or one that records CUDA graphs for a model on the CPU.
+        ValueError: an unknown mode, one that records CUDA graphs for a model on the CPU, or
+            ``fused`` for a model that takes derivatives by its fields.
         NotStatic: the optimizer's step cannot be recorded.
         TypeError: no module, a loss module of torch, an optimizer that needs a closure, or an
             option that a given ``Subject`` says already.
@@ -140,12 +141,16 @@ class StaticGraphRunner:
         )
         name = mode if isinstance(mode, str) else "auto"
         self.mode: Mode = resolve(name, self.device.type, recording.anywhere)
+        if self.mode.fused and (why := without_fused(subject.differentiable)):
+            raise ValueError(f"mode='fused' cannot be: {why}; give mode='eager', or a compiled one")
         records = self.mode.own or (self._auto is not None and OWN in self._auto.ways)
         if recording.scope == "step" and records:
             make_recordable(subject.optimizer)
         self._turns = Turns(subject.model)
         self._evaluating = Evaluation(subject.model)
         self._trains = subject.trains
+        if self._trains:
+            settle_training(subject.model)
         if self.ranks is not None:
             check_not_wrapped(subject.model)
             alike = {"the plan": list(map(str, self.plan.capacities)), "the mode": self.mode.name}
@@ -263,7 +268,8 @@ class StaticGraphRunner:
         """One training step: gradients to zero, forward, loss, backward, optimizer; with
         ``Subject(accumulate=K)`` the optimizer at every K-th.
 
-        Puts the model into training mode if it is not.
+        Puts the model into training mode if it is not, by its own ``train()``; layers that you
+        have put into evaluation mode yourself stay so.
 
         Returns:
             The mean loss over the real rows, 0-dim, detached, on the device.

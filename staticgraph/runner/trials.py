@@ -31,7 +31,7 @@ from staticgraph.runner.auto import LEAST_ROUNDS, Auto
 from staticgraph.runner.choice import ATTENTION, WayChoice, choose, load, save
 from staticgraph.runner.ways import Steps
 from staticgraph.schema import Schema
-from staticgraph.steps.modes import FUSED, OWN
+from staticgraph.steps.modes import FUSED, OWN, without_fused
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import evaluating, train
 from staticgraph.store.graph_columns import GraphColumns
@@ -63,7 +63,7 @@ class Trials:
     ) -> None:
         self.notes: list[str] = []
         self._model = subject.model
-        self._differentiable = subject.differentiable
+        self._without_fused = without_fused(subject.differentiable)
         self._steps = steps
         self._options = options
         self._prepare = prepare
@@ -182,9 +182,8 @@ class Trials:
             return f"not tried: limit_s={self._options.limit_s:g} was spent"
         if way == OWN and (self._lost is not None or not self._steps.records(phase)):
             return self._lost or f"scope {self._steps.scope!r} does not record {phase!r}"
-        if way == FUSED and self._differentiable:
-            names = ", ".join(self._differentiable)
-            return f"the kernels have no second derivatives, which a derivative by {names} needs"
+        if way == FUSED and self._without_fused:
+            return self._without_fused
         try:
             self._prepare(way, bucket, phase)
         except NotStatic as error:
@@ -192,6 +191,12 @@ class Trials:
                 self._lost = f"all recordings were torn down: {error}"
                 self._steps.close()
             return str(error)
+        except Exception as error:
+            # The model itself ran in eager: what a compiler, or its graph, makes of it is no
+            # reason to end a run that can go on without.
+            if way in ("eager", OWN):
+                raise
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return None
 
     def _timed(

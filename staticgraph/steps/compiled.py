@@ -22,6 +22,7 @@ from staticgraph.internals.inductor import inductor
 from staticgraph.internals.tracing import TorchDynamoException, counters, watched
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
+from staticgraph.steps.checkpointed import checked
 from staticgraph.steps.failures import observed
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
@@ -101,7 +102,8 @@ class _StaticBackend:
             self.captured = rewrite(graph, self._target, inputs)
         if self._inductor is None:
             self.guards = drop_what_is_known(self._function, self.captured)
-        return graph.forward if self._inductor is None else self._inductor(graph, inputs)
+            return checked(graph, self._name)
+        return self._inductor(graph, inputs)
 
 
 def with_own_code(function: Callable[..., Any], name: str) -> FunctionType:
@@ -204,7 +206,10 @@ class CompiledFunction:
         except TorchDynamoException as error:  # only compiling raises it
             raise NotStatic(
                 f"{self._name} would have to be compiled again, because something that it was "
-                f"compiled for has changed:\n{self._changed(tensors) or error}"
+                f"compiled for has changed:\n{self._changed(tensors) or error}\n"
+                "Keep a number that changes between steps in a tensor, and write to it in place "
+                "(tensor.fill_(value)); change other things before warmup(), or make a new runner; "
+                "or use mode='eager'"
             ) from error
 
     def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:

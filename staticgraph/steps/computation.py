@@ -33,6 +33,7 @@ from staticgraph.steps.provenance import (
     Path,
     Provenance,
     level_in,
+    row_level,
     run_elsewhere,
 )
 from staticgraph.steps.subject import Subject
@@ -237,15 +238,33 @@ class Computation:
         """``given`` is the batch as the model got it, where it may have set other tensors."""
         assert self._loss is not None
         if known.loss is None:
-            shape = list(LossTerms.of(self._loss(out, batch)).values.shape)
-            raise ValueError(
-                f"the loss has no rows of the batch: it gives a tensor of shape {shape}, whose "
-                "leading size does not change with the batch's; return one value per row, such as "
-                "F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] return "
-                "(loss, mask), and for a scalar to add once (a penalty, a KL term) (loss, None, "
-                "scalar)"
-            )
+            _refuse(LossTerms.of(self._loss(out, batch)).values, batch)
         return (share_of_loss if shared else mean_loss)(self._loss, out, batch, given)
+
+
+def _refuse(values: Tensor, batch: StaticBatch) -> None:
+    """Refuses a loss whose values are known not to be rows of the batch; a scalar is refused where
+    its mean is taken."""
+    if not values.dim():
+        return
+    shape, level = list(values.shape), row_level(values, batch)
+    if level is not None:
+        found = (
+            f"it gives a tensor of shape {shape}, whose leading size does not change with the "
+            "batch's; return one value per row, such as F.mse_loss(out, batch.y, reduction='none')"
+        )
+    else:
+        rows = ", ".join(f"{batch.capacity.rows(name)} {name} rows" for name in batch.levels)
+        found = (
+            f"it gives a tensor of shape {shape}, and the bucket has {rows}; return one value per "
+            "row, such as F.mse_loss(out, batch.y, reduction='none'), in place of loss[mask] "
+            "return (loss, mask), and for rows of two kinds joined by torch.cat the one's values "
+            "with the mean of the other's added: (values, None, sg.masked_mean(others, batch))"
+        )
+    raise ValueError(
+        f"the loss has no rows of the batch: {found}; for a scalar to add once (a penalty, a KL "
+        "term) return (loss, None, scalar)"
+    )
 
 
 def _detached(out: Any) -> Any:

@@ -12,7 +12,7 @@ of which a module says itself what evaluation mode is (its own ``train`` or ``ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, is_
@@ -73,8 +73,21 @@ class Evaluation:
         submodules = list(map(_SUBMODULES, self._modules))
         self._counts = list(map(len, submodules))
         self._children = list(chain.from_iterable(map(dict.values, submodules)))
-        base = nn.Module.train, nn.Module.eval
-        self._says_itself = any(
-            (type(m).train, type(m).eval) != base or {"train", "eval"} & vars(m).keys()
-            for m in self._modules
-        )
+        self._says_itself = says_itself(self._modules)
+
+
+def says_itself(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of them has a ``train`` or ``eval`` of its own."""
+    base = nn.Module.train, nn.Module.eval
+    return any(
+        (type(m).train, type(m).eval) != base or {"train", "eval"} & vars(m).keys() for m in modules
+    )
+
+
+def settle_training(model: nn.Module) -> None:
+    """Asks a model just made what training is, where a module says it itself (norms frozen in
+    ``train()``, a teacher that stays in evaluation mode), as ``model.train()`` in a loop by hand
+    does. A model of which one flag is off was told already, and stays as it is."""
+    modules = list(model.modules())
+    if all(module.training for module in modules) and says_itself(modules):
+        model.train()

@@ -172,7 +172,7 @@ def _masked_sum(
         raise ValueError(
             "the loss is a scalar, so padded rows are already averaged in: return one value per "
             "row, such as F.mse_loss(out, batch.y, reduction='none'); a scalar of parameters (a "
-            "penalty, a KL term) is added once: return (values, None, scalar)"
+            "penalty, a KL term) is added once: return (loss, None, scalar)"
         )
     try:
         rows = batch.mask_of(values)

@@ -6,6 +6,7 @@ them there is an error, not a surprise in the log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MODES = (
@@ -55,6 +56,18 @@ class Mode(NamedTuple):
     def inductor(self) -> str:
         """The mode that torch.compile gets."""
         return "default" if self.own else self.name
+
+
+def without_fused(differentiable: Sequence[str]) -> str | None:
+    """Why mode ``fused`` cannot be: None where it can, as far as is known before a step is traced.
+
+    Args:
+        differentiable: fields that the model takes derivatives by.
+    """
+    if not differentiable:
+        return None
+    names = ", ".join(differentiable)
+    return f"the kernels have no second derivatives, which a derivative by {names} needs"
 
 
 def resolve(mode: str, device_type: str, allow_cpu: bool = False) -> Mode:

@@ -96,7 +96,7 @@ def level_in(out: Any, batch: StaticBatch, known: Provenance, said: Mapping[Any,
         )
     levels: dict[Path, Level | None] = {}
     for path, value in found.items():
-        level = _by_size(value, batch)
+        level = row_level(value, batch)
         told = {str(key): level for key, level in said.items()}
         if name_of(path) in told:
             levels[path] = _as_said(told[name_of(path)], path, value, batch)
@@ -128,7 +128,8 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _by_size(value: Tensor, batch: StaticBatch) -> Level | None:
+def row_level(value: Tensor, batch: StaticBatch) -> Level | None:
+    """The level whose rows a tensor has by its leading size; None for none."""
     if not value.dim():
         return None
     for level in batch.levels:
@@ -195,7 +196,7 @@ def run_elsewhere(
         norm.__dict__[APART] = True
     norms = [(names[norm], level) for norm, found in noted.norms.items() for level in found]
     ran = not isinstance(out, Exception)
-    levels = {path: _by_size(value, batch) for path, value in leaves(out)} if ran else {}
+    levels = {path: row_level(value, batch) for path, value in leaves(out)} if ran else {}
     unknown = noted.unknown
     if unknown and ran:
         # A size that the batch's make up, as edges and loops do, is another in another bucket.
@@ -255,7 +256,7 @@ def _loss_level(
     except Exception:  # whatever the loss raises over padding alone
         return ""
     warn_of_stock_means(loss, watch.called, result)
-    return _by_size(values, batch)
+    return row_level(values, batch)
 
 
 def other_capacity(layout: SlotLayout, used: frozenset[int] = frozenset()) -> Capacity:

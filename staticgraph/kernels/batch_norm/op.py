@@ -11,7 +11,7 @@ from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.batch_norm.partials import joined
 from staticgraph.kernels.batch_norm.reference import normalised
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 # Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
 ONE_LAUNCH_ROWS = 1024
@@ -210,6 +210,7 @@ class BatchNorm(torch.autograd.Function):
         return out, mean, var, addend.view_as(addend)
 
     @staticmethod
+    @differentiable_once("batch_norm")
     def backward(ctx: Any, *grads: Any) -> Any:
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.dropout_sum import cpu
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 _SEEDS = 2**31 - 1
 
@@ -66,6 +66,7 @@ class DropoutSum(torch.autograd.Function):
         return _fill(x, x if relu else None, residual, seed, ctx.site, ctx.p)
 
     @staticmethod
+    @differentiable_once("dropout_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         seed, gate = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from staticgraph.kernels.edge_rows import cpu
 from staticgraph.kernels.message import codes_of, some_of
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 
 def _on_cpu(
@@ -120,6 +120,7 @@ class EdgeRows(torch.autograd.Function):
         return _forward(source, target, edge, code, src, dst)
 
     @staticmethod
+    @differentiable_once("edge_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
         code, *where = ctx.saved_tensors
         grad, wants = grads[0].contiguous(), ctx.needs_input_grad[:3]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.graph_attention import cpu
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 
 def _on_cpu(rows, starts, seed, heads, longest, site, p):
@@ -71,6 +71,7 @@ class GraphAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @differentiable_once("graph_attention")
     def backward(ctx: Any, *grads: Any) -> Any:
         return _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options), *(None,) * 6
 

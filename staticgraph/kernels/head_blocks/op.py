@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staticgraph.kernels.head_blocks import cpu
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 # What NumPy or numba does not have.
 HALVES = (torch.bfloat16, torch.float16)
@@ -121,6 +121,7 @@ class Blocks(torch.autograd.Function):
         return tuple(_blocks(rows, node_of_place, graphs, widths, heads, ctx.parts))
 
     @staticmethod
+    @differentiable_once("head_blocks")
     def backward(ctx: Any, *grads: Any) -> Any:
         return _rows(list(grads), *ctx.saved_tensors, ctx.parts), *(None,) * 6
 
@@ -138,6 +139,7 @@ class Rows(torch.autograd.Function):
         return _rows(blocks, place_of_node, node_of_place, 1)
 
     @staticmethod
+    @differentiable_once("head_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
         (node_of_place,) = ctx.saved_tensors
         return None, None, *_blocks(grads[0], node_of_place, ctx.graphs, ctx.widths, ctx.heads, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from staticgraph.kernels.linear.limits import chunks_of, fits
 from staticgraph.kernels.linear.reference import linear_reference
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 
 def _onednn() -> Any:
@@ -157,6 +157,7 @@ class Linear(torch.autograd.Function):
         return (out, x.view_as(x)) if handed_on else out
 
     @staticmethod
+    @differentiable_once("linear")
     def backward(ctx: Any, *grads: Any) -> Any:
         into = grads[1] if ctx.handed_on else None
         dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)

@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.kernels.message import codes_of, some_of
 from staticgraph.kernels.neighbour_reduce import cpu
 from staticgraph.kernels.neighbour_reduce.reference import ACTIVATIONS, REDUCTIONS
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 
 
 def _on_cpu(
@@ -152,6 +152,7 @@ class NeighbourReduce(torch.autograd.Function):
         return wide if wide.dtype == dtype else wide.to(dtype)
 
     @staticmethod
+    @differentiable_once("neighbour_reduce")
     def backward(ctx: Any, *grads: Any) -> Any:
         found = _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options)
         needed = [one if ctx.needs_input_grad[k] else None for k, one in enumerate(found)]

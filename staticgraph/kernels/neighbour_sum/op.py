@@ -14,7 +14,7 @@ from torch import Tensor
 
 from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum.op import table_gradient
 
 
@@ -164,6 +164,7 @@ class NeighbourSum(torch.autograd.Function):
         return out, x.view_as(x), edge.view_as(edge)
 
     @staticmethod
+    @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         into_x = grads[1] if ctx.handed else None
         into_edge = grads[2] if ctx.handed == "xe" else None
@@ -187,6 +188,7 @@ class EachEdge(torch.autograd.Function):
         return edge.new_empty(1, dtype=wide).expand(code.size(0), edge.size(1))
 
     @staticmethod
+    @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         (code,) = ctx.saved_tensors
         return table_gradient(grads[0], code.view(-1, 1), None, ctx.entries).to(ctx.dtype), None

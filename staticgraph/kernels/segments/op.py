@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.segments import cpu
 
 # ---------------------------------------------------------------------- sum and mean
@@ -64,6 +64,7 @@ class SegmentSum(torch.autograd.Function):
         return _sum(values, ptr, ctx.mean)
 
     @staticmethod
+    @differentiable_once("segment_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         (ptr,) = ctx.saved_tensors
         return _sum_backward(grads[0], ptr, ctx.rows, ctx.mean), None, None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.kernels.register import operator
+from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum import cpu
 
 
@@ -81,6 +81,7 @@ class TableSum(torch.autograd.Function):
         return _forward(index, offsets, weight)
 
     @staticmethod
+    @differentiable_once("table_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
         index, offsets = ctx.saved_tensors
         return None, None, table_gradient(grads[0], index, offsets, ctx.entries)

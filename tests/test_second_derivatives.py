@@ -1,0 +1,49 @@
+"""What has no second derivative says so by name, wherever one is asked for: no operator of this
+library gives a number, or an error from inside of its kernel, in its place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.kernel_cases import CASES, DROPPED, FEW, operands, where
+from torch_geometric.nn import GINConv, global_add_pool
+
+import staticgraph as sg
+
+# Integers and bytes have no derivative, and torch's own attention has both.
+ASKED = {**CASES, **{name: dropped.run for name, dropped in DROPPED.items()}}
+DIFFERENTIABLE = sorted(ASKED.keys() - {"collate", "fold_codes", "varlen_attention"})
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_every_operator_refuses_a_second_derivative_by_its_name(name):
+    values = operands(FEW, torch.float32, "cpu")
+    outs = ASKED[name](values, where(FEW, "cpu"))
+    outs = outs if isinstance(outs, list) else [outs]
+    loss = sum(out.square().sum() for out in outs if out.requires_grad)
+    slopes = torch.autograd.grad(loss, list(values.values()), create_graph=True, allow_unused=True)
+    twice = sum(slope.square().sum() for slope in slopes if slope is not None)
+    with pytest.raises(RuntimeError, match=r"^staticgraph::\w+ has no second derivative"):
+        twice.backward()
+
+
+class Forces(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = GINConv(torch.nn.Linear(3, 3))
+
+    def forward(self, pos, edge_index, batch, num_graphs):
+        energy = global_add_pool(self.conv(pos, edge_index).tanh(), batch, num_graphs)
+        return torch.autograd.grad(energy.sum(), pos, create_graph=True)[0]
+
+
+def test_fused_steps_refuse_a_model_of_forces_when_the_runner_is_made():
+    model = Forces()
+    subject = sg.Subject(
+        model,
+        loss=lambda out, batch: out.square(),
+        optimizer=torch.optim.Adam(model.parameters()),
+        differentiable=("pos",),
+    )
+    with pytest.raises(ValueError, match=r"no second derivatives.* by pos .*mode='eager'"):
+        sg.StaticGraphRunner(subject, [(12, 14, 3)], mode="fused")
