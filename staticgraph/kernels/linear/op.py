@@ -62,7 +62,16 @@ def _backward_on_cpu(
     dx = _product(grad, weight.t())
     if into is not None:
         dx.add_(into)
-    return dx, _product(grad.t(), x.t()), grad.sum(0)
+    return dx, _weight_gradient(grad, x), grad.sum(0)
+
+
+def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """``grad.T @ x``, the wider of the two as columns, which oneDNN is better at: ``[1752, 128]``
+    and ``[1752, 64]`` take 0.18 ms for 0.22 so, 256 columns 0.33 for 0.45, the transposition of
+    what comes out included (one CPU core, 2026-11-22)."""
+    if grad.size(1) > x.size(1):
+        return _product(x.t(), grad.t()).t().contiguous()
+    return _product(grad.t(), x.t())
 
 
 def _backward_of_casts(
