@@ -7,7 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.rewritten import CAPACITY, IDS, assert_drawn_by_seed, fired, garbage, in_plain_pyg
+from support.rewritten import (
+    CAPACITY,
+    IDS,
+    assert_as_in_plain_pyg,
+    assert_drawn_by_seed,
+    fired,
+    in_plain_pyg,
+    seeded,
+)
 from support.written_by_hand import MODELS, Trunk, gine
 
 import staticgraph as sg
@@ -60,29 +68,16 @@ FIRES = {
     "pna, apart": {"neighbour_reduce": 6, "cat_linear": 4},
     "pna, one tower": {"neighbour_reduce": 4, "cat_linear": 2},
     "transformer": {"edge_rows": 6},
+    "gat": {"neighbour_attention": 2},
+    "gat, edges": {"neighbour_attention": 2},
+    "gatv2": {"neighbour_attention": 2, "pair_score": 2},
+    "gatv2, edges": {"neighbour_attention": 2, "pair_score": 2},
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
-    torch.manual_seed(0)
-    stock = MODELS[name]().double()
-    model = copy.deepcopy(stock)
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
-    batch = garbage(sg.StaticBatch.of(esol, IDS, CAPACITY), esol)
-    expected = in_plain_pyg(stock, esol)
-    expected.square().mean().backward()
-    out = runner(batch)[batch.graph_mask]
-    out.square().mean().backward()
-    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
-    largest = max(p.grad.abs().max() for p in stock.parameters() if p.grad is not None)
-    for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
-        assert (ours.grad is None) == (theirs.grad is None), key
-        if theirs.grad is not None:
-            assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
-    statistics = dict(model.named_buffers())
-    for key, theirs in stock.named_buffers():
-        assert torch.allclose(statistics[key].double(), theirs.double(), rtol=0, atol=1e-10), key
+    runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
     found = fired(runner)
     for rewrite, times in FIRES.get(name, {}).items():
         assert found[rewrite] == times, (rewrite, found)

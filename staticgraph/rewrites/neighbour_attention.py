@@ -177,15 +177,13 @@ def _fuse(
     heads = shape(rows)[1]  # pyright: ignore[reportOptionalSubscript]
     flat = _flat(captured, node, rows)
     options: dict[str, Any] = {"heads": heads, "loops": edges.loops}
-    found = _summed(captured, scores, pair, heads)
-    if isinstance(found, Scores):
-        options |= _of_nodes(captured, node, found, rows, edges)
-        options["slope"] = found.slope
-    else:
-        given = _of_pairs(captured, node, scores, pair, edges, heads)
-        if given is None:
+    given = _of_pairs(captured, node, scores, pair, edges, heads)
+    if given is None:  # any score that is one number an edge is a sum of such, of itself alone
+        found = _summed(captured, scores, pair, heads)
+        if not isinstance(found, Scores):
             return found
-        options |= given
+        given = _of_nodes(captured, node, found, rows, edges) | {"slope": found.slope}
+    options |= given
     made = captured.before(node, neighbour_attention, flat, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
     captured.rewrote(NAME, node)
@@ -312,6 +310,7 @@ def _of_pairs(
             rows = _flat(captured, node, parts[2])
             given |= _cut(captured, node, rows, edges)
         made = captured.before(node, pair_score, *ends, attention, *captured.pointers, **given)
+        captured.rewrote("pair_score", scores)
         score = captured.item(node, made, 0, scores)
         found = {"edge": score}
         if edges.loops:

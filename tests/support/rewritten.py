@@ -32,6 +32,28 @@ def in_plain_pyg(model: nn.Module, store: Any, ids: list[int] = IDS) -> Tensor:
     return model(*(given[name] for name in inspect.signature(model.forward).parameters))
 
 
+def assert_as_in_plain_pyg(model: nn.Module, store: Any) -> Any:
+    """Outputs, gradients and running statistics of mode ``fused`` over garbage in the padding are
+    those of plain PyG; the runner."""
+    stock = copy.deepcopy(model)
+    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
+    batch = garbage(sg.StaticBatch.of(store, IDS, CAPACITY), store)
+    expected = in_plain_pyg(stock, store)
+    expected.square().mean().backward()
+    out = runner(batch)[batch.graph_mask]
+    out.square().mean().backward()
+    assert torch.allclose(out, expected, rtol=0, atol=1e-10)
+    largest = max(p.grad.abs().max() for p in stock.parameters() if p.grad is not None)
+    for (key, ours), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), key
+        if ours.grad is not None and theirs.grad is not None:
+            assert (ours.grad - theirs.grad).abs().max() <= 1e-10 * largest, key
+    statistics = dict(model.named_buffers())
+    for key, theirs in stock.named_buffers():
+        assert torch.allclose(statistics[key].double(), theirs.double(), rtol=0, atol=1e-10), key
+    return runner
+
+
 def difference(model: nn.Module, store: Any, mode: str = "fused") -> tuple[float, Any]:
     """The largest difference of outputs, gradients and buffers, of the largest gradient where that
     is over one, and the runner that made it."""

