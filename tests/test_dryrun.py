@@ -21,6 +21,7 @@ from staticgraph.dryrun import ask
 from staticgraph.dryrun.ask import Child
 from staticgraph.dryrun.availability import release, torch_version
 from staticgraph.dryrun.launched import added, counts
+from staticgraph.dryrun.report import DryRun
 from staticgraph.errors import DryRunUnavailable
 
 ROOT = Path(__file__).parent.parent
@@ -174,9 +175,24 @@ def test_rows_of_300_are_loaded_by_vectors_in_the_compiled_step(child, plans, mo
     assert any(use.name.startswith(OWN[model]) and use.name not in NO_ROWS for use in ours)
 
 
+class Remembering:
+    """A child that answers the same question once."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self.asked: dict[str, DryRun] = {}
+
+    def dry_run(self, request: dict) -> DryRun:
+        words = json.dumps(request)
+        if words not in self.asked:
+            self.asked[words] = self._child.dry_run(request)
+        return self.asked[words]
+
+
 def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp_path):
     """``staticgraph check --for``, whole: exit status 0, a table, the same as JSON, a picture."""
-    monkeypatch.setattr(ask, "Child", lambda target: nullcontext(child))
+    remembering = Remembering(child)
+    monkeypatch.setattr(ask, "Child", lambda target: nullcontext(remembering))
     command = [
         "check",
         "--for",
@@ -204,6 +220,7 @@ def test_the_command_prints_what_the_child_found(child, monkeypatch, capsys, tmp
     stopped = ["--model", "support.dryrun_models:OnTheHost", "--mode", "cuda-graph"]
     assert cli.main([*command[:3], *stopped, "--data", ESOL["data"]]) == 1
     assert "not at all" in capsys.readouterr().out
+    assert len(remembering.asked) == 2, "printed and drawn from one question"
 
 
 def test_what_was_added_is_named():

@@ -90,10 +90,11 @@ def test_dropout_is_the_same_both_ways(dtype):
         return out.view(nodes, heads, columns).transpose(0, 1)[:, :, :nodes] > 0
 
     found = both_ways(rows, grad, starts, heads, longest, seed, p)
-    check(rows, grad, starts, heads, found, longest, kept(4, seed), p)
+    stays = kept(4, seed)
+    check(rows, grad, starts, heads, found, longest, stays, p)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     pairs = (owner[:, None] == owner).expand(heads, -1, -1)
-    alive = kept(4, seed)[:, : len(owner), : len(owner)]
+    alive = stays[:, : len(owner), : len(owner)]
     count = int(pairs.sum())
     assert not alive[~pairs].any()
     assert abs(alive[pairs].double().mean() - (1 - p)) < 5 * (p * (1 - p) / count) ** 0.5

@@ -28,7 +28,7 @@ from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
 from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
 from staticgraph.kernels.linear import gpu as dense  # noqa: E402
-from staticgraph.kernels.linear import linear_reference  # noqa: E402
+from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
@@ -162,12 +162,15 @@ def test_segment_sum(dtype, mean):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(
     ("norm", "rows", "real"),
-    [(norm, 90, 77), (norm, 2100, 2000), (norm, 40, 0)]
+    [(norm, 90, 77), (norm, 300, 270), (norm, 40, 0)]
     + [(small_norm, 90, 77), (small_norm, 1024, 1000), (small_norm, 40, 0)],
 )
-def test_batch_norm(dtype, relu, joined, norm, rows, real):
-    """2,100 rows make several chunks of several blocks; the mean is far from zero. Few rows go by
-    two launches or by one."""
+def test_batch_norm(dtype, relu, joined, norm, rows, real, monkeypatch):
+    """300 rows make four chunks of three blocks, the last of them without a real row; the mean is
+    far from zero. Few rows go by two launches or by one."""
+    if rows == 300:
+        monkeypatch.setattr(norm, "MAX_CHUNKS", 4)
+        assert norm._chunks(torch.empty(rows, 20))[:2] == (4, 96)
     torch.manual_seed(0)
     x = (torch.randn(rows, 20) + 3).to(dtype)
     residual = torch.randn(rows, 20).to(dtype) if joined else None
@@ -360,12 +363,15 @@ def test_masked_sums(dtype):
 @pytest.mark.parametrize("held", DTYPES)
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "width", "columns"), [(90, 70, 40), (1300, 33, 17), (1, 5, 1), (40, 64, 130)]
+    ("rows", "width", "columns"), [(90, 70, 40), (163, 33, 17), (1, 5, 1), (40, 64, 130)]
 )
-def test_linear_of_few_rows(dtype, held, relu, rows, width, columns):
-    """All tiles of a launch, one chunk and two; operands kept in float32 for results of a half
-    precision, gradients in their own dtypes. Operands have few digits, since the interpreter
-    truncates where the device rounds."""
+def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch):
+    """All tiles of a launch, one chunk and two of several steps; operands kept in float32 for
+    results of a half precision, gradients in their own dtypes. Operands have few digits, since the
+    interpreter truncates where the device rounds."""
+    if rows == 163:
+        monkeypatch.setattr(limits, "ROWS_A_CHUNK", 128)
+        assert limits.chunks_of(rows) == (2, 128)
     torch.manual_seed(0)
     if held == torch.bfloat16 and dtype == torch.float32:
         pytest.skip("autocast casts to the narrower dtype alone")
