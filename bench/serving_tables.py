@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.tables import Folder, table
+from bench.tables import NOT_MEASURED, Folder, table
 
 
 def serving(folder: Folder) -> str:
@@ -28,6 +28,8 @@ def serving(folder: Folder) -> str:
 def serving_line(folder: Folder) -> str:
     """What the guide says of it, in a sentence."""
     results = folder.get("serving", {}).get("results", {})
+    if not results:
+        return NOT_MEASURED
     ours = [row for name, row in results.items() if name.startswith("staticgraph,")]
     plain = [results[f"plain PyG, {kind}"] for kind in ("json", "compact")]
     times = sorted(row["of_plain"] for row in ours)

@@ -9,47 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.line import Line
 from support.served_graphs import (
-    BUCKETS,
     PATIENCE_S,
     Held,
     broken,
     flat_of,
     graph,
-    runner_of,
     same,
 )
 
 import staticgraph as sg
 from staticgraph.serving import frames
-from staticgraph.serving.gateway import Gateway
-from staticgraph.serving.remote import Remote
-
-
-class Line:
-    """A server here, and one who asks it from the other end of a line."""
-
-    def __init__(self, out: str = "graph", **options) -> None:
-        self.runner = runner_of(out, BUCKETS)
-        self.server = sg.Server(self.runner, **{"max_wait_ms": 0, **options})
-        self.near, self.far = socket.socketpair()
-        self.gateway = Gateway(self.server, self.near)
-        self.lost: list[int] = []
-        self.remote = Remote(self.far, self.server.schema, lambda: self.lost.append(1))
-
-    def run(self, asked):
-        async def whole():
-            await self.remote.open()
-            try:
-                return await asyncio.wait_for(asked(self.remote), PATIENCE_S)
-            finally:
-                await self.remote.close()
-
-        try:
-            return asyncio.run(whole())
-        finally:
-            self.server.close()
-            self.gateway.join()
 
 
 @settings(max_examples=15, deadline=None)
