@@ -72,6 +72,33 @@ def test_requests_of_one_turn_go_over_together():
         same(torch.tensor(rows, dtype=torch.float64), line.runner.predict([graph(3, k)]))
 
 
+def test_who_asks_while_others_wait_is_sent_together_with_those_who_follow(monkeypatch):
+    """A frame for each turn of the loop cost both processes what some requests do."""
+    monkeypatch.setattr("staticgraph.serving.remote.GATHER_S", 3600.0)
+    sent, ask_frame = [], frames.ask_frame
+    monkeypatch.setattr(
+        frames, "ask_frame", lambda *of: (sent.append(of[0].counts), ask_frame(*of))[1]
+    )
+    line = Line()
+    held = Held(line.server)
+
+    async def ask(remote):
+        asks = [remote.ask(flat_of([graph(3)]))]  # at once, since nobody waits
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        for k in range(3):
+            asks.append(remote.ask(flat_of([graph(4, k)])))
+            await asyncio.sleep(0)
+        assert sent == [[1]]
+        remote._send()  # the moment is over
+        held.go.set()
+        return await asyncio.gather(*asks)
+
+    found = line.run(ask)
+    assert sent == [[1], [1, 1, 1]]
+    for rows, one in zip(found[1:], [graph(4, k) for k in range(3)], strict=True):
+        same(torch.tensor(rows, dtype=torch.float64), line.runner.predict([one]))
+
+
 def test_errors_come_over_as_what_they_are():
     line = Line(max_queue=4)
 
