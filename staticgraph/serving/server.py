@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.static_batch import filled
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor
@@ -322,7 +322,7 @@ class Server:
     def _warm(self) -> None:
         """Has the loops compiled that pack and fill, before the first request waits for them."""
         store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
-        StaticBatch.filled(self._layouts[0], store, ())
+        filled(self._layouts[0], store, ())
         if not (self.schema.axes or self.schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
         self._waiting.warm()
@@ -418,7 +418,7 @@ class Server:
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
         store = joined_any(stretches_of(pieces), self.schema)
-        batch = StaticBatch.filled(self._layouts[bucket], store, range(len(store)))
+        batch = filled(self._layouts[bucket], store, range(len(store)))
         assert batch.real is not None
         with self._changed:
             self._counts.batch(bucket, batch.real[:3], waits)
