@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.tables import Folder, table
+from bench.tables import NOT_MEASURED, Folder, table
 
 
 def serving(folder: Folder) -> str:
@@ -25,4 +25,19 @@ def serving(folder: Folder) -> str:
     return table("serving", found, headers, rows)
 
 
-TABLES: dict[str, Callable[[Folder], str]] = {"serving": serving}
+def serving_line(folder: Folder) -> str:
+    """What the guide says of it, in a sentence."""
+    results = folder.get("serving", {}).get("results", {})
+    if not results:
+        return NOT_MEASURED
+    ours = [row for name, row in results.items() if name.startswith("staticgraph,")]
+    plain = [results[f"plain PyG, {kind}"] for kind in ("json", "compact")]
+    times = sorted(row["of_plain"] for row in ours)
+    p99 = max(row["p99_ms"] / other["p99_ms"] for row, other in zip(ours, plain, strict=True))
+    return (
+        f"On {folder['serving']['machine']} it answers at least {times[0]:.1f} times the requests\n"
+        f"of FastAPI with plain PyG, with at most {p99:.0%} of its p99."
+    )
+
+
+TABLES: dict[str, Callable[[Folder], str]] = {"serving": serving, "serving-line": serving_line}

@@ -9,47 +9,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.line import Line
 from support.served_graphs import (
-    BUCKETS,
     PATIENCE_S,
     Held,
     broken,
     flat_of,
     graph,
-    runner_of,
     same,
 )
 
 import staticgraph as sg
 from staticgraph.serving import frames
-from staticgraph.serving.gateway import Gateway
-from staticgraph.serving.remote import Remote
-
-
-class Line:
-    """A server here, and one who asks it from the other end of a line."""
-
-    def __init__(self, out: str = "graph", **options) -> None:
-        self.runner = runner_of(out, BUCKETS)
-        self.server = sg.Server(self.runner, **{"max_wait_ms": 0, **options})
-        self.near, self.far = socket.socketpair()
-        self.gateway = Gateway(self.server, self.near)
-        self.lost: list[int] = []
-        self.remote = Remote(self.far, self.server.schema, lambda: self.lost.append(1))
-
-    def run(self, asked):
-        async def whole():
-            await self.remote.open()
-            try:
-                return await asyncio.wait_for(asked(self.remote), PATIENCE_S)
-            finally:
-                await self.remote.close()
-
-        try:
-            return asyncio.run(whole())
-        finally:
-            self.server.close()
-            self.gateway.join()
 
 
 @settings(max_examples=15, deadline=None)
@@ -99,6 +70,33 @@ def test_requests_of_one_turn_go_over_together():
     assert line.server.stats().batches == 1
     for k, rows in enumerate(found):
         same(torch.tensor(rows, dtype=torch.float64), line.runner.predict([graph(3, k)]))
+
+
+def test_who_asks_while_others_wait_is_sent_together_with_those_who_follow(monkeypatch):
+    """A frame for each turn of the loop cost both processes what some requests do."""
+    monkeypatch.setattr("staticgraph.serving.remote.GATHER_S", 3600.0)
+    sent, ask_frame = [], frames.ask_frame
+    monkeypatch.setattr(
+        frames, "ask_frame", lambda *of: (sent.append(of[0].counts), ask_frame(*of))[1]
+    )
+    line = Line()
+    held = Held(line.server)
+
+    async def ask(remote):
+        asks = [remote.ask(flat_of([graph(3)]))]  # at once, since nobody waits
+        await asyncio.to_thread(held.reached.wait, PATIENCE_S)
+        for k in range(3):
+            asks.append(remote.ask(flat_of([graph(4, k)])))
+            await asyncio.sleep(0)
+        assert sent == [[1]]
+        remote._send()  # the moment is over
+        held.go.set()
+        return await asyncio.gather(*asks)
+
+    found = line.run(ask)
+    assert sent == [[1], [1, 1, 1]]
+    for rows, one in zip(found[1:], [graph(4, k) for k in range(3)], strict=True):
+        same(torch.tensor(rows, dtype=torch.float64), line.runner.predict([one]))
 
 
 def test_errors_come_over_as_what_they_are():

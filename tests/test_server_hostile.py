@@ -10,8 +10,8 @@ import threading
 
 import pytest
 import torch
+from support.line import Line
 from support.served_graphs import PATIENCE_S, Held, flat_of, graph, runner_of, same
-from test_gateway import Line
 
 import staticgraph as sg
 from staticgraph.serving import frames, gateway

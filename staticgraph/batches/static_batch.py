@@ -97,22 +97,7 @@ class StaticBatch(BucketShape):
             GraphTooLarge: together they exceed the capacity.
         """
         capacity = capacity if isinstance(capacity, Capacity) else Capacity.of(capacity)
-        return cls.filled(SlotLayout(bucket, capacity, store.schema, pointers), store, ids)
-
-    @classmethod
-    def filled(cls, layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
-        """:meth:`of` a layout that is made already, for stores with its fields.
-
-        Raises:
-            GraphTooLarge: together the graphs exceed the capacity.
-        """
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
-        note(buffer, layout.lengths)
-        tensors = layout.tensors(buffer)
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        graphs = np.fromiter(ids, np.int64)
-        real = fill(store, graphs, layout, arrays)
-        return cls(layout, tensors, real, objects=store.objects_of(graphs))
+        return filled(SlotLayout(bucket, capacity, store.schema, pointers), store, ids)
 
     @classmethod
     def blank(cls, layout: SlotLayout, device: str | torch.device = "cpu") -> StaticBatch:
@@ -412,3 +397,18 @@ def looked_in_epoch(batch: StaticBatch) -> set[int] | None:
     ``looked`` of :class:`staticgraph.batches.slots.SlotPool`; None for a batch of no loader."""
     lease = batch._lease
     return None if lease is None else lease.pool.looked
+
+
+def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> StaticBatch:
+    """:meth:`StaticBatch.of` a layout that is made already, for stores with its fields.
+
+    Raises:
+        GraphTooLarge: together the graphs exceed the capacity.
+    """
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+    note(buffer, layout.lengths)
+    tensors = layout.tensors(buffer)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    graphs = np.fromiter(ids, np.int64)
+    real = fill(store, graphs, layout, arrays)
+    return StaticBatch(layout, tensors, real, objects=store.objects_of(graphs))

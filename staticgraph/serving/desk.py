@@ -55,6 +55,9 @@ class Desk:
 class Ticket:
     """A number for which an answer is due: as much of a future as a server asks of one."""
 
+    desk: Desk
+    number: int
+
     __slots__ = ("desk", "number")
 
     def __init__(self, desk: Desk, number: int) -> None:

@@ -28,11 +28,11 @@ class Request:
         store: where the graphs are; arrays that no caller holds.
         arrived: by the server's clock, in seconds.
         first, last: the graphs are those from ``first`` to ``last``, less one; all where None.
-        ticket: what the answer is laid on a desk for, as plain values; a future of tensors where
-            None.
+        due: what is answered: a future, with tensors (one of its own where None), or a ticket, with
+            plain values.
 
     Attributes:
-        future: what the caller waits for.
+        future: what is answered.
         desk: where its answer is laid, if it has a ticket.
         listed: whether it was answered with lists.
         over: whether it is answered, failed or cancelled; what is left of it need not run.
@@ -54,12 +54,12 @@ class Request:
         arrived: float,
         first: int = 0,
         last: int | None = None,
-        ticket: Ticket | None = None,
+        due: Future[Any] | Ticket | None = None,
     ) -> None:
         self.store, self.arrived = store, arrived
         self.first, self.last = first, len(store) if last is None else last
-        self.future: Future[Any] | Ticket = Future() if ticket is None else ticket
-        self.desk: Desk | None = None if ticket is None else ticket.desk
+        self.future: Future[Any] | Ticket = Future() if due is None else due
+        self.desk: Desk | None = due.desk if isinstance(due, Ticket) else None
         self.listed: bool = False
         self.over: bool = False
         self._lock = threading.Lock()

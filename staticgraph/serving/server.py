@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.batches.static_batch import filled
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
 from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor
@@ -137,17 +137,19 @@ class Server:
         with self._changed:
             self._check_room(len(graphs))  # before the graphs are read, which takes longer
         try:
-            request = Request(self._columns(graphs), self._clock.now())
+            columns = self._columns(graphs)
         except (BadGraph, GraphTooLarge) as error:
             with self._changed:
                 self._counts.failed += 1
             return _done(error=error)
-        request.future.add_done_callback(self._note_cancelled)
+        future = Future[Any]()
+        future.add_done_callback(self._note_cancelled)
+        request = Request(columns, self._clock.now(), due=future)
         with self._changed:
             self._check_room(len(graphs))
             self._waiting.add(request)
             self._changed.notify_all()
-        return request.future
+        return future
 
     def submit_each(self, graphs: Sequence[Any]) -> list[Future[Any]]:
         """A request for each graph, so that one that is wrong fails alone; futures of one graph's
@@ -179,13 +181,14 @@ class Server:
         """
         self._check_process()
         unfit = self._waiting.unfit(graphs.sizes)
-        now, requests = self._clock.now(), list[Request]()
+        now, futures = self._clock.now(), list[Future[Any]]()
         accepted, refused, room_for = list[Request](), list[tuple[Request, Exception]](), 0
         with self._changed:
             for place, (_, first, last) in enumerate(split(graphs, counts)):
-                ticket = None if tickets is None else Ticket(tickets[0], tickets[1] + place)
-                request = Request(graphs, now, first, last, ticket)
-                requests.append(request)
+                if tickets is None:
+                    futures.append(Future())
+                due = Ticket(tickets[0], tickets[1] + place) if tickets else futures[-1]
+                request = Request(graphs, now, first, last, due)
                 inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
                 try:
                     self._check_size(last - first)
@@ -210,8 +213,6 @@ class Server:
             request.answer([])
         if tickets is not None:
             tickets[0].ring()
-            return []
-        futures = [request.future for request in requests if isinstance(request.future, Future)]
         for future in futures:
             future.add_done_callback(self._note_cancelled)
         return futures
@@ -321,7 +322,7 @@ class Server:
     def _warm(self) -> None:
         """Has the loops compiled that pack and fill, before the first request waits for them."""
         store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
-        StaticBatch.filled(self._layouts[0], store, ())
+        filled(self._layouts[0], store, ())
         if not (self.schema.axes or self.schema.two_sided):
             store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
         self._waiting.warm()
@@ -417,7 +418,7 @@ class Server:
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
         """The graphs' outputs, in their order, on the CPU."""
         store = joined_any(stretches_of(pieces), self.schema)
-        batch = StaticBatch.filled(self._layouts[bucket], store, range(len(store)))
+        batch = filled(self._layouts[bucket], store, range(len(store)))
         assert batch.real is not None
         with self._changed:
             self._counts.batch(bucket, batch.real[:3], waits)
