@@ -5,7 +5,7 @@
     python -m bench.bench_outofcore sample
     python -m bench.bench_outofcore hops
     python -m bench.bench_outofcore disk --edges 1000000 --limit-mib 1600
-    python -m bench.bench_outofcore policies --rounds 6
+    python -m bench.bench_outofcore policies --rounds 3
     python -m bench.bench_outofcore nodes
 
 Each is in the file ``outofcore_*.py`` of its noun. ``sort`` and ``disk`` run in a child whose

@@ -118,3 +118,17 @@ def test_pieces_are_saved_and_shown(tmp_path):
         capacity = Capacity(300, 400, 30, width)
         assert again.fit.predict(capacity) == pytest.approx(nbytes * 300 + 7 * 30)
         assert again.binding(capacity) == "nodes"
+
+
+def test_where_memory_ends_before_the_floor_what_was_read_is_fitted_and_said():
+    """Blocks of 20 places; a graph of more nodes than that cannot be read."""
+
+    def read_at(capacity: Capacity) -> Reading:
+        if capacity.max_graph_nodes > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return Reading(9 * capacity.nodes + 50 * capacity.graphs, widths=(20,))
+
+    memory = probe(nn.Linear(2, 2), STORE, reader=GivenReader(read_at))
+    assert "memory ran out at" in memory.note
+    assert not memory.fit.pieces
+    assert memory.fit.predict(NEAR) == pytest.approx(9 * 200 + 50 * 20)

@@ -184,8 +184,10 @@ def fit(
     fits, refusals = [], []
     in_turn = any(point.turns is not None for point in points)
     good = EXACT_RESIDUAL if in_turn else GOOD_RESIDUAL
-    tried = [name for name in FORMS if name != "series" or in_turn] if form == "auto" else [form]
+    tried: Sequence[Form] = FORMS if form == "auto" else (form,)
     for name in tried:
+        if form == "auto" and name == "series" and not in_turn:
+            continue
         for layout in LAYOUTS_OF[name]:
             try:
                 ways = [

@@ -78,7 +78,8 @@ def planes_of(
     which = np.argmax(np.concatenate(tops, axis=1), axis=1)
     owners = np.repeat(np.arange(len(groups)), [top.shape[1] for top in tops])
     columns = np.concatenate([np.arange(top.shape[1]) for top in tops])
-    planes = [groups[owners[k]].plane(columns[k]) for k in np.unique(which)]
+    on_top = np.unique(which).tolist()
+    planes = [groups[int(owners[k])].plane(int(columns[k])) for k in on_top]
     return np.unique(planes, axis=0)
 
 

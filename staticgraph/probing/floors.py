@@ -29,14 +29,14 @@ Readings = Sequence[tuple[Capacity, Reading]]
 # Times nodes, edges and graphs of the smallest capacity; and the width: the widest of a side, one
 # in the middle, or the narrowest.
 SHAPES = (
-    (1, 1, 1, "widest"),
-    (5, 5, 5, "middle"),
-    (7, 10, 10, "widest"),
-    (10, 7, 10, "widest"),
-    (10, 10, 7, "widest"),
-    (10, 10, 10, "narrowest"),
-    (10, 10, 10, "middle"),
-    (10, 10, 10, "widest"),
+    ((1, 1, 1), "widest"),
+    ((5, 5, 5), "middle"),
+    ((7, 10, 10), "widest"),
+    ((10, 7, 10), "widest"),
+    ((10, 10, 7), "widest"),
+    ((10, 10, 10), "narrowest"),
+    ((10, 10, 10), "middle"),
+    ((10, 10, 10), "widest"),
 )
 # The form with most terms of those that a side may have; one more reading than it has terms.
 COUNTED = TERMS["attention"]
@@ -63,7 +63,7 @@ def sides_of(floors: Sequence[int]) -> tuple[Regime, ...]:
     """The capacities between floors, narrowest first; none where there is no floor."""
     if not floors:
         return ()
-    return tuple(Regime(low, high) for low, high in pairwise((0, *floors, None)))
+    return (*(Regime(low, high) for low, high in pairwise((0, *floors))), Regime(floors[-1]))
 
 
 def wanted(side: Regime, capacities: Sequence[Capacity]) -> list[Capacity]:
@@ -77,7 +77,7 @@ def wanted(side: Regime, capacities: Sequence[Capacity]) -> list[Capacity]:
     widths = {"widest": widest, "middle": (widest + narrowest) // 2, "narrowest": narrowest}
     there = [capacity for capacity in capacities if side.holds(capacity)]
     found: list[Capacity] = []
-    for *times, width in SHAPES:
+    for times, width in SHAPES:
         made = _of_width(capacities[0], times, widths[width])
         now = [*there, *found]
         if made in now:

@@ -57,6 +57,8 @@ class Fitting:
         base = self._capacities[-1]
         sides = self._sides()
         whole = self._tried(sides)
+        if sides and self.note and isinstance(whole, FitRefused):
+            sides, whole = (), self._tried(())  # of what could be read
         unexplained = _worst(whole) > (EXACT_RESIDUAL if self._loops else GOOD_RESIDUAL)
         if isinstance(whole, Fit) and self._grow(more(whole, self._capacities)):
             steps = [(capacity, reading.step) for capacity, reading in self.readings]

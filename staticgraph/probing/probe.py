@@ -19,6 +19,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -132,7 +133,7 @@ def probe(
             form,
             schema.hetero,
             probed.counted,
-            lambda further: _read_all(read, further, None)[::2],
+            partial(_further, read),
             note,
         )
         return _model_of(fitting, probed, chosen.name)
@@ -240,6 +241,19 @@ def _read_all(
             return readings, (capacity, reading), ""
         readings.append((capacity, reading))
     return readings, None, ""
+
+
+def _further(
+    read: Read, capacities: Sequence[Capacity]
+) -> tuple[list[tuple[Capacity, Reading]], str]:
+    """Reads in order until memory runs out, and says where it did."""
+    readings: list[tuple[Capacity, Reading]] = []
+    for capacity in capacities:
+        reading, reason = _read_or_none(read, capacity)
+        if reading is None:
+            return readings, f"memory ran out at {capacity}: {reason}"
+        readings.append((capacity, reading))
+    return readings, ""
 
 
 def _read_or_none(read: Read, capacity: Capacity) -> tuple[Reading | None, str]:
