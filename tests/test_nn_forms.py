@@ -438,3 +438,10 @@ def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
     for given in (BATCH, unknown_counts(BATCH)):
         found, _ = static_step(model, lambda m, d: m(d), poisoned(given, 100.0))
         assert not differences(expected, found)
+
+
+def test_convert_refuses_a_word_that_is_no_choice_of_kernels():
+    """It took any word for yes."""
+    for word in ("auto", "off"):
+        with pytest.raises(ValueError, match=f"kernels='{word}'; choose of False, True, 'all'"):
+            sg.convert(torch.nn.Linear(2, 2), kernels=word)

@@ -69,6 +69,20 @@ def test_what_is_drawn_is_what_was_measured():
     assert twin.lines[0].get_ydata().tolist() == [0.6, 0.8]
 
 
+def test_a_short_run_has_one_line_of_losses_by_its_name():
+    """Its running mean is of one batch: the same line again, under a name that says nothing."""
+    axes = Figure().add_subplot()
+    plots.draw_loss(axes, report_of(0.6), steps_of(1))
+    names = [line.get_label() for line in axes.lines]
+    assert names[0] == "training loss a batch"
+    assert not [name for name in names if name.startswith("mean of")]
+    axes = Figure().add_subplot()
+    plots.draw_loss(axes, report_of(0.6), steps_of(1, batches=400))
+    names = [line.get_label() for line in axes.lines]
+    assert names[0] == "training loss a batch"
+    assert names[1].startswith("mean of ")
+
+
 def test_filling_is_real_over_physical_rows():
     axes = Figure().add_subplot()
     plots.draw_filling(axes, steps_of(1), CAPACITIES)

@@ -36,7 +36,12 @@ def convert(
             launch each way), or ``auto``, which is what a model has that was never told: the
             cheapest that is possible here, on CUDA with ``kernels`` our own; see
             :mod:`staticgraph.sizes.attention`.
+
+    Raises:
+        ValueError: no such path of attention, or another value of ``kernels``.
     """
+    if kernels not in (False, True, "all"):
+        raise ValueError(f"kernels={kernels!r}; choose of False, True, 'all'")
     context = context_of(model)
     if attention is not None:
         context.choose_attention(attention)

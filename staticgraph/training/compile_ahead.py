@@ -104,7 +104,9 @@ def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     children, finished = min(processes or cores or 1, len(missing)), 0
     if show:
-        say(f"compiling {len(missing)} kernels in {children} processes, for this and later runs")
+        kernels = "1 kernel" if len(missing) == 1 else f"{len(missing)} kernels"
+        across = "" if children == 1 else f" in {children} processes"
+        say(f"compiling {kernels}{across}, for this and later runs")
     with bar(total=len(missing), desc="compiling kernels", unit="", show=show) as shown:
         for number in _compiled(missing, children):
             shown.set_postfix_str(missing[number].name.rpartition(".")[2].strip("_"))

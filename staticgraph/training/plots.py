@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 NODES, EDGES, GRAPHS = "#0072B2", "#E69F00", "#009E73"
 LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
+LOSS_LABEL = "training loss a batch"
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
 
@@ -63,9 +64,13 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
     shown = np.isfinite(every)
     losses, number = every[shown], np.flatnonzero(shown) + 1
     width = max(1, round(SMOOTHING * len(every)))
-    axes.plot(number, losses, color=LOSS, alpha=0.25, linewidth=0.8, label="training loss a batch")
-    smooth = running_mean(losses, np.array([step.graphs for step in steps])[shown], width)
-    axes.plot(number, smooth, color=LOSS, linewidth=2, label=f"mean of {width} batches")
+    if width > 1:
+        axes.plot(number, losses, color=LOSS, alpha=0.25, linewidth=0.8, label=LOSS_LABEL)
+        graphs = np.array([step.graphs for step in steps])[shown]
+        smooth, label = running_mean(losses, graphs, width), f"mean of {width} batches"
+    else:
+        smooth, label = losses, LOSS_LABEL
+    axes.plot(number, smooth, color=LOSS, linewidth=2, label=label)
     ends = np.cumsum([sum(s.epoch == e.epoch for s in steps) for e in report.epochs])
     for end in ends[:-1]:
         axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
