@@ -218,7 +218,8 @@ def initialised(model: nn.Module, store) -> nn.Module:
     return model.train()
 
 
-def test_targets_of_a_type_are_trained_and_predicted(store, molecules):
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_targets_of_a_type_are_trained_and_predicted(mode, store, molecules):
     torch.manual_seed(0)
     model = initialised(PerAtom(molecules[0].metadata()).double(), store)
     twin = copy.deepcopy(model)
@@ -227,7 +228,7 @@ def test_targets_of_a_type_are_trained_and_predicted(store, molecules):
     runner = sg.StaticGraphRunner(
         model,
         plan,
-        mode="eager",
+        mode=mode,
         loss=lambda out, batch: (out["atom"] - batch["atom"].y).square(),
         optimizer=optimizer,
     )

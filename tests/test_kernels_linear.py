@@ -185,3 +185,19 @@ def test_a_slice_of_a_wider_weight_goes_to_onednn_without_gaps(monkeypatch):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     assert len(strides) == 3
     assert all(least == 1 and most in (8, 40) for least, most in strides), strides
+
+
+@pytest.mark.parametrize("columns", [3, 8, 20])
+@pytest.mark.parametrize("relu", [False, True])
+def test_gradients_on_a_cpu_with_more_and_fewer_columns_than_the_rows_have(columns, relu):
+    """The wider of the two is oneDNN's columns; the weight's gradient is laid out as the weight."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(40, 8), torch.randn(columns, 8), torch.randn(columns)]
+    tensors = [t.requires_grad_() for t in tensors]
+    grad = torch.randn(40, columns)
+    found = torch.autograd.grad(linear(*tensors, relu=relu), tensors, grad)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    expected = torch.autograd.grad(linear_reference(*wide, relu), wide, grad.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours - theirs).abs().max() <= 40 * torch.finfo(torch.float32).eps * 40
+        assert ours.is_contiguous()

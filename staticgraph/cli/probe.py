@@ -100,7 +100,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         choices=("auto", "on", "off"),
         default="auto",
-        help="fused kernels under the layers: auto is on for gine, gps and gcn where a CPU is "
+        help="fused kernels under the layers: auto is on for the named models where a CPU is "
         "counted, and off elsewhere (default: auto)",
     )
     group.add_argument(

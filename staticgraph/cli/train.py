@@ -108,8 +108,8 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
-        help="fused kernels under the layers: auto is on for gine, gps and gcn on a CPU, where "
-        "they were measured to gain, and off elsewhere, where --compile-mode may still choose "
+        help="fused kernels under the layers: auto is on for the named models on a CPU, where "
+        "all were measured to gain, and off elsewhere, where --compile-mode may still choose "
         "fused, which is made of them; off leaves that out, too (default: auto)",
     )
     machine.add_argument(

@@ -179,7 +179,7 @@ def _fuse(
     options: dict[str, Any] = {"heads": heads, "loops": edges.loops}
     given = _of_pairs(captured, node, scores, pair, edges, heads)
     if given is None:  # any score that is one number an edge is a sum of such, of itself alone
-        found = _summed(captured, scores, pair, heads)
+        found = _summed(captured, scores, pair, edges.rows, heads)
         if not isinstance(found, Scores):
             return found
         given = _of_nodes(captured, node, found, rows, edges) | {"slope": found.slope}
@@ -202,7 +202,7 @@ def _flat(captured: Captured, node: Call, rows: Call) -> Call:
     return captured.before(node, torch.reshape, rows, (found[0], -1), like=rows)
 
 
-def _summed(captured: Captured, scores: Any, pair: Any, heads: int) -> Scores | str:
+def _summed(captured: Captured, scores: Any, pair: Any, rows: int, heads: int) -> Scores | str:
     slope = 1.0
     if is_call(scores, LEAKY_RELU) and used_once(scores):
         scores, slope = scores.args
@@ -219,7 +219,9 @@ def _summed(captured: Captured, scores: Any, pair: Any, heads: int) -> Scores | 
                 place = 0
             elif _over(captured, term.args[2], 1, pair) is not None:
                 place = 1
-        if parts[place] is not None or not is_float(term) or (shape(term) or ())[1:] != (heads,):
+        read = shape(term.args[0]) if place < 2 else shape(term)
+        wanted = (captured.nodes if place < 2 else rows, heads)
+        if parts[place] is not None or not is_float(term) or read != wanted:
             return "the scores are no sum of one number at each end and one an edge"
         parts[place] = term.args[0] if place < 2 else term
     if (parts[0] is None) != (parts[1] is None):
@@ -244,9 +246,7 @@ def _of_nodes(
 
 def _weight_of(part: Any, rows: Call) -> Call | None:
     """``att`` of ``(rows * att).sum(-1)``."""
-    if not is_method(part, "sum") or part.args[1:] not in ((-1,), ()):
-        return None
-    if part.kwargs not in ({}, {"dim": -1}) or not is_call(part.args[0], MUL):
+    if not _adds_columns(part) or not is_call(part.args[0], MUL):
         return None
     for first, second in sides(part.args[0]):
         found = shape(second)
@@ -255,9 +255,17 @@ def _weight_of(part: Any, rows: Call) -> Call | None:
     return None
 
 
+def _adds_columns(node: Any) -> bool:
+    """Whether a node is ``x.sum(-1)`` of three dimensions, however that is said."""
+    if not is_method(node, "sum") or len(shape(node.args[0]) or ()) != 3:
+        return False
+    given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
+    return given in ({"dim": dim} | keep for dim in (-1, 2) for keep in ({}, {"keepdim": False}))
+
+
 def _folded(captured: Captured, node: Call, edge: Call) -> Call:
     """One number an edge and head, with its weights folded where they are a linear layer's."""
-    if is_method(edge, "sum") and is_call(edge.args[0], MUL):
+    if _adds_columns(edge) and is_call(edge.args[0], MUL):
         for first, second in sides(edge.args[0]):
             product, found = under_shape(first), shape(second)
             folds = is_call(product, LINEAR) and product.args[2] is None
@@ -280,10 +288,11 @@ def _of_pairs(
     captured: Captured, node: Call, scores: Any, pair: Any, edges: Edges, heads: int
 ) -> dict[str, Any] | None:
     """GATv2: ``(leaky_relu(left[src] + right[dst] + edge) * att).sum(-1)``."""
-    if not is_method(scores, "sum") or not is_call(scores.args[0], MUL) or not used_once(scores):
+    if not _adds_columns(scores) or not is_call(scores.args[0], MUL) or not used_once(scores):
         return None
     for first, second in sides(scores.args[0]):
-        if not is_call(first, LEAKY_RELU) or len(shape(second) or ()) != 3:
+        weighed = shape(second)
+        if not is_call(first, LEAKY_RELU) or weighed is None or weighed[:-1] != (1, heads):
             continue
         summed, slope = first.args
         parts: list[Any] = [None, None, None]
@@ -298,10 +307,16 @@ def _of_pairs(
                 for end in (0, 1):
                     if parts[end] is None and _over(captured, term.args[2], end, pair) is not None:
                         place = end
-            if parts[place] is not None or len(shape(term) or ()) != 3:
+            if parts[place] is not None:
                 return None
             parts[place] = term.args[0] if place < 2 else term
+        sizes = captured.nodes, captured.nodes, edges.rows
         if parts[0] is None or parts[1] is None:
+            return None
+        if any(
+            part is not None and shape(part) != (size, *weighed[1:])
+            for part, size in zip(parts, sizes, strict=True)
+        ):
             return None
         ends = [_flat(captured, node, part) for part in parts[:2]]
         attention = captured.before(node, torch.reshape, second, (heads, -1), like=second)
