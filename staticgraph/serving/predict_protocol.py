@@ -81,6 +81,7 @@ class PredictProtocol(HttpToolsProtocol):
     """
 
     route: PredictRoute
+    timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
