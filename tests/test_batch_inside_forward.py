@@ -45,17 +45,17 @@ def test_a_batch_made_inside_is_named_with_what_to_write(esol):
 
 
 @pytest.mark.parametrize(
-    ("loss", "shape"),
+    ("loss", "says"),
     [
-        (lambda out, batch: (out - batch.y).pow(2).mean(), r"\[\]"),
-        (lambda out, batch: (out - batch.y).pow(2)[:3], r"\[3, 1\]"),
+        (lambda out, batch: (out - batch.y).pow(2).mean(), "the loss is a scalar.* return"),
+        (lambda out, batch: (out - batch.y).pow(2)[:3], r"a tensor of shape \[3, 1\].* return"),
     ],
 )
-def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, shape):
+def test_a_loss_without_rows_is_told_what_it_gave(esol, loss, says):
     few = sg.GraphStore.from_pyg([esol[i] for i in range(20)], progress=False)
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
     plan = sg.plan_buckets(few, 8)
     runner = sg.StaticGraphRunner(model, plan, "eager", loss=loss, optimizer=optimizer)
-    with pytest.raises(ValueError, match=f"a tensor of shape {shape}.* return"):
+    with pytest.raises(ValueError, match=says):
         runner.step(next(iter(runner.loader(few))))

@@ -43,7 +43,7 @@ def called(model, batch):
 def plain_step(model, batch):
     """PyG itself on the unpadded graphs: loss, gradients, statistics."""
     data = Batch.from_data_list(batch.to_data_list())
-    loss = F.mse_loss(called(model, data), data.y)
+    loss = F.mse_loss(called(model, data), data.y.double())
     loss.backward()
     return loss
 
@@ -51,7 +51,8 @@ def plain_step(model, batch):
 def static_step(model, batch, run=None, inside=True, **options):
     run = model if run is None else run
     with sg.bound(run, batch, **options) as data:
-        loss = sg.masked_mean(F.mse_loss(called(run, data), data.y, reduction="none"), data)
+        each = F.mse_loss(called(run, data), data.y.double(), reduction="none")
+        loss = sg.masked_mean(each, data)
         if inside:
             loss.backward()
     if not inside:

@@ -24,6 +24,7 @@ from staticgraph.internals import (
     operators,
     packages,
     profiler_events,
+    shapes,
     states,
     tracing,
     trees,
@@ -409,6 +410,14 @@ def test_what_depends_on_data_has_no_fake(kind):
                 reads(x[:1, :1])
         with pytest.raises(RuntimeError):
             x.view(5, 5)
+
+
+def test_shapes_of_operations_over_rows_are_told():
+    rows, row = torch.ones(3, 4), torch.ones(4)
+    made = shapes.told(torch.ops.aten.add.Tensor, (rows, row), {})
+    assert (tuple(made.shape), made.dtype) == ((3, 4), torch.float32)
+    assert shapes.told(torch.ops.aten.add_.Tensor, (row, row), {}) is row
+    assert shapes.told(torch.ops.aten.nonzero.default, (row,), {}) is None, "torch must say"
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -150,7 +150,7 @@ class Cast(Base):
     def nodes(self, h, edge_index):
         h = h.float()
         with torch.autocast("cpu", torch.bfloat16):
-            wide = self.second.float()(h)
+            wide = F.linear(h, self.second.weight.float(), self.second.bias.float())
         return wide.relu().double() + summed(h[edge_index[0]], edge_index, h).double()
 
 

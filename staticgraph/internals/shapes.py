@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ["told"]
+
 aten: Any = torch.ops.aten
 
 

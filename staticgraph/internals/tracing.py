@@ -79,16 +79,14 @@ def drop_guards(dropped: Callable[[str, str], bool]) -> int:
     by their kind and name, such as ``("TENSOR_MATCH", "L['x']")``, and those that say what another
     says; how many are left."""
     guards = TracingContext.get().guards_context.dynamo_guards
-    kept: dict[Any, Any] = {}
-    for guard in guards:
+    said = set()
+    for guard in list(guards):
         kind, name = guard.create_fn_name(), guard.name
-        if not dropped(kind, name):
-            kept.setdefault((kind, name, _options(guard.create_fn)), guard)
-    guards.clear()
-    for guard in kept.values():
-        guards.inner.add(guard)
-        guards.track_guard_by_source(guard)
-    return len(kept)
+        what = (kind, name, _options(guard.create_fn))
+        if dropped(kind, name) or what in said:
+            guards.inner.discard(guard)
+        said.add(what)
+    return len(guards)
 
 
 def _options(create: Any) -> Any:

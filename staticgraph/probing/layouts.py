@@ -27,7 +27,7 @@ GROWN = ((0.5, 0.5, 1, 2), (2, 2, 2, 2), (2, 2, 4, 4))
 UNTOLD = ((1, 1, 2, 2), (1, 1, 4, 2), (1, 1, 2, 4), (2, 2, 4, 1))
 ONE, SEVERAL = Regime(several=False), Regime(several=True)
 # For each of the two: few blocks, whose steps are short, and rows that vary each by themselves.
-APART = {
+APART: dict[Regime, tuple[tuple[float, ...], ...]] = {
     ONE: (
         (0.25, 0.25, 0.06, 1),
         (1, 1, 0.12, 1),
