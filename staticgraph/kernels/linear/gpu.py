@@ -21,7 +21,7 @@ from staticgraph.internals.operators import addmm_activation
 from staticgraph.kernels.launch import wide, wide_like
 from staticgraph.kernels.table_sum.gpu import join
 
-ROWS = 32
+ROWS = 16
 COLUMNS = 64
 MAX_CHUNKS = 64
 
