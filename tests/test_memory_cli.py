@@ -91,7 +91,7 @@ def given_to_probe(monkeypatch) -> list[dict]:
         (["--model", "gcn"], True, {"like": "cpu", "compiled": False, "path": "recorded"}),
         (["--path", "counted"], True, {"like": "cpu", "path": "counted"}),
         (["--model", "gcn", "--kernels", "off"], False, {"like": "cpu"}),
-        (["--model", "gat"], False, {"like": "cpu"}),
+        (["--model", "gat"], True, {"like": "cpu"}),
         (["--model", "gat", "--kernels", "on"], True, {"autocast": None}),
         (["--like", "cuda"], False, {"like": "cuda", "compiled": False}),
         (["--like", "cuda", "--kernels", "on", "--autocast", "bfloat16"], True,

@@ -169,7 +169,7 @@ def test_batch_norm(dtype, relu, joined, norm, rows, real, monkeypatch):
     """300 rows make four chunks of three blocks, the last of them without a real row; the mean is
     far from zero. Few rows go by two launches or by one."""
     if rows == 300:
-        monkeypatch.setattr(norm, "MAX_CHUNKS", 4)
+        monkeypatch.setattr(norm, "MAX_PARTIALS", 4)
         assert norm._chunks(torch.empty(rows, 20))[:2] == (4, 96)
     torch.manual_seed(0)
     x = (torch.randn(rows, 20) + 3).to(dtype)
