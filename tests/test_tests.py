@@ -209,11 +209,15 @@ def test_each_process_begins_with_its_share_of_the_slow_tests(slow, quick, proce
     others = [("quick", number) for number in range(quick)]
     ordered = shared_out(tests, others, processes)
     assert sorted(ordered) == sorted(tests + others)
-    left, at, shares = len(ordered), 0, []
+    left, at, shares, starts = len(ordered), 0, [], []
     for number in range(processes):
         piece = ordered[at : at + left // (processes - number)]
         at, left = at + len(piece), left - len(piece)
+        numbers = [number for kind, number in piece if kind == "slow"]
+        assert numbers == sorted(numbers), "the longest first"
+        starts += numbers[:1]
         kinds = [kind for kind, _ in piece]
         assert kinds == sorted(kinds, reverse=True), "slow ones first"
         shares.append(kinds.count("slow"))
     assert max(shares) - min(shares) <= 1
+    assert sorted(starts) == list(range(min(slow, processes))), "dealt out in turn"

@@ -1,7 +1,8 @@
 """Which tests are quick: those that `make test` runs.
 
 A test is slow where it says so itself (the marker), or where it was seen to use the processor for
-longer than :data:`QUICK_S`; those are in ``tests/data/slow_tests.txt``, a name a line. ``make
+longer than :data:`QUICK_S`; those are in ``tests/data/slow_tests.txt``, seconds and a name per
+line. ``make
 tiers`` runs all tests and writes the list anew: what ran and was slow is in, what ran and was quick
 is out, what did not run stays. A list, since some hundreds of six thousand tests take nine tenths
 of the time, and which ones is a matter of measuring.
@@ -9,6 +10,7 @@ of the time, and which ones is a matter of measuring.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +27,10 @@ LEAVES_S = 0.25
 LIST = Path(__file__).parents[1] / "data" / "slow_tests.txt"
 
 
-def listed() -> set[str]:
-    """Names of tests that were slow."""
-    return set(LIST.read_text().splitlines())
+def listed() -> dict[str, float]:
+    """Tests that were slow, and the seconds of processor time that each took."""
+    parts = (line.partition(" ") for line in LIST.read_text().splitlines())
+    return {name: float(seconds) for seconds, _, name in parts}
 
 
 def brought_up_to_date(slow: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
@@ -42,23 +45,33 @@ def brought_up_to_date(slow: Iterable[str], seconds: Mapping[str, float]) -> lis
 
 
 def shared_out(slow: Sequence[Test], quick: Sequence[Test], processes: int) -> list[Test]:
-    """An order in which every process begins with its share of the slow tests.
+    """An order in which every process begins with its share of the slow tests, the longest first.
 
     xdist's ``worksteal`` gives each process a piece of the list, as long as the others', and takes
     from the ends of pieces for those that are done. So pieces end in quick tests: what is left at
     last is short, and no process waits for another's long one.
+
+    Args:
+        slow: the longest first; dealt out in turn.
+        quick: in any order.
+        processes: how many.
     """
-    left, ordered = len(slow) + len(quick), []
-    done_slow = done_quick = 0
-    for number in range(processes):
+    rooms = [
+        len(slow) * (number + 1) // processes - len(slow) * number // processes
+        for number in range(processes)
+    ]
+    shares: list[list[Test]] = [[] for _ in range(processes)]
+    takers = itertools.cycle(zip(shares, rooms, strict=True))
+    for test in slow:
+        next(share for share, room in takers if len(share) < room).append(test)
+    left, ordered, done = len(slow) + len(quick), [], 0
+    for number, share in enumerate(shares):
         piece = left // (processes - number)
-        until = len(slow) * (number + 1) // processes
-        some = slow[done_slow:until]
-        others = quick[done_quick : done_quick + max(0, piece - len(some))]
-        ordered += [*some, *others]
+        others = quick[done : done + max(0, piece - len(share))]
+        ordered += [*share, *others]
         left -= piece
-        done_slow, done_quick = until, done_quick + len(others)
-    return [*ordered, *quick[done_quick:]]
+        done += len(others)
+    return [*ordered, *quick[done:]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
             item.add_marker(pytest.mark.slow)
     yield
     slow = [item for item in items if "slow" in item.keywords]
+    slow.sort(key=lambda item: -names.get(item.nodeid, QUICK_S))
     quick = [item for item in items if "slow" not in item.keywords]
     items[:] = shared_out(slow, quick, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
@@ -82,5 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not config.getoption("--write-tiers") or hasattr(config, "workerinput"):
         return
-    seconds = seconds_of(terminalreporter.stats)
-    LIST.write_text("".join(f"{name}\n" for name in brought_up_to_date(listed(), seconds)))
+    seconds, were = seconds_of(terminalreporter.stats), listed()
+    known = {**were, **seconds}
+    slow = brought_up_to_date(were, seconds)
+    LIST.write_text("".join(f"{known[name]:.1f} {name}\n" for name in slow))
