@@ -61,9 +61,9 @@ def checked(graph: torch.fx.GraphModule, name: str) -> Callable[..., Any]:
             where, line = place_of(written[0][3].stack_trace or "")
             raise NotStatic(
                 f"{name}: activation checkpointing runs a part of the forward again, which writes "
-                f"to a buffer (running statistics of a norm, a counter), at {where}: {line}; this "
-                "graph runs as it is, which cannot be told from the first time: give mode='eager', "
-                "or a compiled one, or leave the norm out of the checkpointed block"
+                f"to a buffer (running statistics of a norm, a counter), at {where}: {line}; "
+                "its second run would write again: give mode='eager' or a compiled one, or leave "
+                "the norm out of the checkpointed block"
             )
         passed = True
         return result
