@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.batch_norm import cpu
 from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.batch_norm.partials import joined
@@ -49,50 +50,49 @@ def _on_cpu(
     partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
-    if addend is not None and x.dtype not in (torch.float32, torch.float64):
+    if addend is not None and x.dtype not in LIKE:
         torch.add(x, addend, out=total)  # rounded to its dtype before it is normalised
-        values, addend, sums = total.float(), None, x.new_empty(0, 0)
+        values, addend, sums = total.float(), None, None
     else:
-        values, sums = _wide(x), total.view(-1, x.size(1))
+        values, sums = cast(x, in_kernels(x.dtype)), total
     dtype, rows = values.dtype, int(count)
     out, mean = torch.empty_like(values), values.new_empty(x.size(1))
     var = torch.empty_like(mean)
+    running = running_mean, running_var, tracked
+    types = dtype, dtype, torch.int64
+    kept = [plain(value, kind) for value, kind in zip(running, types, strict=True)]
     if partial is not None:
         mean, var = joined(partial, count, len(x))
         out = normalised(x, mean, var, residual, weight, bias, count, eps, relu)
+        if running_mean is not None:
+            cpu.update_running(
+                mean.numpy(),
+                var.numpy(),
+                rows,
+                kept[0].numpy(),
+                kept[1].numpy(),
+                kept[2].view(1).numpy(),
+                -1.0 if momentum is None else momentum,
+            )
     else:
-        cpu.forward(
-            values.numpy(),
-            _optional(addend, values).numpy(),
-            _optional(residual, values).numpy(),
-            weight.to(dtype).numpy(),
-            bias.to(dtype).numpy(),
+        read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
+        cpu.forward_at(
+            LIKE[dtype],
+            addresses(values, *read, out, mean, var, sums, *kept),
+            len(x),
+            x.size(1),
             rows,
             eps,
             relu,
-            out.numpy(),
-            mean.numpy(),
-            var.numpy(),
-            sums.to(dtype).numpy(),
-        )
-    if running_mean is not None:
-        assert running_var is not None
-        assert tracked is not None
-        running = running_mean, running_var
-        kept = [_wide(statistic) for statistic in running]  # numba has no half precision
-        cpu.update_running(
-            mean.numpy(),
-            var.numpy(),
-            rows,
-            kept[0].numpy(),
-            kept[1].numpy(),
-            tracked.view(1).numpy(),
+            addend is not None,
+            residual is not None,
+            running_mean is not None,
             -1.0 if momentum is None else momentum,
         )
-        for statistic, value in zip(running, kept, strict=True):
-            if value is not statistic:
-                statistic.copy_(value)
-    return out.to(dtype_of(x, residual)), mean, var, total
+    for statistic, value in zip(running, kept, strict=True):
+        if statistic is not None and value is not statistic:
+            statistic.copy_(value)
+    return cast(out, dtype_of(x, residual)), mean, var, total
 
 
 def _backward_on_cpu(
@@ -107,26 +107,16 @@ def _backward_on_cpu(
     eps: float,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    wide = _wide(x)
-    dtype = wide.dtype
+    dtype = in_kernels(x.dtype)
+    wide = cast(x, dtype)
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
-    cpu.backward(
-        grad.to(dtype).contiguous().numpy(),
-        wide.numpy(),
-        weight.to(dtype).numpy(),
-        bias.to(dtype).numpy(),
-        mean.numpy(),
-        var.numpy(),
-        int(count),
-        eps,
-        relu,
-        dx.numpy(),
-        dweight.numpy(),
-        dbias.numpy(),
+    read = [plain(value, dtype) for value in (grad, wide, weight, bias, mean, var)]
+    cpu.backward_at(
+        LIKE[dtype], addresses(*read, dx, dweight, dbias), *x.shape, int(count), eps, relu
     )
-    dx = dx.to(x.dtype)
-    both = x.new_empty(0) if into is None else (dx + into).to(into.dtype)
-    return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), both
+    dx = cast(dx, x.dtype)
+    both = x.new_empty(0) if into is None else cast(dx + into, into.dtype)
+    return dx, cast(dweight, weight.dtype), cast(dbias, bias.dtype), both
 
 
 def launches(x: Tensor, cumulative: bool, partial: Tensor | None = None) -> int:
@@ -290,11 +280,3 @@ def batch_norm_handed_on(
 
 def _contiguous(*values: Tensor | None) -> Any:
     return [None if value is None else value.contiguous() for value in values]
-
-
-def _wide(value: Tensor) -> Any:
-    return value if value.dtype == torch.float64 else value.float()
-
-
-def _optional(value: Tensor | None, like: Tensor) -> Tensor:
-    return like.new_empty(0, 0) if value is None else value.to(like.dtype)

@@ -14,11 +14,15 @@ where edge ``e`` reads row ``e``.
 
 from __future__ import annotations
 
+import numpy as np
+from numba import carray
+
+from staticgraph.kernels.addresses import pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.neighbour_sum.cpu_backward import (
-    copy_backward,
-    multiply_backward,
-    relu_add_backward,
+    copy_backward_at,
+    multiply_backward_at,
+    relu_add_backward_at,
 )
 from staticgraph.store.columns import Array
 
@@ -115,9 +119,52 @@ def relu_add(
                 out[i, f] += zero if value <= zero else share * value
 
 
-FORWARD = {"copy": copy, "multiply": multiply, "relu_add": relu_add}
+@kernel
+def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
+    """``x, edge, code, src, row_ptr, out`` by their addresses; ``sizes`` are ``N, F``, those of
+    ``edge``, of ``code`` and of ``src``."""
+    nodes, width, entries, columns, codes, edges = sizes
+    number, small = np.int64(0), np.int32(0)
+    return (
+        carray(pointer(at[0], like), (nodes, width)),
+        carray(pointer(at[1], like), (entries, columns)),
+        carray(pointer(at[2], number), codes),
+        carray(pointer(at[3], number), edges),
+        carray(pointer(at[4], small), nodes + 1),
+        carray(pointer(at[5], like), (nodes, width)),
+    )
+
+
+@kernel
+def copy_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`copy` of :func:`_operands`."""
+    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
+    copy(x, edge, code, src, row_ptr, scale, mean, out)
+
+
+@kernel
+def multiply_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`multiply` of :func:`_operands`."""
+    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
+    multiply(x, edge, code, src, row_ptr, scale, mean, out)
+
+
+@kernel
+def relu_add_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`relu_add` of :func:`_operands`."""
+    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
+    relu_add(x, edge, code, src, row_ptr, scale, mean, out)
+
+
+FORWARD = {"copy": copy_at, "multiply": multiply_at, "relu_add": relu_add_at}
 BACKWARD = {
-    "copy": copy_backward,
-    "multiply": multiply_backward,
-    "relu_add": relu_add_backward,
+    "copy": copy_backward_at,
+    "multiply": multiply_backward_at,
+    "relu_add": relu_add_backward_at,
 }

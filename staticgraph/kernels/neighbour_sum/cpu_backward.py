@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numba import carray
+
+from staticgraph.kernels.addresses import pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.store.columns import Array
 
@@ -143,3 +147,54 @@ def relu_add_backward(
                     dedge[r, f] = part
     if len(into_edge) > 0:
         dedge += into_edge
+
+
+@kernel
+def _operands(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[Array, ...], Array, Array]:
+    """What a loop above reads and what it writes, by addresses; ``sizes`` are ``N, F``, those of
+    ``edge``, of ``code`` and of ``dst``, and the rows of ``into_x`` and ``into_edge``."""
+    nodes, width, entries, columns, codes, edges, on_nodes, on_edges = sizes
+    number, small = np.int64(0), np.int32(0)
+    read = (
+        carray(pointer(at[0], like), (nodes, width)),
+        carray(pointer(at[1], like), (nodes, width)),
+        carray(pointer(at[2], like), (entries, columns)),
+        carray(pointer(at[3], number), codes),
+        carray(pointer(at[4], number), edges),
+        carray(pointer(at[5], small), nodes + 1),
+        carray(pointer(at[6], small), nodes + 1),
+        carray(pointer(at[7], small), edges),
+        carray(pointer(at[8], like), (on_nodes, width)),
+        carray(pointer(at[9], like), (on_edges, columns)),
+    )
+    dx = carray(pointer(at[10], like), (nodes, width))
+    return read, dx, carray(pointer(at[11], like), (entries, columns))
+
+
+@kernel
+def copy_backward_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`copy_backward` of :func:`_operands`."""
+    read, dx, dedge = _operands(like, at, sizes)
+    copy_backward(*read, scale, mean, dx, dedge)
+
+
+@kernel
+def multiply_backward_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`multiply_backward` of :func:`_operands`."""
+    read, dx, dedge = _operands(like, at, sizes)
+    multiply_backward(*read, scale, mean, dx, dedge)
+
+
+@kernel
+def relu_add_backward_at(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """:func:`relu_add_backward` of :func:`_operands`."""
+    read, dx, dedge = _operands(like, at, sizes)
+    relu_add_backward(*read, scale, mean, dx, dedge)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
 from staticgraph.kernels.register import differentiable_once, operator
@@ -46,19 +47,18 @@ def _on_cpu(
     mean: bool,
 ) -> Tensor:
     dtype = common(x, edge)
-    x, edge = _wide(x, dtype), _wide(edge, dtype)
+    wide = in_kernels(dtype)
+    x, rows, code = plain(x, wide), _rows(edge, wide), plain(code, torch.int64)
+    src, row_ptr = plain(src, torch.int64), plain(row_ptr, torch.int32)
     out = torch.empty_like(x)
     cpu.FORWARD[transform](
-        x.numpy(),
-        _rows(edge, x).numpy(),
-        _codes(code, src).numpy(),
-        src.numpy(),
-        row_ptr.numpy(),
+        LIKE[wide],
+        addresses(x, rows, code, src, row_ptr, out),
+        (*x.shape, *_shape(rows), _length(code), len(src)),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
-        out.numpy(),
     )
-    return out.to(dtype)
+    return cast(out, dtype)
 
 
 def _backward_on_cpu(
@@ -84,28 +84,25 @@ def _backward_on_cpu(
         assert code is not None
         edge, code = edge.index_select(0, code), None
         types = types[0], torch.promote_types(dtype, torch.float32)
-    grad, x, edge = _wide(grad, dtype), _wide(x, dtype), _wide(edge, dtype)
-    dx, dedge = torch.empty_like(x), _gradient_like(edge, x)
+    wide = in_kernels(dtype)
+    grad, x, rows = plain(grad, wide), plain(x, wide), _rows(edge, wide)
+    code = plain(code, torch.int64)
+    on_x, on_edge = plain(into_x, wide), _rows(into_edge, wide)
+    dst, row_ptr = plain(dst, torch.int64), plain(row_ptr, torch.int32)
+    col_ptr, transpose = plain(col_ptr, torch.int32), plain(transpose, torch.int32)
+    dx = torch.empty_like(x)
+    dedge = x.new_empty(0) if edge is None else torch.empty_like(edge, dtype=wide)
     if code is not None and not len(code):
         dedge.zero_()  # a table that no edge reads
-    rows = _rows(edge, x)
+    read = grad, x, rows, code, dst, row_ptr, col_ptr, transpose
     cpu.BACKWARD[transform](
-        grad.contiguous().numpy(),
-        x.numpy(),
-        rows.numpy(),
-        _codes(code, src).numpy(),
-        dst.numpy(),
-        row_ptr.numpy(),
-        col_ptr.numpy(),
-        transpose.numpy(),
-        _rows(_wide(into_x, dtype), x).numpy(),
-        _rows(_wide(into_edge, dtype), x).numpy(),
+        LIKE[wide],
+        addresses(*read, on_x, on_edge, dx, dedge),
+        (*x.shape, *_shape(rows), _length(code), len(dst), _length(on_x), _length(on_edge)),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
-        dx.numpy(),
-        dedge.view(rows.shape).numpy(),
     )
-    return dx.to(types[0]), dedge.to(types[1])
+    return cast(dx, types[0]), cast(dedge, types[1])
 
 
 def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, transform, mean):
@@ -298,27 +295,24 @@ def common(x: Tensor, edge: Tensor | None) -> torch.dtype:
     return x.dtype if edge is None else torch.promote_types(x.dtype, edge.dtype)
 
 
-def _wide(value: Tensor | None, dtype: torch.dtype) -> Any:
-    """A value in the dtype that ``dtype`` is added up in: half precisions in float32."""
-    return None if value is None else value.to(torch.promote_types(dtype, torch.float32))
-
-
 def each_like(edge: Tensor, src: Tensor) -> Tensor:
     """Room for a gradient an edge, in the dtype in which gradients are added up."""
     wide = torch.promote_types(edge.dtype, torch.float32)
     return edge.new_empty(src.size(0), *edge.shape[1:], dtype=wide)
 
 
-def _rows(value: Tensor | None, x: Tensor) -> Tensor:
-    """An operand as ``[V, F]`` or ``[V, 1]``; something empty where there is none."""
-    if value is None:
-        return x.new_empty(0, 0)
-    value = value.contiguous()
-    return value.unsqueeze(1) if value.dim() == 1 else value
+def _rows(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """An operand of edges as ``[V, F]`` or ``[V, 1]``."""
+    value = plain(value, dtype)
+    return value.unsqueeze(1) if value is not None and value.dim() == 1 else value
 
 
-def _codes(code: Tensor | None, src: Tensor) -> Tensor:
-    return src.new_empty(0) if code is None else code
+def _shape(rows: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if rows is None else (rows.size(0), rows.size(1))
+
+
+def _length(value: Tensor | None) -> int:
+    return 0 if value is None else len(value)
 
 
 def _gradient_like(edge: Tensor | None, x: Tensor) -> Tensor:
