@@ -361,3 +361,37 @@ def test_a_linear_layers_input_handed_on():
         return torch.cat([linear_reference(x, weight, bias, True), x.square()], 1)
 
     agree(kernel, reference, [torch.randn(90, 7), torch.randn(5, 7), torch.randn(5)], terms=90)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_operands_with_gaps_or_of_other_dtypes_are_read_as_what_they_are(dtype):
+    """A kernel that takes addresses knows nothing of strides."""
+    wide = torch.promote_types(dtype, torch.float32)
+    weight, bias = torch.randn(6, 2, dtype=dtype).unbind(1)
+    moved = Running(
+        torch.zeros(6, 2, dtype=dtype)[:, 0],
+        torch.ones(6, 2, dtype=torch.float64)[:, 1],
+        torch.tensor(3, dtype=torch.int32),
+        None,
+    )
+    plain = Running(torch.zeros(6, dtype=wide), torch.ones(6, dtype=wide), torch.tensor(3), None)
+    x, count = torch.randn(9, 6).to(dtype), torch.tensor(7)
+    given = {"eps": 1e-5, "relu": True}
+    found, mean, var = batch_norm(x, weight, bias, count, running=moved, **given)
+    expected = batch_norm(x, weight.clone(), bias.clone(), count, running=plain, **given)
+    assert torch.equal(found, expected[0])
+    assert torch.equal(mean, expected[1])
+    assert torch.equal(var, expected[2])
+    assert int(moved.tracked) == int(plain.tracked) == 4
+    torch.testing.assert_close(moved.mean, plain.mean.to(dtype))
+    torch.testing.assert_close(moved.var, plain.var.to(torch.float64))
+
+    src, dst = torch.tensor([[1, 0], [0, 1], [2, 2]]).unbind(1)
+    pointers = [torch.tensor(p).int() for p in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 0, 2])]
+    for kind, table in (("multiply", torch.randn(3, 2)[:, 0]), ("relu_add", torch.randn(6, 3).t())):
+        edge, rows = table.to(dtype), torch.randn(3, 12).to(dtype)[:, ::2]
+        sums = [
+            neighbour_sum(*given, src, dst, *pointers, transform=kind)
+            for given in ((rows, edge), (rows.clone(), edge.clone()))
+        ]
+        assert torch.equal(*sums)

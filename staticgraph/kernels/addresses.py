@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numba import types
@@ -23,17 +24,21 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 # A number of a dtype, by which a kernel knows what its addresses are of.
-LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+LIKE: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 
-@intrinsic
-def pointer(typing: Any, address: Any, like: Any) -> Any:
+def _pointer(typing: Any, address: Any, like: Any) -> Any:
     """In a kernel: the address as a pointer to numbers of the type of ``like``, for ``carray``."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(like)(address, like), generate
+
+
+# Typed for kernels, which are compiled by numba's rules.
+pointer: Any = intrinsic(_pointer)
+carray: Any = numba.carray
 
 
 def addresses(*tensors: Tensor | None) -> tuple[int, ...]:

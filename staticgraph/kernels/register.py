@@ -22,8 +22,6 @@ NAMESPACE = "staticgraph"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 # The CUDA side of each, by name: a dry run calls it over fake tensors.
 CUDA: dict[str, Callable[..., Any]] = {}
-# The CPU side, which a captured step calls without torch's dispatcher between.
-CPU: dict[str, Callable[..., Any]] = {}
 
 
 def operator(
@@ -49,7 +47,7 @@ def operator(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu, "CPU")
     LIBRARY.impl(name, cuda, "CUDA")
-    CUDA[name], CPU[name] = cuda, cpu
+    CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
         torch.library.register_autograd(

@@ -23,8 +23,8 @@ from staticgraph.training.compile_ahead import Loop
 
 LOOPS = """\
 packing.exact._repair i8[1] i8[2] i8[1] 2xf8 u8
-kernels.batch_norm.cpu.backward f4[2]*2 f4[1]*4 i8 f8 b1 f4[2] f4[1]*2
-kernels.batch_norm.cpu.forward f4[2]*3 f4[1]*2 i8 f8 b1 f4[2] f4[1]*2 f4[2]
+kernels.batch_norm.cpu.backward f4 9xi8 i8*3 f8 b1
+kernels.batch_norm.cpu.forward f4 12xi8 i8*3 f8 b1*4 f8
 kernels.neighbour_attention.cpu.backward f4[3]*3 f4[2]*2 f4[3] f4[2]*2 i8[1] i4[1] \
 f8 b1 f4[3]*2 f4[2]*2
 kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2
@@ -32,24 +32,24 @@ store.columns._counting_sort i8[1]*5
 packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
 batches.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
 kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2
-kernels.neighbour_sum.cpu_backward.relu_add_backward f4[2]*3 i8[1]*2 i4[1]*3 f4[2]*2 f8 b1 f4[2]*2
-kernels.neighbour_sum.cpu_backward.copy_backward f4[2]*3 i8[1]*2 i4[1]*3 f4[2]*2 f8 b1 f4[2]*2
+kernels.neighbour_sum.cpu_backward.relu_add_backward f4 12xi8 8xi8 f8 b1
+kernels.neighbour_sum.cpu_backward.copy_backward f4 12xi8 8xi8 f8 b1
 batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
 batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
 batches.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
-kernels.gcn_sum.cpu.backward f4[2] f4[1]*3 i8[1] i4[1]*2 b1 f4[2]
+kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2
 batches.collate._copy_rows i8[1]*2 i8 u1[1]*2
 kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2]
 kernels.graph_attention.cpu._forward f4[4] i4[1] i8*2 f8 f4[3] f4[2]
 kernels.graph_attention.cpu._backward f4[3] f4[4] f4[2] i4[1] i8*2 f8 f4[4]
 kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2]
-kernels.gcn_sum.cpu.forward f4[2] f4[1]*4 i8[1] i4[1] b1 f4[2]
+kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3
 packing.place.group_by_pack i8[1] i8
-kernels.neighbour_sum.cpu.copy f4[2]*2 i8[1]*2 i4[1] f8 b1 f4[2]
-kernels.neighbour_sum.cpu.relu_add f4[2]*2 i8[1]*2 i4[1] f8 b1 f4[2]
+kernels.neighbour_sum.cpu.copy f4 6xi8*2 f8 b1
+kernels.neighbour_sum.cpu.relu_add f4 6xi8*2 f8 b1
 packing.place.place_batches i8[2] i8[1]*2 i8[2]
 batches.collate._totals i8[1]*3
 kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4]
@@ -57,7 +57,6 @@ kernels.table_sum.cpu.codes i8[2] i8[1]*2
 kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
 packing.random.shuffle i8[1] u8
 kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2
-kernels.batch_norm.cpu.update_running f4[1]*2 i8 f4[1]*2 i8[1] f8
 """
 WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
 

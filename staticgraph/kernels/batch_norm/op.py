@@ -76,7 +76,7 @@ def _on_cpu(
             )
     else:
         read = [plain(value, dtype) for value in (addend, residual, weight, bias)]
-        cpu.forward_at(
+        cpu.forward(
             LIKE[dtype],
             addresses(values, *read, out, mean, var, sums, *kept),
             len(x),
@@ -111,8 +111,14 @@ def _backward_on_cpu(
     wide = cast(x, dtype)
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
     read = [plain(value, dtype) for value in (grad, wide, weight, bias, mean, var)]
-    cpu.backward_at(
-        LIKE[dtype], addresses(*read, dx, dweight, dbias), *x.shape, int(count), eps, relu
+    cpu.backward(
+        LIKE[dtype],
+        addresses(*read, dx, dweight, dbias),
+        x.size(0),
+        x.size(1),
+        int(count),
+        eps,
+        relu,
     )
     dx = cast(dx, x.dtype)
     both = x.new_empty(0) if into is None else cast(dx + into, into.dtype)

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.store.columns import Array
 
@@ -37,19 +40,25 @@ def degrees(
 
 @kernel
 def forward(
-    x: Array,
-    bias: Array,
-    root: Array,
-    own: Array,
-    weight: Array,
-    src: Array,
-    row_ptr: Array,
+    like: float,
+    at: tuple[int, ...],
+    nodes: int,
+    width: int,
+    edges: int,
+    biased: bool,
+    weighted: bool,
     loops: bool,
-    out: Array,
 ) -> None:
-    """Every element of ``out`` is written."""
-    width, weighted, biased = x.shape[1], len(weight) > 0, len(bias) > 0
-    for i in range(len(x)):
+    """By the addresses of ``x, bias, root, own, weight, src, row_ptr, out``, of which bias and
+    weight are read where ``biased`` and ``weighted``; every element of ``out`` is written."""
+    x = carray(pointer(at[0], like), (nodes, width))
+    bias = carray(pointer(at[1], like), width if biased else 0)
+    root, own = carray(pointer(at[2], like), nodes), carray(pointer(at[3], like), nodes)
+    weight = carray(pointer(at[4], like), edges if weighted else 0)
+    src = carray(pointer(at[5], np.int64(0)), edges)
+    row_ptr = carray(pointer(at[6], np.int32(0)), nodes + 1)
+    out = carray(pointer(at[7], like), (nodes, width))
+    for i in range(nodes):
         mine = root[i]
         first = own[i] * mine * mine
         for f in range(width):
@@ -70,19 +79,26 @@ def forward(
 
 @kernel
 def backward(
-    grad: Array,
-    root: Array,
-    own: Array,
-    weight: Array,
-    dst: Array,
-    col_ptr: Array,
-    transpose: Array,
+    like: float,
+    at: tuple[int, ...],
+    nodes: int,
+    width: int,
+    edges: int,
+    weighted: bool,
     loops: bool,
-    dx: Array,
 ) -> None:
-    """Every element of ``dx`` is written."""
-    width, weighted = grad.shape[1], len(weight) > 0
-    for j in range(len(grad)):
+    """By the addresses of ``grad, root, own, weight, dst, col_ptr, transpose, dx``, of which weight
+    is read where ``weighted``; every element of ``dx`` is written."""
+    grad, dx = (
+        carray(pointer(at[0], like), (nodes, width)),
+        carray(pointer(at[7], like), (nodes, width)),
+    )
+    root, own = carray(pointer(at[1], like), nodes), carray(pointer(at[2], like), nodes)
+    weight = carray(pointer(at[3], like), edges if weighted else 0)
+    dst = carray(pointer(at[4], np.int64(0)), edges)
+    col_ptr = carray(pointer(at[5], np.int32(0)), nodes + 1)
+    transpose = carray(pointer(at[6], np.int32(0)), edges)
+    for j in range(nodes):
         mine = root[j]
         first = own[j] * mine * mine
         for f in range(width):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.gcn_sum import cpu
 from staticgraph.kernels.register import operator
 
@@ -50,20 +51,21 @@ def _on_cpu(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    out = torch.empty_like(x)
+    wide = in_kernels(x.dtype)
+    read = [plain(value, wide) for value in (x, bias, root, own, weight)]
+    src, row_ptr = plain(src, torch.int64), plain(row_ptr, torch.int32)
+    out = torch.empty_like(read[0])
     cpu.forward(
-        x.numpy(),
-        _numbers(bias, x.dtype).numpy(),
-        root.to(x.dtype).numpy(),
-        own.to(x.dtype).numpy(),
-        _numbers(weight, x.dtype).numpy(),
-        src.numpy(),
-        row_ptr.numpy(),
+        LIKE[wide],
+        addresses(*read, src, row_ptr, out),
+        x.size(0),
+        x.size(1),
+        len(src),
+        bias is not None,
+        weight is not None,
         loops,
-        out.numpy(),
     )
-    return out.to(dtype)
+    return cast(out, dtype)
 
 
 def _backward_on_cpu(
@@ -77,20 +79,21 @@ def _backward_on_cpu(
     loops: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    grad = grad.to(torch.promote_types(grad.dtype, torch.float32))
-    dx = torch.empty_like(grad)
+    wide = in_kernels(grad.dtype)
+    read = [plain(value, wide) for value in (grad, root, own, weight)]
+    dst, col_ptr = plain(dst, torch.int64), plain(col_ptr, torch.int32)
+    transpose = plain(transpose, torch.int32)
+    dx = torch.empty_like(read[0])
     cpu.backward(
-        grad.numpy(),
-        root.to(grad.dtype).numpy(),
-        own.to(grad.dtype).numpy(),
-        _numbers(weight, grad.dtype).numpy(),
-        dst.numpy(),
-        col_ptr.numpy(),
-        transpose.numpy(),
+        LIKE[wide],
+        addresses(*read, dst, col_ptr, transpose, dx),
+        grad.size(0),
+        grad.size(1),
+        len(dst),
+        weight is not None,
         loops,
-        dx.numpy(),
     )
-    return dx.to(dtype)
+    return cast(dx, dtype)
 
 
 def _degrees_on_cuda(src, row_ptr, weight, fill, loops, like):

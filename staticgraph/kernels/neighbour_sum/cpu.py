@@ -15,30 +15,39 @@ where edge ``e`` reads row ``e``.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
-from staticgraph.kernels.addresses import pointer
+from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.neighbour_sum.cpu_backward import (
-    copy_backward_at,
-    multiply_backward_at,
-    relu_add_backward_at,
+    copy_backward,
+    multiply_backward,
+    relu_add_backward,
 )
 from staticgraph.store.columns import Array
 
 
 @kernel
+def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
+    """``x, edge, code, src, row_ptr, out`` by their addresses; ``sizes`` are ``N, F``, those of
+    ``edge``, of ``code`` and of ``src``."""
+    nodes, width, entries, columns, codes, edges = sizes
+    number, small = np.int64(0), np.int32(0)
+    return (
+        carray(pointer(at[0], like), (nodes, width)),
+        carray(pointer(at[1], like), (entries, columns)),
+        carray(pointer(at[2], number), codes),
+        carray(pointer(at[3], number), edges),
+        carray(pointer(at[4], small), nodes + 1),
+        carray(pointer(at[5], like), (nodes, width)),
+    )
+
+
+@kernel
 def copy(
-    x: Array,
-    edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
-    scale: float,
-    mean: bool,
-    out: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """Sums of ``x[src]``."""
+    x, _, _, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
     for i in range(len(x)):
         first, last = row_ptr[i], row_ptr[i + 1]
@@ -57,16 +66,10 @@ def copy(
 
 @kernel
 def multiply(
-    x: Array,
-    edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
-    scale: float,
-    mean: bool,
-    out: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """Sums of ``x[src] * edge``."""
+    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
     coded, scalar = len(code) > 0, edge.shape[1] == 1
     for i in range(len(x)):
@@ -91,16 +94,10 @@ def multiply(
 
 @kernel
 def relu_add(
-    x: Array,
-    edge: Array,
-    code: Array,
-    src: Array,
-    row_ptr: Array,
-    scale: float,
-    mean: bool,
-    out: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """Sums of ``ReLU(x[src] + edge)``; a NaN stays one."""
+    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
     coded = len(code) > 0
     for i in range(len(x)):
@@ -119,52 +116,9 @@ def relu_add(
                 out[i, f] += zero if value <= zero else share * value
 
 
-@kernel
-def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
-    """``x, edge, code, src, row_ptr, out`` by their addresses; ``sizes`` are ``N, F``, those of
-    ``edge``, of ``code`` and of ``src``."""
-    nodes, width, entries, columns, codes, edges = sizes
-    number, small = np.int64(0), np.int32(0)
-    return (
-        carray(pointer(at[0], like), (nodes, width)),
-        carray(pointer(at[1], like), (entries, columns)),
-        carray(pointer(at[2], number), codes),
-        carray(pointer(at[3], number), edges),
-        carray(pointer(at[4], small), nodes + 1),
-        carray(pointer(at[5], like), (nodes, width)),
-    )
-
-
-@kernel
-def copy_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`copy` of :func:`_operands`."""
-    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
-    copy(x, edge, code, src, row_ptr, scale, mean, out)
-
-
-@kernel
-def multiply_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`multiply` of :func:`_operands`."""
-    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
-    multiply(x, edge, code, src, row_ptr, scale, mean, out)
-
-
-@kernel
-def relu_add_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`relu_add` of :func:`_operands`."""
-    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
-    relu_add(x, edge, code, src, row_ptr, scale, mean, out)
-
-
-FORWARD = {"copy": copy_at, "multiply": multiply_at, "relu_add": relu_add_at}
+FORWARD = {"copy": copy, "multiply": multiply, "relu_add": relu_add}
 BACKWARD = {
-    "copy": copy_backward_at,
-    "multiply": multiply_backward_at,
-    "relu_add": relu_add_backward_at,
+    "copy": copy_backward,
+    "multiply": multiply_backward,
+    "relu_add": relu_add_backward,
 }

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
-from staticgraph.kernels.addresses import pointer
+from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.store.columns import Array
 
 
 @kernel
+def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Array, ...]:
+    """``grad, x, edge, code, dst, row_ptr, col_ptr, transpose, into_x, into_edge, dx, dedge`` by
+    their addresses; ``sizes`` are ``N, F``, those of ``edge``, of ``code`` and of ``dst``, and the
+    rows of ``into_x`` and ``into_edge``."""
+    nodes, width, entries, columns, codes, edges, on_nodes, on_edges = sizes
+    number, small = np.int64(0), np.int32(0)
+    return (
+        carray(pointer(at[0], like), (nodes, width)),
+        carray(pointer(at[1], like), (nodes, width)),
+        carray(pointer(at[2], like), (entries, columns)),
+        carray(pointer(at[3], number), codes),
+        carray(pointer(at[4], number), edges),
+        carray(pointer(at[5], small), nodes + 1),
+        carray(pointer(at[6], small), nodes + 1),
+        carray(pointer(at[7], small), edges),
+        carray(pointer(at[8], like), (on_nodes, width)),
+        carray(pointer(at[9], like), (on_edges, columns)),
+        carray(pointer(at[10], like), (nodes, width)),
+        carray(pointer(at[11], like), (entries, columns)),
+    )
+
+
+@kernel
 def copy_backward(
-    grad: Array,
-    x: Array,
-    edge: Array,
-    code: Array,
-    dst: Array,
-    row_ptr: Array,
-    col_ptr: Array,
-    transpose: Array,
-    into_x: Array,
-    into_edge: Array,
-    scale: float,
-    mean: bool,
-    dx: Array,
-    dedge: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """``dedge`` is left alone."""
+    operands = _operands(like, at, sizes)
+    grad, dst, row_ptr = operands[0], operands[4], operands[5]
+    col_ptr, transpose = operands[6], operands[7]
+    into_x, dx = operands[8], operands[10]
     width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
     for j in range(len(grad)):
         if scale == 0.0:
@@ -48,22 +61,12 @@ def copy_backward(
 
 @kernel
 def multiply_backward(
-    grad: Array,
-    x: Array,
-    edge: Array,
-    code: Array,
-    dst: Array,
-    row_ptr: Array,
-    col_ptr: Array,
-    transpose: Array,
-    into_x: Array,
-    into_edge: Array,
-    scale: float,
-    mean: bool,
-    dx: Array,
-    dedge: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """Every row of ``dx`` and ``dedge`` is written."""
+    operands = _operands(like, at, sizes)
+    grad, x, edge, code, dst, row_ptr, col_ptr, transpose = operands[:8]
+    into_x, into_edge, dx, dedge = operands[8:]
     width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
     coded, scalar = len(code) > 0, edge.shape[1] == 1
     if coded:
@@ -103,22 +106,12 @@ def multiply_backward(
 
 @kernel
 def relu_add_backward(
-    grad: Array,
-    x: Array,
-    edge: Array,
-    code: Array,
-    dst: Array,
-    row_ptr: Array,
-    col_ptr: Array,
-    transpose: Array,
-    into_x: Array,
-    into_edge: Array,
-    scale: float,
-    mean: bool,
-    dx: Array,
-    dedge: Array,
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
 ) -> None:
     """Every row of ``dx`` and ``dedge`` is written."""
+    operands = _operands(like, at, sizes)
+    grad, x, edge, code, dst, row_ptr, col_ptr, transpose = operands[:8]
+    into_x, into_edge, dx, dedge = operands[8:]
     width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
     coded = len(code) > 0
     if coded:
@@ -147,54 +140,3 @@ def relu_add_backward(
                     dedge[r, f] = part
     if len(into_edge) > 0:
         dedge += into_edge
-
-
-@kernel
-def _operands(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...]
-) -> tuple[tuple[Array, ...], Array, Array]:
-    """What a loop above reads and what it writes, by addresses; ``sizes`` are ``N, F``, those of
-    ``edge``, of ``code`` and of ``dst``, and the rows of ``into_x`` and ``into_edge``."""
-    nodes, width, entries, columns, codes, edges, on_nodes, on_edges = sizes
-    number, small = np.int64(0), np.int32(0)
-    read = (
-        carray(pointer(at[0], like), (nodes, width)),
-        carray(pointer(at[1], like), (nodes, width)),
-        carray(pointer(at[2], like), (entries, columns)),
-        carray(pointer(at[3], number), codes),
-        carray(pointer(at[4], number), edges),
-        carray(pointer(at[5], small), nodes + 1),
-        carray(pointer(at[6], small), nodes + 1),
-        carray(pointer(at[7], small), edges),
-        carray(pointer(at[8], like), (on_nodes, width)),
-        carray(pointer(at[9], like), (on_edges, columns)),
-    )
-    dx = carray(pointer(at[10], like), (nodes, width))
-    return read, dx, carray(pointer(at[11], like), (entries, columns))
-
-
-@kernel
-def copy_backward_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`copy_backward` of :func:`_operands`."""
-    read, dx, dedge = _operands(like, at, sizes)
-    copy_backward(*read, scale, mean, dx, dedge)
-
-
-@kernel
-def multiply_backward_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`multiply_backward` of :func:`_operands`."""
-    read, dx, dedge = _operands(like, at, sizes)
-    multiply_backward(*read, scale, mean, dx, dedge)
-
-
-@kernel
-def relu_add_backward_at(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
-) -> None:
-    """:func:`relu_add_backward` of :func:`_operands`."""
-    read, dx, dedge = _operands(like, at, sizes)
-    relu_add_backward(*read, scale, mean, dx, dedge)
