@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numba import types
 from numba.extending import intrinsic
+from numba.np import numpy_support
 from torch import Tensor
 
 # A number of a dtype, by which a kernel knows what its addresses are of.
@@ -38,7 +38,7 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 
 # Typed for kernels, which are compiled by numba's rules.
 pointer: Any = intrinsic(_pointer)
-carray: Any = numba.carray
+carray: Any = numpy_support.carray
 
 
 def addresses(*tensors: Tensor | None) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ def _on_cpu(
     relu: bool,
     partial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = x.contiguous()
     total = x.new_empty(0) if addend is None else torch.empty_like(x)
     if addend is not None and x.dtype not in LIKE:
         torch.add(x, addend, out=total)  # rounded to its dtype before it is normalised
@@ -108,7 +109,7 @@ def _backward_on_cpu(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = in_kernels(x.dtype)
-    wide = cast(x, dtype)
+    wide = plain(x, dtype)
     dx, dweight, dbias = torch.empty_like(wide), torch.empty_like(mean), torch.empty_like(mean)
     read = [plain(value, dtype) for value in (grad, wide, weight, bias, mean, var)]
     cpu.backward(

@@ -91,7 +91,7 @@ def _backward_on_cpu(
     dst, row_ptr = plain(dst, torch.int64), plain(row_ptr, torch.int32)
     col_ptr, transpose = plain(col_ptr, torch.int32), plain(transpose, torch.int32)
     dx = torch.empty_like(x)
-    dedge = x.new_empty(0) if edge is None else torch.empty_like(edge, dtype=wide)
+    dedge = x.new_empty(0 if edge is None else edge.shape)
     if code is not None and not len(code):
         dedge.zero_()  # a table that no edge reads
     read = grad, x, rows, code, dst, row_ptr, col_ptr, transpose
