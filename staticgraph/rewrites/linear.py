@@ -5,6 +5,8 @@ with ReLU's mask and the bias's gradient in one pass. On a CPU so are a product 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +96,7 @@ def _as_written(captured: Captured, node: Call) -> None:
     if _obstacle(captured, node, x, weight, None) is not None:
         return
     last, bias = node, None
-    after = next(iter(node.users)) if used_once(node) else None
+    after: Any = next(iter(node.users)) if used_once(node) else None
     if is_call(after, ADD):
         other = after.args[1] if after.args[0] is node else after.args[0]
         if shape(other) == (shape(node) or ())[1:] and dtype(other) == dtype(node):
@@ -116,7 +118,9 @@ def _relu_after(node: Call) -> bool:
     return used_once(node) and is_call(next(iter(node.users)), RELU)
 
 
-def _at(captured: Captured, node: Call, last: Call, function: object, *operands: Call) -> None:
+def _at(
+    captured: Captured, node: Call, last: Call, function: Callable[..., Tensor], *operands: Call
+) -> None:
     """A product that ends at ``last``, and the ReLU after it."""
     relu = _relu_after(last)
     end = next(iter(last.users)) if relu else last
