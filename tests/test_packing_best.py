@@ -13,6 +13,7 @@ from support.packing_problems import alike, fewest_packs, load, problems
 from staticgraph.packing import mend, pack_histogram
 from staticgraph.packing.bound import packing_bound
 from staticgraph.packing.columns import Columns
+from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
 from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pricing import best_patterns, grid_of, worth_of_rooms
@@ -165,6 +166,39 @@ def test_thousands_of_sizes_have_a_bound_above_the_volume():
     histogram = load("tu_COLLAB")
     packing = pack_histogram(histogram, (745, 80238))
     assert packing.volume_bound < giants_bound(histogram, packing.limits) <= packing.num_packs
+
+
+def test_thousands_of_sizes_are_at_the_bound_with_ten_graphs_a_pack():
+    """COLLAB: 39 cliques leave no room for the edges of what would fill their packs by nodes."""
+    histogram = load("tu_COLLAB")
+    best = pack_histogram(histogram, (745, 80238), effort="best", time_limit=ENOUGH)
+    best.check()
+    assert best.num_packs == best.proven == 501
+
+
+def test_companions_fill_what_a_giant_leaves_and_leave_sparse_graphs_to_the_next():
+    """Two cliques beside which one mix each is full: rooms of 60 and 50 nodes, 60 and 200 edges."""
+    sizes = [[10, 10], [20, 20], [20, 200], [25, 90], [25, 110], [40, 940], [50, 800]]
+    histogram = SizeHistogram(np.array(sizes), np.array([2, 2, 10, 1, 1, 1, 1]))
+    made, left = packed_giants(histogram, np.array([100, 1000]), None)
+    packs = [
+        sorted(np.repeat(made.types[s:e], made.copies[s:e]).tolist())
+        for s, e in zip(made.starts[:-1], made.starts[1:], strict=True)
+    ]
+    assert packs == [[0, 0, 1, 1, 5], [3, 4, 6]]
+    assert left.tolist() == [0, 0, 10, 0, 0, 0, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(max_types=20, max_count=9))
+def test_packs_of_giants_are_valid_and_lose_no_graph(problem):
+    histogram, limits, max_graphs = problem
+    made, left = packed_giants(histogram, limits, max_graphs)
+    placed = np.zeros_like(histogram.counts)
+    np.add.at(placed, made.types, made.copies * made.counts[made.pattern_of_entry])
+    np.testing.assert_array_equal(placed + left, histogram.counts)
+    assert (made.loads <= limits).all()
+    assert max_graphs is None or (made.graphs <= max_graphs).all()
 
 
 def test_an_exact_fit_that_filling_misses():

@@ -7,6 +7,7 @@ fractions; use each as often as the whole part says, and solve again for the gra
 with patterns of their own, until few are left and the quick packers do the rest. With
 five graphs a pack and more, and where the relaxation has no solution in time (thousands of sizes),
 pack after pack is taken away and the others mended by exchanges (:mod:`staticgraph.packing.mend`).
+Very large graphs whose packs are hard to fill are packed first (:mod:`.companions`).
 
 The invariant: never more packs than it is given to begin with, and the bound that is returned is
 proven wherever the search stops.
@@ -22,6 +23,7 @@ import numba
 import numpy as np
 
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
+from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
 from staticgraph.packing.mend import MOST_GRAPHS, fewer_by_mending
 from staticgraph.packing.pack import Packing, volume_bound
@@ -72,6 +74,8 @@ def improve(
     scipy_optimize()  # at once, not after seconds of exchanges
     with bar(desc="packing", unit=" linear programs", show=progress) as shown:
         bound = max(bound, giants_bound(histogram, limits))
+        if best.num_packs > bound:
+            best = min(best, _giants_first(best, quick), key=lambda packing: packing.num_packs)
         few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
         if best.num_packs > bound and few <= histogram.num_graphs <= many:
             best = _mended(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
@@ -86,6 +90,23 @@ def improve(
         if best.num_packs > bound:
             best = _mended(best, bound, until, shown)
     return replace(best, proven=bound)
+
+
+def _giants_first(start: Packing, quick: QuickPacker) -> Packing:
+    """Giants with their companions, and the quick packer's packs of all other graphs; ``start``
+    where there are no giants."""
+    made, left = packed_giants(start.histogram, start.limits, start.max_graphs)
+    return _with_rest(made, left, quick) if made.num_packs else start
+
+
+def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
+    """These packs and the quick packer's of ``left`` ``[T]`` graphs of each size."""
+    rows = np.flatnonzero(left)
+    if not len(rows):
+        return made
+    histogram = made.histogram
+    rest = SizeHistogram(histogram.sizes[rows], left[rows], histogram.components)
+    return join(made, quick(rest, made.limits, made.max_graphs), rows)
 
 
 def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
@@ -185,11 +206,7 @@ class _Search:
         )
         method = "column generation"
         made = Packing(histogram, self.start.limits, self.start.max_graphs, *packs, method)
-        rows = np.flatnonzero(left)
-        if not len(rows):
-            return made
-        rest = SizeHistogram(histogram.sizes[rows], left[rows], histogram.components)
-        return join(made, self.quick(rest, made.limits, made.max_graphs), rows)
+        return _with_rest(made, left, self.quick)
 
 
 def _whole_part(generation: ColumnGeneration) -> IntArray:
