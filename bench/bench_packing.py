@@ -217,7 +217,7 @@ PUBLISHED_SETS = {
 
 
 def limits_of(name: str, histogram: SizeHistogram) -> list[tuple[list[int], int | None]]:
-    """The paper's limits, and those of so many mean graphs a pack; with a limit on graphs or not."""
+    """The paper's limits, and those of so many mean graphs a pack; most graphs a pack, or None."""
     asked: list[tuple[list[int], int | None]] = []
     with PUBLISHED.open() as lines:
         for row in csv.DictReader(lines):

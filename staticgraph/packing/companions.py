@@ -108,10 +108,10 @@ def _fill_beside(
 
 @numba.njit(nogil=True, cache=True)
 def _fits(size: IntArray, room: IntArray) -> bool:
+    fits = True
     for c in range(len(room)):
-        if size[c] > room[c]:
-            return False
-    return True
+        fits = fits and size[c] <= room[c]
+    return fits
 
 
 @numba.njit(nogil=True, cache=True)

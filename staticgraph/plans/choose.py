@@ -221,7 +221,7 @@ def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     if batch_size <= there_are:
         return batch_size, ""
-    note = f"batch_size={batch_size:,} was asked, {there_are:,} graphs train: a batch is all of them"
+    note = f"batch_size={batch_size:,} was asked, {there_are:,} graphs train: all are a batch"
     return there_are, note
 
 
