@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from bench.paper.heuristics import HEURISTICS, pack_paper
 from staticgraph.epochs.batcher import Batcher
 from staticgraph.packing import pack_histogram, pack_stream
 from staticgraph.packing.fill import THOROUGH
+from staticgraph.packing.listing import listings
 from staticgraph.plans.choose import plan_buckets, sizes_of
 from staticgraph.plans.margin import exact_limits, overflow_rate
 from staticgraph.sizes.histogram import SizeHistogram
@@ -254,6 +256,9 @@ def efforts(names: list[str]) -> list[dict[str, Any]]:
                 {
                     "data": name, "limits": limits, "max_graphs": most,
                     "graphs_a_pack": round(histogram.num_graphs / best.num_packs, 2),
+                    "listing": min(
+                        p.num_packs for p in listings(histogram, np.array(limits), most)
+                    ),
                     "fast": fast.num_packs, "best": best.num_packs, "proven": best.proven,
                     "fast_over": round(fast.num_packs / best.proven - 1, 5),
                     "best_over": round(best.num_packs / best.proven - 1, 5),
@@ -274,7 +279,12 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, Any]
     if args.efforts:
-        found = {"efforts": efforts(args.only), "date": time.strftime("%Y-%m-%d")}
+        found = {
+            "efforts": efforts(args.only),
+            "command": " ".join(["python -m bench.bench_packing", *sys.argv[1:]]),
+            "machine": f"{os.cpu_count()} shared CPU cores, load {os.getloadavg()[0]:.0f}",
+            "date": time.strftime("%Y-%m-%d"),
+        }
         print_efforts(found["efforts"])
     elif args.overflow:
         found = {"epochs": args.overflow, "overflow": overflow(args.overflow)}

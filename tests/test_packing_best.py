@@ -104,12 +104,13 @@ def test_what_a_sample_gains_is_repeated():
 
 @pytest.mark.parametrize("graphs", [2, 2.5, 3, 5])
 def test_at_the_bound_on_pcqm4mv2(graphs):
+    """At three graphs a pack one relaxation leaves 63 packs of 1,116,683 too many."""
     histogram = load("pcqm4mv2_train_APPROX")
     limits = np.ceil(graphs * histogram.totals / histogram.num_graphs).astype(np.int64)
     limits = np.maximum(limits, histogram.maxima)
     best = pack_histogram(histogram, limits, effort="best", time_limit=ENOUGH)
     best.check()
-    assert best.num_packs <= 1.0005 * best.proven
+    assert best.num_packs == best.proven
 
 
 @pytest.mark.parametrize(
