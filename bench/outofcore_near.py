@@ -9,11 +9,14 @@ library's own loader, from disk, in pairs with PyG: see :mod:`bench.outofcore_no
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from bench.outofcore_nodes import CASES, PARTITIONS, measured
 from staticgraph.outofcore import Dispersed, NodeCache
 
+RESULT = Path(__file__).parent / "results" / "outofcore_near.json"
 HALF = PARTITIONS // 2
 WAYS: dict[str, Any] = {
     "pyg": None,
@@ -24,6 +27,10 @@ WAYS: dict[str, Any] = {
 
 
 def near(args: argparse.Namespace) -> dict[str, Any]:
-    """``--seeds`` pairs of every way on each graph."""
-    rows = [row for name in args.graph or CASES for row in measured(name, WAYS, args.seeds)]
+    """``--seeds`` pairs of every way on each graph; with ``--save`` beside the graphs that were
+    measured before."""
+    names = args.graph or list(CASES)
+    before = json.loads(RESULT.read_text())["rows"] if args.save and RESULT.exists() else []
+    rows = [row for row in before if row["graph"] not in names]
+    rows += [row for name in names for row in measured(name, WAYS, args.seeds)]
     return {"partitions": PARTITIONS, "resident": HALF, "rows": rows}
