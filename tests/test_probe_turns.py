@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.own_blocks import POOLS, Pooled
 from support.parity import STORE, loss
 from torch import nn
-from torch_geometric.nn import GPSConv, aggr
+from torch_geometric.nn import GPSConv
 
 import staticgraph as sg
 from staticgraph import models
@@ -41,21 +42,6 @@ SEVERAL = [
 
 def squared(out, batch):
     return (out - batch.y).square()
-
-
-class Pooled(nn.Module):
-    def __init__(self, columns: int, results: int, pool: nn.Module) -> None:
-        super().__init__()
-        self.inward, self.pool, self.head = nn.Linear(columns, 16), pool, nn.Linear(16, results)
-
-    def forward(self, data):
-        return self.head(self.pool(self.inward(data.x.float()), data.batch))
-
-
-POOLS = {
-    "multiset": lambda: aggr.GraphMultisetTransformer(16, k=3, heads=2),
-    "set transformer": lambda: aggr.SetTransformerAggregation(16, heads=2),
-}
 
 
 def error_at(model, loss, schema, memory, capacity):
