@@ -33,9 +33,11 @@ EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
 # ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
-# pairs of graphs, about 15 ms; of packs of fewer graphs it mends a sample.
+# pairs of graphs, about 15 ms; of packs of fewer graphs it mends a sample, unless most graphs are
+# alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
 PAIRS = 800_000
+ALONE = 1.5
 
 
 def pack_histogram(
@@ -95,5 +97,5 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
     if best.num_packs <= least or graphs > MANY_GRAPHS * best.num_packs:
         return best
     if graphs < FEW_GRAPHS * best.num_packs:
-        return fewer_by_sample(best)
+        return fewer_by_sample(best) if graphs > ALONE * best.num_packs else best
     return fewer_by_mending(best, least, pairs=PAIRS) if graphs <= MENDED_GRAPHS else best
