@@ -22,7 +22,7 @@ from staticgraph.sizes.capacity import Capacity
 # The largest probe is (2,176, 5,824, 320) with 12 nodes in the largest graph: as large, twice and
 # four times, with graphs as large as the probes' and larger.
 ASKED = [
-    Capacity(2_176, 5_824, 320, 12),
+    Capacity(2_176, 5_824, 320, 24),
     Capacity(4_352, 11_648, 640, 24),
     Capacity(8_704, 23_296, 1_280, 12),
     Capacity(8_704, 23_296, 1_280, 48),
