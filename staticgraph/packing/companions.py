@@ -169,6 +169,6 @@ def _just_so(
                 continue
             value = sizes[b, second] + (sizes[a, second] if a >= 0 else 0)
             if value > most:
-                first, other, most = b, a, value
+                first, other, most = int(b), int(a), value
             break
     return first, other
