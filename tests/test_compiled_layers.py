@@ -44,6 +44,7 @@ def joined(model):
     return opened, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "regimes"),
     [
