@@ -7,6 +7,7 @@
     python -m bench.bench_outofcore disk --edges 1000000 --limit-mib 1600
     python -m bench.bench_outofcore policies --rounds 3
     python -m bench.bench_outofcore nodes
+    python -m bench.bench_outofcore near --seeds 5
 
 Each is in the file ``outofcore_*.py`` of its noun. ``sort`` and ``disk`` run in a child whose
 address space is limited (``ulimit -v``), after the libraries are loaded; ``disk`` also shows that
@@ -29,6 +30,7 @@ from pathlib import Path
 import torch
 
 from bench.outofcore_disk import disk, disk_child
+from bench.outofcore_near import near
 from bench.outofcore_nodes import BUFFERS, CASES, nodes
 from bench.outofcore_policies import policies
 from bench.outofcore_sampling import hops, sample
@@ -37,7 +39,7 @@ from staticgraph.files.versions import STEPS, versions
 
 RESULTS = Path(__file__).parent / "results"
 WHAT = {"sort": sort, "sample": sample, "hops": hops, "disk": disk, "disk-child": disk_child,
-        "nodes": nodes, "policies": policies}  # fmt: skip
+        "nodes": nodes, "near": near, "policies": policies}  # fmt: skip
 
 
 def main() -> None:
@@ -55,13 +57,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--kind", choices=("memory", "disk"))
     parser.add_argument("--cached", action="store_true", help="disk: use the page cache")
-    parser.add_argument("--graph", nargs="*", choices=tuple(CASES), help="nodes: only these")
+    parser.add_argument("--graph", nargs="*", choices=tuple(CASES), help="nodes, near")
     parser.add_argument("--policy", nargs="*", choices=("NodeCache", "Dispersed"), help="nodes")
     parser.add_argument(
         "--near", action="store_true", help="nodes: NodeCache with near partitions as well"
     )
     parser.add_argument("--buffers", nargs="*", type=int, default=BUFFERS, help="nodes")
-    parser.add_argument("--seeds", type=int, default=10, help="nodes")
+    parser.add_argument("--seeds", type=int, default=10, help="nodes, near")
     parser.add_argument("--seed", type=int, default=0, help="policies")
     parser.add_argument("--ranks", action="store_true", help="policies: MRR after the last epoch")
     parser.add_argument("--scratch", default=tempfile.gettempdir())

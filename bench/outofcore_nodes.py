@@ -13,7 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,35 +56,47 @@ EVERY = 5
 
 def nodes(args: argparse.Namespace) -> dict[str, Any]:
     """Ten seeds of every way, and how far each is from PyG."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in args.graph or CASES:
-        graph, case = data.open_nodes(name), CASES[name]
         ways: dict[str, Any] = {"pyg": None, "memory": (1, InMemory())}
         for policy in (NodeCache, Dispersed):
             if not args.policy or policy.__name__ in args.policy:
                 ways |= {f"{policy.__name__}({c})": (PARTITIONS, policy(c)) for c in args.buffers}
             if policy is NodeCache and args.near:
                 ways |= {f"NodeCache({c}, near)": (PARTITIONS, policy(c, c)) for c in args.buffers}
-        pyg: list[float] = []
-        for way, parts in ways.items():
-            started, found = time.perf_counter(), []
-            for seed in range(args.seeds):
-                torch.manual_seed(seed)
-                if parts is None:
-                    found.append(pyg_accuracy(graph, case))
-                else:
-                    found.append(our_accuracy(graph, case, *parts, seed))
-            pyg = pyg or found
-            rows.append(
-                {"graph": name, "model": case.model, "way": way,
-                 "mean": round(float(np.mean(found)), 4),
-                 "deviation": round(float(np.std(found, ddof=1)), 4),
-                 **compared(found, pyg),
-                 "accuracy": [round(a, 4) for a in found],
-                 "seconds": round(time.perf_counter() - started, 1)}
-            )  # fmt: skip
-            print(rows[-1], file=sys.stderr, flush=True)
+        rows += measured(name, ways, args.seeds)
     return {"partitions": PARTITIONS, "seeds": args.seeds, "rows": rows}
+
+
+def measured(name: str, ways: Mapping[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
+    """A row for each way of training on a graph: partitions and policy, or None for PyG, the first.
+
+    Args:
+        name: of the graph, a key of :data:`CASES`.
+        ways: name -> way.
+        seeds: runs of each way, paired by their seeds.
+    """
+    graph, case = data.open_nodes(name), CASES[name]
+    pyg: list[float] = []
+    for way, parts in ways.items():
+        started, found = time.process_time(), []
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            if parts is None:
+                found.append(pyg_accuracy(graph, case))
+            else:
+                found.append(our_accuracy(graph, case, *parts, seed))
+        pyg = pyg or found
+        row = {
+            "graph": name, "model": case.model, "way": way, "seeds": seeds,
+            "mean": round(float(np.mean(found)), 4),
+            "deviation": round(float(np.std(found, ddof=1)), 4),
+            **compared(found, pyg),
+            "accuracy": [round(a, 4) for a in found],
+            "cpu_s": round(time.process_time() - started, 1),
+        }  # fmt: skip
+        print(row, file=sys.stderr, flush=True)
+        yield row
 
 
 def compared(found: list[float], pyg: list[float]) -> dict[str, float]:

@@ -70,6 +70,26 @@ def nodes(folder: Folder) -> str:
     return listed(folder, "outofcore_nodes", "rows", columns)
 
 
+def near(folder: Folder) -> str:
+    """A line for each graph: PyG's accuracy, and how far each way is from it."""
+    found = folder.get("outofcore_near", {})
+    graphs: dict[str, dict[str, Row]] = {}
+    for row in found.get("rows", ()):
+        graphs.setdefault(row["graph"], {})[row["way"]] = row
+    headers = {"random": "random others", "near": "near", "dispersed": "Dispersed"}
+    rows = [
+        (
+            GRAPHS.get(graph, graph),
+            str(ways["pyg"]["seeds"]),
+            f"{ways['pyg']['mean']:.4f}, {ways['pyg']['deviation']:.4f}",
+            *(f"{ways[way]['difference']:+.4f} ± {ways[way]['error']:.4f}" for way in headers),
+        )
+        for graph, ways in graphs.items()
+    ]
+    columns = ("graph", "pairs", "PyG, deviation", *headers.values())
+    return table("outofcore_near", found, columns, rows)
+
+
 def sampling(folder: Folder) -> str:
     columns: Columns = {
         "layers": lambda row: str(row["layers"]),
@@ -98,6 +118,7 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "links": links,
     "policies": policies,
     "nodes": nodes,
+    "near": near,
     "sampling": sampling,
     "hops": hops,
 }

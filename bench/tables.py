@@ -24,6 +24,8 @@ DATA = {
     "esol": "ESOL",
     "code2-like": "like ogbg-code2",
     "ppa-like": "like ogbg-ppa",
+    "qm9": "like QM9 with hydrogens",
+    "zinc": "like ZINC-250k",
 }
 TRAINING = ("gine", "gcn", "gps")
 PACKAGES = ("torch", "torch_geometric")
@@ -267,6 +269,26 @@ def overflow(folder: Folder) -> str:
     return listed(folder, "overflow", "overflow", columns)
 
 
+def efforts(folder: Folder) -> str:
+    def most(row: Mapping[str, Any]) -> str:
+        return "" if row["max_graphs"] is None else f", {row['max_graphs']} graphs"
+
+    columns: Columns = {
+        "histogram": lambda row: data_name(row["data"]),
+        "graphs": lambda row: f"{row['graphs_a_pack']:.1f}",
+        "limits": lambda row: ", ".join(map(str, row["limits"])) + most(row),
+        "listing": lambda row: f"{row['listing']:,}",
+        "fast": lambda row: f"{row['fast']:,}",
+        "best": lambda row: f"{row['best']:,}",
+        "proven bound": lambda row: f"{row['proven']:,}",
+        "fast over it": lambda row: f"{row['fast_over']:.2%}",
+        "best over it": lambda row: f"{row['best_over']:.3%}",
+        "fast, ms": lambda row: f"{1000 * row['fast_cpu_s']:.0f}",
+        "best, s": lambda row: f"{row['best_s']:.1f}",
+    }
+    return listed(folder, "packing_efforts", "efforts", columns)
+
+
 def packing(folder: Folder) -> str:
     columns: Columns = {
         "histogram": lambda row: data_name(row["data"]),
@@ -330,6 +352,7 @@ TABLES: dict[str, Callable[[Folder], str]] = {
     "crossing": crossing,
     "overflow": overflow,
     "packing": packing,
+    "efforts": efforts,
     "composition": composition,
     "memory": memory,
 }

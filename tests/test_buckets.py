@@ -123,6 +123,40 @@ def test_every_plan_holds_every_graph_alone(rows, batch_size, num_buckets):
     assert len(plan.capacities) <= (num_buckets or 4)
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["all train", "indices"])
+def test_a_batch_of_more_graphs_than_there_are_is_all_of_them(named):
+    """No rows for graphs that do not exist; as with PyG's loader, an epoch is one batch."""
+    sizes = np.tile(SIZES, (40, 1))
+    indices = np.arange(150) if named else None
+    there_are = 150 if named else 200
+    plan = plan_buckets(sizes, 100_000, indices=indices)
+    most = plan_buckets(sizes, there_are, indices=indices)
+    assert plan.capacities == most.capacities
+    assert plan.batch_size == there_are
+    assert min(plan.efficiency) > 0.85
+    assert plan.note == (f"batch_size=100,000 was asked, {there_are} graphs train: all are a batch")
+    assert not most.note
+    (batch,) = Batcher(sizes, plan, indices=indices).epoch(0)
+    assert len(batch.ids) == there_are
+
+
+def test_a_few_graphs_beside_a_giant_that_does_not_train():
+    """The bucket holds the giant, and not 100,000 graphs beside it."""
+    sizes = np.array([[4, 8]] * 9 + [[1000, 2000]])
+    plan = plan_buckets(sizes, 100_000, indices=np.arange(9))
+    assert max(capacity.nodes for capacity in plan.capacities) < 1100
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, None])
+def test_packs_of_more_graphs_than_there_are_have_slots_for_those_there_are(num_buckets):
+    sizes = np.tile(SIZES, (40, 1))
+    plan = plan_buckets(sizes, num_buckets=num_buckets, graphs=100_000)
+    assert max(capacity.graphs for capacity in plan.capacities) <= 1.25 * 201 + 1
+    assert all(0.5 < share <= 1 for share in plan.efficiency)
+    batches = Batcher(sizes, plan, exact=False).epoch(0)
+    assert sum(len(batch.ids) for batch in batches) == 200
+
+
 def test_several_buckets_and_exact_batches_do_not_go_together():
     with pytest.raises(ValueError, match="num_buckets=3 with exact batches"):
         plan_buckets(SIZES, 2, num_buckets=3)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.own_blocks import Ranked
 from support.parity import STORE, loss
 from torch import nn
-from torch_geometric.nn import GATConv
-from torch_geometric.utils import to_dense_batch
 
 import staticgraph as sg
 from staticgraph.errors import FitRefused
@@ -20,26 +19,6 @@ from staticgraph.probing.reading import GivenReader, Probed, Reading
 from staticgraph.sizes.capacity import Capacity
 
 NEAR, FAR = Capacity(200, 500, 20, 12), Capacity(200, 500, 21, 48)
-
-
-class Ranked(nn.Module):
-    """Keeps the first ``k`` nodes of each graph, of a block of at least ``k`` places, which people
-    write by hand where a library has no layer for it; two layers may keep different numbers."""
-
-    def __init__(self, *kept: int) -> None:
-        super().__init__()
-        self.conv, self.kept = GATConv(8, 16), kept
-        self.head = nn.Linear(16 * sum(kept), 2)
-
-    def forward(self, data):
-        h = self.conv(data.x.float(), data.edge_index).relu()
-        _, mask = to_dense_batch(h, data.batch)  # the width of the widest graph, as a host number
-        rows = []
-        for k in self.kept:
-            dense, _ = to_dense_batch(h, data.batch, max_num_nodes=max(mask.size(1), k))
-            wide = dense.exp() * dense.sigmoid()
-            rows.append((wide[:, :k] if wide.size(1) > k else wide).flatten(1))
-        return self.head(torch.cat(rows, 1))
 
 
 def read(*capacities_and_widths):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.own_blocks import POOLS, Pooled
 from support.parity import STORE, loss
 from torch import nn
-from torch_geometric.nn import GPSConv, aggr
+from torch_geometric.nn import GPSConv
 
 import staticgraph as sg
 from staticgraph import models
@@ -19,6 +20,7 @@ from staticgraph.memory.regime import Regime
 from staticgraph.memory.series import Moments
 from staticgraph.nn.context.turns import Turn, in_turn, watched
 from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.layouts import ONE, apart
 from staticgraph.probing.loops import parts_of
 from staticgraph.probing.probe import probe
 from staticgraph.probing.reading import GivenReader, Probed, Reading
@@ -41,21 +43,6 @@ SEVERAL = [
 
 def squared(out, batch):
     return (out - batch.y).square()
-
-
-class Pooled(nn.Module):
-    def __init__(self, columns: int, results: int, pool: nn.Module) -> None:
-        super().__init__()
-        self.inward, self.pool, self.head = nn.Linear(columns, 16), pool, nn.Linear(16, results)
-
-    def forward(self, data):
-        return self.head(self.pool(self.inward(data.x.float()), data.batch))
-
-
-POOLS = {
-    "multiset": lambda: aggr.GraphMultisetTransformer(16, k=3, heads=2),
-    "set transformer": lambda: aggr.SetTransformerAggregation(16, heads=2),
-}
 
 
 def error_at(model, loss, schema, memory, capacity):
@@ -214,6 +201,16 @@ def test_explicit_weights_of_several_blocks_are_predicted(esol):
     ranked = Capacity(3_000, 6_000, 128, 60, order_statistics=((0, 60), (8, 40), (64, 20)))
     for capacity in (Capacity(18_712, 36_764, 1_280, 82), ranked):
         assert error_at(model, squared, esol.schema, memory, capacity) < 0.01
+
+
+def test_one_block_is_read_where_graphs_are_wider_than_the_data_too():
+    """A mask padded to eights looks like a square at widths of 3, 6 and 12."""
+    base = Capacity(2_176, 5_824, 320, 12)
+    first = apart(base, [base])
+    wider = [c for c in first if ONE.holds(c) and c.max_graph_nodes > base.max_graph_nodes]
+    assert {c.max_graph_nodes for c in wider} == {24, 48}
+    again = [c for c in apart(base, [base, *first]) if ONE.holds(c)]
+    assert not again, "those are enough"
 
 
 def test_a_reader_that_tells_no_turns_is_asked_for_more_capacities():

@@ -7,6 +7,7 @@ fractions; use each as often as the whole part says, and solve again for the gra
 with patterns of their own, until few are left and the quick packers do the rest. With
 five graphs a pack and more, and where the relaxation has no solution in time (thousands of sizes),
 pack after pack is taken away and the others mended by exchanges (:mod:`staticgraph.packing.mend`).
+Very large graphs whose packs are hard to fill are packed first (:mod:`.companions`).
 
 The invariant: never more packs than it is given to begin with, and the bound that is returned is
 proven wherever the search stops.
@@ -22,6 +23,7 @@ import numba
 import numpy as np
 
 from staticgraph.packing.columns import ColumnGeneration, Columns, columns_of, scipy_optimize, whole
+from staticgraph.packing.companions import packed_giants
 from staticgraph.packing.giants import giants_bound
 from staticgraph.packing.mend import MOST_GRAPHS, fewer_by_mending
 from staticgraph.packing.pack import Packing, volume_bound
@@ -33,8 +35,9 @@ from staticgraph.text.progress import Bar, bar
 
 QuickPacker = Callable[[SizeHistogram, IntArray, int | None], Packing]
 
-# The relaxation is solved to this share of itself; what rounding adds is more.
-NEAR = 2e-4
+# The relaxation is solved to these shares of itself, one after the other, each time from the packs
+# that the one before led to: mostly the first is enough, and takes a fraction of a second.
+NEAR = (2e-4, 2e-5, 2e-6)
 # Of the relaxation of what is left, rounds of new patterns at each step; a few are enough, since
 # the patterns of the steps before are there.
 ROUNDS_A_STEP = 4
@@ -44,6 +47,8 @@ SHARE = 0.08
 MOST_SIZES = 2000
 # Even deals tried for each number of packs, where there are too many graphs to mend packs.
 DEALS = 12
+# The share of the time after which nothing more is begun: a linear program takes half a second.
+BEGUN = 0.93
 # With so many graphs a pack exchanges come first, for so large a share of the time.
 MANY_GRAPHS = 5
 EXCHANGES = 0.3
@@ -63,7 +68,7 @@ def improve(
     Raises:
         ImportError: SciPy is not installed.
     """
-    until = time.perf_counter() + time_limit
+    until = time.perf_counter() + BEGUN * time_limit
     histogram, limits, max_graphs = start.histogram, start.limits, start.max_graphs
     bound = volume_bound(histogram, limits, max_graphs)
     best = start
@@ -72,6 +77,8 @@ def improve(
     scipy_optimize()  # at once, not after seconds of exchanges
     with bar(desc="packing", unit=" linear programs", show=progress) as shown:
         bound = max(bound, giants_bound(histogram, limits))
+        if best.num_packs > bound:
+            best = min(best, _giants_first(best, quick), key=lambda packing: packing.num_packs)
         few, many = MANY_GRAPHS * best.num_packs, MOST_GRAPHS
         if best.num_packs > bound and few <= histogram.num_graphs <= many:
             best = _mended(best, bound, until - (1 - EXCHANGES) * time_limit, shown)
@@ -79,13 +86,33 @@ def improve(
             return replace(best, proven=bound)
         grid = grid_of(histogram, limits)
         if not grid.coarse and len(grid.keep) <= MOST_SIZES:
-            search = _Search(grid, best, quick, until, shown)
-            bound = max(bound, search.relax())
-            if best.num_packs > bound:
-                best = search.whole_packs(bound)
+            for near in NEAR:
+                search = _Search(grid, best, quick, until, shown, near)
+                bound = max(bound, search.relax())
+                if best.num_packs > bound:
+                    best = search.whole_packs(bound)
+                if best.num_packs <= bound or time.perf_counter() > until:
+                    break
         if best.num_packs > bound:
             best = _mended(best, bound, until, shown)
     return replace(best, proven=bound)
+
+
+def _giants_first(start: Packing, quick: QuickPacker) -> Packing:
+    """Giants with their companions, and the quick packer's packs of all other graphs; ``start``
+    where there are no giants."""
+    made, left = packed_giants(start.histogram, start.limits, start.max_graphs)
+    return _with_rest(made, left, quick) if made.num_packs else start
+
+
+def _with_rest(made: Packing, left: IntArray, quick: QuickPacker) -> Packing:
+    """These packs and the quick packer's of ``left`` ``[T]`` graphs of each size."""
+    rows = np.flatnonzero(left)
+    if not len(rows):
+        return made
+    histogram = made.histogram
+    rest = SizeHistogram(histogram.sizes[rows], left[rows], histogram.components)
+    return join(made, quick(rest, made.limits, made.max_graphs), rows)
 
 
 def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
@@ -103,10 +130,16 @@ class _Search:
     """One run: the relaxation, then steps that fix whole packs."""
 
     def __init__(
-        self, grid: Grid, start: Packing, quick: QuickPacker, until: float, shown: Bar
+        self,
+        grid: Grid,
+        start: Packing,
+        quick: QuickPacker,
+        until: float,
+        shown: Bar,
+        near: float = NEAR[0],
     ) -> None:
         self.grid, self.start, self.quick = grid, start, quick
-        self.until, self.shown = until, shown
+        self.until, self.shown, self.near = until, shown, near
         self.demand = start.histogram.counts[grid.keep]
         sizes, limits = start.histogram.sizes[grid.keep], start.limits
         if start.max_graphs is not None:
@@ -161,7 +194,7 @@ class _Search:
             self.shown.set_postfix_str(
                 f"between {generation.proven:,.1f} and {generation.relaxed:,.1f} packs"
             )
-            near = generation.relaxed - generation.proven <= NEAR * generation.relaxed
+            near = generation.relaxed - generation.proven <= self.near * generation.relaxed
             same = whole(generation.proven) >= whole(generation.relaxed)
             late = time.perf_counter() > until
             if near or same or late or generation.solved == rounds:
@@ -185,11 +218,7 @@ class _Search:
         )
         method = "column generation"
         made = Packing(histogram, self.start.limits, self.start.max_graphs, *packs, method)
-        rows = np.flatnonzero(left)
-        if not len(rows):
-            return made
-        rest = SizeHistogram(histogram.sizes[rows], left[rows], histogram.components)
-        return join(made, self.quick(rest, made.limits, made.max_graphs), rows)
+        return _with_rest(made, left, self.quick)
 
 
 def _whole_part(generation: ColumnGeneration) -> IntArray:

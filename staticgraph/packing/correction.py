@@ -21,8 +21,8 @@ from staticgraph.packing.pack import Packing, volume_bound
 # 1.1% over the bound after 40 runs and 0.4% after 150.
 RUNS = 150
 WORK = 1_500_000
-# Runs at most, and graphs a pack, where a run takes longer and gains less.
-MORE_GRAPHS, FEWER_RUNS = 4, 25
+# Graphs a pack from which exchanges gain more (:mod:`.sample`), and runs at most there.
+MORE_GRAPHS, FEWER_RUNS = 2.7, 15
 # Above so many graphs a pack the swaps are better.
 MOST_GRAPHS = 6
 # How much of a value is the last run's, and how much more than its share a large graph is worth.

@@ -51,6 +51,8 @@ def fewer_by_mending(
     until: float = math.inf,
     *,
     pairs: float = math.inf,
+    at_once: float = math.inf,
+    each: float = math.inf,
     shown: Callable[[int], object] | None = None,
 ) -> Packing:
     """A packing of fewer packs than ``best``, down to ``least``, where exchanges find one.
@@ -60,13 +62,15 @@ def fewer_by_mending(
         least: a bound; at it the search ends.
         until: when to end, as ``time.perf_counter`` counts.
         pairs: of graphs to look at, all packs together, where the result must not depend on time.
+        at_once: most packs that are taken away at a time.
+        each: of the pairs, most that are looked at for it.
         shown: told the number of packs at each success.
     """
     if best.histogram.num_graphs > MOST_GRAPHS:
         return best
-    taken = max(1, (best.num_packs - least) * TAKEN // 100)
+    taken = int(max(1, min((best.num_packs - least) * TAKEN // 100, at_once)))
     while best.num_packs > least and time.perf_counter() < until and pairs > 0:
-        found, looked_at = _mended(best, taken, until, pairs)
+        found, looked_at = _mended(best, taken, until, min(pairs, each))
         pairs -= looked_at
         if found is not None:
             best = found

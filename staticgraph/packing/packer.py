@@ -1,7 +1,7 @@
 """The front door of packing: a histogram and limits to as few packs as the effort allows.
 
 No one way of packing is best everywhere: filling pack by pack wins at four to ten graphs a pack,
-best fit over all open packs at two or three, an even deal and exchanges above. So
+best fit over all open packs at two or three, an even deal above; exchanges help all of them. So
 ``effort="fast"`` runs all of them, which takes milliseconds, and keeps the best; ``effort="best"``
 goes on from there with exchanges and linear programs until a bound is reached or the time is up.
 
@@ -23,7 +23,8 @@ from staticgraph.packing.fill import fill_histogram
 from staticgraph.packing.listing import listings
 from staticgraph.packing.mend import fewer_by_mending
 from staticgraph.packing.pack import Packing, checked_limits, volume_bound
-from staticgraph.packing.swap import fewer_by_swaps
+from staticgraph.packing.sample import fewer_by_sample
+from staticgraph.packing.swap import MENDED_GRAPHS, fewer_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -32,10 +33,11 @@ EFFORTS = ("fast", "best")
 # Seconds that ``effort="best"`` may take.
 TIME_LIMIT = 10.0
 # ``fast`` mends packs of so many graphs, where there are not too many of them, and looks at so many
-# pairs of graphs, about 15 ms.
+# pairs of graphs, about 15 ms; of packs of fewer graphs it mends a sample, unless most graphs are
+# alone.
 FEW_GRAPHS, MANY_GRAPHS = 5, 30
-MENDED_GRAPHS = 50_000
 PAIRS = 800_000
+ALONE = 1.5
 
 
 def pack_histogram(
@@ -82,7 +84,7 @@ def pack_histogram(
 
 
 def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) -> Packing:
-    """The best of filling, swaps and the listing."""
+    """The best of filling, swaps and the listing, with what corrections and exchanges gain."""
     best = fill_histogram(histogram, limits, max_graphs=max_graphs)
     least = volume_bound(histogram, limits, max_graphs)
     for found in listings(histogram, limits, max_graphs):
@@ -91,7 +93,9 @@ def _fast(histogram: SizeHistogram, limits: IntArray, max_graphs: int | None) ->
         if found.num_packs < best.num_packs:
             best = fewer_by_swaps(found)
     best = fewer_by_correction(best)
-    few, many = FEW_GRAPHS * best.num_packs, MANY_GRAPHS * best.num_packs
-    if few <= histogram.num_graphs <= min(many, MENDED_GRAPHS):
-        best = fewer_by_mending(best, least, pairs=PAIRS)
-    return best
+    graphs = histogram.num_graphs
+    if best.num_packs <= least or graphs > MANY_GRAPHS * best.num_packs:
+        return best
+    if graphs < FEW_GRAPHS * best.num_packs:
+        return fewer_by_sample(best) if graphs > ALONE * best.num_packs else best
+    return fewer_by_mending(best, least, pairs=PAIRS) if graphs <= MENDED_GRAPHS else best

@@ -75,7 +75,8 @@ def sized_plan(
     if batch_size is not None:
         plan = make(batch_size, margin)
         found = check(plan)
-        return replace(plan, note=_note(f"batch_size={batch_size} as asked", found, budget))
+        asked = plan.note or f"batch_size={batch_size} as asked"
+        return replace(plan, note=_note(asked, found, budget))
 
     def planned(size: int, tried: float | None) -> BucketPlan:
         return in_tiles(make(size, tried))

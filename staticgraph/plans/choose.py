@@ -84,11 +84,13 @@ def plan_buckets(
     Args:
         source: a store (anything with ``.sizes`` ``[n, C]`` and perhaps ``.schema``), a
             :class:`SizeHistogram`, or the sizes themselves.
-        batch_size: exactly so many graphs in each training batch; None packs freely.
+        batch_size: exactly so many graphs in each training batch; None packs freely. Where fewer
+            graphs train a batch is all of them, ``plan.batch_size`` says so and ``plan.note`` why.
         indices: the graphs that will train, where the plan need only hold their mean; all
             graphs of the source must still fit alone.
         num_buckets: how many capacities; chosen by cost where None.
-        graphs: about so many graphs a batch where there is no ``batch_size``.
+        graphs: about so many graphs a batch where there is no ``batch_size``; all, where there are
+            fewer.
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
@@ -158,9 +160,9 @@ def plan_buckets(
     maxima = histogram.maxima
     components = histogram.components
     price, note = cost or StepCost(), ""
+    graphs = min(graphs, len(trained))
     if batch_size is not None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        batch_size, note = _at_most(batch_size, len(trained))
         found = margin
         if found is None:
             found = find_margin(trained, batch_size, whole=indices is not None, seed=seed)
@@ -169,7 +171,7 @@ def plan_buckets(
         )
         efficiency = _mean_efficiency(trained, batch_size, capacities[0])
     elif num_buckets == 1 and effort == "fast":
-        capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
+        capacities, efficiency = _stream_capacity(sizes, trained, maxima, graphs, seed, components)
         found = None
     else:
         capacities, efficiency = _several_capacities(
@@ -184,7 +186,9 @@ def plan_buckets(
         if len(capacities) == 1:
             note = ""
             if effort == "fast":
-                capacities, efficiency = _stream_capacity(trained, maxima, graphs, seed, components)
+                capacities, efficiency = _stream_capacity(
+                    sizes, trained, maxima, graphs, seed, components
+                )
     capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
     if batch_size is not None and attention in ("auto", "size-classed"):
         capacities = _with_order_statistics(capacities, trained[:, 0], batch_size, seed)
@@ -209,6 +213,16 @@ def plan_buckets(
         versions=tuple(versions(ARITHMETIC).items()),
         packings=packings,
     )
+
+
+def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
+    """The batch size that so many graphs allow, and a note where it is not what was asked."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    if batch_size <= there_are:
+        return batch_size, ""
+    note = f"batch_size={batch_size:,} was asked, {there_are:,} graphs train: all are a batch"
+    return there_are, note
 
 
 def _of_packings(
@@ -323,12 +337,17 @@ def _mean_efficiency(
 
 
 def _stream_capacity(
-    trained: IntArray, maxima: IntArray, graphs: int, seed: int, components: tuple[str, ...]
+    sizes: IntArray,
+    trained: IntArray,
+    maxima: IntArray,
+    graphs: int,
+    seed: int,
+    components: tuple[str, ...],
 ) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
     """One capacity for packs of a stream, and what its trials filled."""
-    limits, reached = stream_limits(trained, min(graphs, len(trained)), seed)
-    largest = max(1, int(maxima[0]))
-    capacity = _capacity(np.maximum(limits, maxima), components, graph_slots(graphs) + 1, largest)
+    limits, reached = stream_limits(trained, graphs, seed)
+    largest, slots = max(1, int(maxima[0])), min(graph_slots(graphs), len(sizes))
+    capacity = _capacity(np.maximum(limits, maxima), components, slots + 1, largest)
     return (capacity,), (reached, reached, reached * graphs / capacity.graphs)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.nn.context.turns import Turn, watched
-from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
+from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, blocks_of
 from staticgraph.probing.resident import distinct_bytes, state_bytes
 from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
@@ -143,6 +143,7 @@ class AllocatorReader:
                 np.array(peaks.operations, np.int64) if peaks.moments else None,
                 step.widths,
                 tuple(peaks.turns),
+                blocks_of(peaks.turns),
             )
         finally:
             subject.model.zero_grad(set_to_none=True)

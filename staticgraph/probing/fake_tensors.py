@@ -14,7 +14,7 @@ from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.nn.context.turns import Turn, watched
 from staticgraph.probing.fake_twin import fake_mode, fake_model, fake_optimizer
 from staticgraph.probing.live_storages import CUDA_BLOCK, LiveStorages
-from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading
+from staticgraph.probing.reading import WARM_STEPS, Probed, Read, Reading, blocks_of
 from staticgraph.probing.step import ProbeStep
 from staticgraph.sizes.capacity import Capacity
 
@@ -81,7 +81,7 @@ class _Steps:
         added = np.array(found.added, dtype=np.float64)
         ran = np.array(found.operations, dtype=np.int64)
         taken = int(added.max()), update, 0.0, workspaces, added, ran
-        return Reading(*taken, found.widths, found.turns)
+        return Reading(*taken, found.widths, found.turns, blocks_of(found.turns))
 
     @contextmanager
     def _ready(

@@ -49,6 +49,9 @@ APART: dict[Regime, tuple[tuple[float, ...], ...]] = {
         (1, 1, 1, 3),
     ),
 }
+# One block of wider graphs than the data's, where none was read: kernels pad widths to whole tiles,
+# which the widths of the data alone do not tell from a square.
+WIDER = ((1, 1, 0.5, 2), (1, 1, 0.25, 4))
 # Readings of a kind that are enough.
 ENOUGH = 8
 
@@ -76,7 +79,10 @@ def apart(base: Capacity, capacities: Sequence[Capacity]) -> list[Capacity]:
         base: the costliest capacity that was chosen for the data.
         capacities: that were read.
     """
-    found: list[Capacity] = []
+    widest = max((c.max_graph_nodes for c in capacities if ONE.holds(c)), default=0)
+    found = []
+    if widest <= base.max_graph_nodes:
+        found = [wider for wider in _grown(base, WIDER) if ONE.holds(wider)]
     for regime, times in APART.items():
         have = sum(map(regime.holds, capacities))
         new = [c for c in _grown(base, times) if regime.holds(c) and c not in capacities]

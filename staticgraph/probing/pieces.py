@@ -89,8 +89,7 @@ class Fitting:
     @property
     def _loops(self) -> bool:
         """Whether a step went through several blocks in turn."""
-        turns = (turn for _, reading in self.readings for turn in reading.turns)
-        return any(turn is not None and turn.block for turn in turns)
+        return any(reading.blocks > 1 for _, reading in self.readings)
 
     def _grow(self, capacities: Sequence[Capacity]) -> bool:
         """Reads further capacities; whether any was."""

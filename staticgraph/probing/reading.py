@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -71,6 +71,7 @@ class Reading(NamedTuple):
             tell.
         turns: the block that each of the operations is for, inside loops over blocks; empty where
             the reader cannot tell.
+        blocks: how many of them the longest loop goes through, where the reader can tell.
     """
 
     step: int
@@ -81,6 +82,12 @@ class Reading(NamedTuple):
     operations: NDArray[np.int64] | None = None
     widths: tuple[int, ...] = ()
     turns: tuple[Turn | None, ...] = ()
+    blocks: int = 1
+
+
+def blocks_of(turns: Iterable[Turn | None]) -> int:
+    """How many blocks the longest loop goes through, by whose turn it was; 1 without a loop."""
+    return max((turn.block for turn in turns if turn is not None), default=0) + 1
 
 
 Read = Callable[[Capacity], Reading]
