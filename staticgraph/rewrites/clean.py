@@ -37,7 +37,8 @@ _PURE = {
     *(torch.where, torch.cat, torch.stack, torch.zeros, torch.ones, torch.arange, torch.full),
     *(torch.zeros_like, torch.ones_like, torch.exp, torch.unbind, torch.unsqueeze, torch.isnan),
     *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
-    *(torch.empty_like, torch.reshape),
+    *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
+    *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
     torch.Tensor.contiguous,
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
@@ -45,7 +46,7 @@ _PURE = {
 _PURE_METHODS = {
     *SHAPES,
     *("expand", "expand_as", "new_zeros", "new_ones", "new_full", "to", "long", "float", "double"),
-    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy"),
+    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy", "matmul", "bmm"),
     *("sum", "mean", "clamp", "detach", "transpose", "t", "permute", "repeat", "type_as", "unbind"),
     *(
         "diff",
