@@ -15,7 +15,6 @@ import torch
 
 from staticgraph.kernels.dot_attention import dot_attention
 from staticgraph.nn.functions import softmaxed
-from staticgraph.rewrites.axes import arguments
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.edge_terms import is_small, made
 from staticgraph.rewrites.words import (
@@ -256,7 +255,8 @@ def _without(node: Any, dims: int) -> Any:
     if not known or len(shape(node.args[0]) or ()) != dims:
         return None
     below, found = shape(node.args[0]), shape(node)
-    assert below is not None and found is not None
+    assert below is not None
+    assert found is not None
     ones = found[:-2] + tuple(size for size in found[-2:] if size != 1)
     return node.args[0] if below == ones or (found[-1] == 1 == found[-2]) else None
 
