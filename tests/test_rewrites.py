@@ -67,7 +67,7 @@ FIRES = {
     },
     "pna, apart": {"neighbour_reduce": 6, "cat_linear": 4},
     "pna, one tower": {"neighbour_reduce": 4, "cat_linear": 2},
-    "transformer": {"edge_rows": 6},
+    "transformer": {"small_tables": 2, "dot_attention": 2, "batch_norm": 2, "segments": 1},
     "gat": {"neighbour_attention": 2},
     "gat, edges": {"neighbour_attention": 2},
     "gatv2": {"neighbour_attention": 2, "pair_score": 2},
