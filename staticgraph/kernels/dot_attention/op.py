@@ -99,16 +99,28 @@ def _backward_on_cpu(
 
 def _read(
     query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None, to_key: bool, to_value: bool
-) -> tuple[Any, ...]:
-    """The operands as NumPy sees them, in the precision of the sums."""
+) -> tuple[Any, Any, Any, Any, Any]:
+    """The operands as NumPy sees them, in the precision of the sums: queries, keys, values, and
+    what keys and values have of edges, or a row of zeros that all edges read."""
     wide = torch.promote_types(query.dtype, torch.float32)
-    rows = [one.detach().to(wide).numpy() for one in (query, key, value)]
-    for used, like in ((to_key, key), (to_value, value)):
-        if used and edge is not None and len(edge):
-            rows.append(edge.detach().to(wide).numpy())
-        else:  # a row of zeros, which all edges read
-            rows.append(torch.zeros(1, like.size(1), dtype=wide).numpy())
-    return tuple(rows)
+    more = None if edge is None or not len(edge) else _array(edge, wide)
+
+    def of_edges(used: bool, like: Tensor) -> Any:
+        if used and more is not None:
+            return more
+        return torch.zeros(1, like.size(1), dtype=wide).numpy()
+
+    return (
+        _array(query, wide),
+        _array(key, wide),
+        _array(value, wide),
+        of_edges(to_key, key),
+        of_edges(to_value, value),
+    )
+
+
+def _array(rows: Tensor, wide: torch.dtype) -> Any:
+    return rows.detach().to(wide).numpy()
 
 
 def _on_cuda(query, key, value, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
