@@ -2,10 +2,12 @@
 
 ``key_edge`` and ``value_edge`` are the rows of edges as keys and as values have them: a row of
 zeros where they have none, read by all. Forward takes all scores first, then all exponentials in
-one loop of the vector unit, then the sums. The shares are kept for the way back. Each loop over
-columns has few arrays and no branch, and sums of products are eight side by side, which is what the
-vector unit takes; backward spreads the numbers a head over its columns first, so that those loops
-run over whole rows. It scatters as it goes: one core adds in one order.
+one loop of the vector unit, then the sums. The shares are kept for the way back, which scatters as
+it goes: one core adds in one order.
+
+A loop is for the vector unit where it goes over whole rows, with few arrays and no branch. So
+products stand in a row before each head's columns are added up, eight side by side, and a number a
+head is spread over its columns before rows are multiplied by it.
 """
 
 from __future__ import annotations
@@ -20,35 +22,39 @@ from staticgraph.store.columns import Array
 
 
 @inlined
-def _products(left: Array, right: Array, more: Array, factor: Any, zero: Any, found: Array) -> None:
-    """``found[h] = factor * sum over the head's columns of left * (right + more)``."""
-    width = len(left) // len(found)
-    for h in range(len(found)):
-        first, last = h * width, (h + 1) * width
-        whole = last - width % 8
-        a = b = c = d = p = q = r = s = zero
-        for f in range(first, whole, 8):
-            a += left[f] * (right[f] + more[f])
-            b += left[f + 1] * (right[f + 1] + more[f + 1])
-            c += left[f + 2] * (right[f + 2] + more[f + 2])
-            d += left[f + 3] * (right[f + 3] + more[f + 3])
-            p += left[f + 4] * (right[f + 4] + more[f + 4])
-            q += left[f + 5] * (right[f + 5] + more[f + 5])
-            r += left[f + 6] * (right[f + 6] + more[f + 6])
-            s += left[f + 7] * (right[f + 7] + more[f + 7])
-        for f in range(whole, last):
-            a += left[f] * (right[f] + more[f])
-        found[h] = factor * (((a + b) + (c + d)) + ((p + q) + (r + s)))
+def _products(left: Array, i: int, right: Array, j: int, more: Array, r: int, row: Array) -> None:
+    """``left[i] * (right[j] + more[r])``."""
+    for f in range(len(row)):
+        row[f] = left[i, f] * (right[j, f] + more[r, f])
 
 
 @inlined
-def _spread(numbers: Array, row: Array) -> None:
-    """A number a head, over the columns of each."""
-    width = len(row) // len(numbers)
-    for h in range(len(numbers)):
-        number = numbers[h]
-        for f in range(h * width, (h + 1) * width):
-            row[f] = number
+def _sums(products: Array, eights: int, factor: Any, zero: Any, found: Array, place: int) -> None:
+    """``found[place, h] = factor *`` the sum of ``products[h]``, of which ``eights`` columns are
+    whole eights."""
+    for h in range(products.shape[0]):
+        a = b = c = d = p = q = r = s = zero
+        for f in range(0, eights, 8):
+            a += products[h, f]
+            b += products[h, f + 1]
+            c += products[h, f + 2]
+            d += products[h, f + 3]
+            p += products[h, f + 4]
+            q += products[h, f + 5]
+            r += products[h, f + 6]
+            s += products[h, f + 7]
+        for f in range(eights, products.shape[1]):
+            a += products[h, f]
+        found[place, h] = factor * (((a + b) + (c + d)) + ((p + q) + (r + s)))
+
+
+@inlined
+def _spread(numbers: Array, place: int, found: Array) -> None:
+    """``found[h, c] = numbers[place, h]``."""
+    for h in range(found.shape[0]):
+        number = numbers[place, h]
+        for c in range(found.shape[1]):
+            found[h, c] = number
 
 
 @kernel
@@ -71,23 +77,22 @@ def forward(
     kind = out.dtype.type
     zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
     coded, by_key, by_value = len(code) > 0, len(key_edge) > 1, len(value_edge) > 1
-    best, total, by = (
-        np.empty(heads, out.dtype),
-        np.empty(heads, out.dtype),
-        np.empty(columns, out.dtype),
-    )
+    best, total = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+    products = np.empty((heads, query.shape[1] // heads), out.dtype)
+    spread = np.empty((heads, columns // heads), out.dtype)
+    row, by = products.reshape(query.shape[1]), spread.reshape(columns)
+    eights = products.shape[1] - products.shape[1] % 8
     for i in range(nodes):
         first, last = row_ptr[i], row_ptr[i + 1]
         for h in range(heads):
             best[h] = lowest
-        mine = query[i]
         for e in range(first, last):
             r = code[e] if coded else e
-            found = share[e]
-            _products(mine, key[src[e]], key_edge[r if by_key else 0], factor, zero, found)
+            _products(query, i, key, src[e], key_edge, r if by_key else 0, row)
+            _sums(products, eights, factor, zero, share, e)
             for h in range(heads):
-                most = best[h]
-                best[h] = found[h] if found[h] > most or found[h] != found[h] else most
+                found, most = share[e, h], best[h]
+                best[h] = found if found > most or found != found else most
         for e in range(first, last):
             for h in range(heads):
                 share[e, h] -= best[h]
@@ -96,9 +101,8 @@ def forward(
         flat[k] = exp(flat[k])
     for i in range(nodes):
         first, last = row_ptr[i], row_ptr[i + 1]
-        row = out[i]
         for f in range(columns):
-            row[f] = zero
+            out[i, f] = zero
         for h in range(heads):
             total[h] = zero
         for e in range(first, last):
@@ -110,10 +114,10 @@ def forward(
             r = code[e] if coded else e
             for h in range(heads):
                 share[e, h] *= total[h]
-            _spread(share[e], by)
-            theirs, more = value[src[e]], value_edge[r if by_value else 0]
+            _spread(share, e, spread)
+            j, r = src[e], r if by_value else 0
             for f in range(columns):
-                row[f] += by[f] * (theirs[f] + more[f])
+                out[i, f] += by[f] * (value[j, f] + value_edge[r, f])
 
 
 @kernel
@@ -143,33 +147,34 @@ def backward(
     kind = out.dtype.type
     zero, one, factor = kind(0), kind(1), kind(scale)
     coded, by_key, by_value = len(code) > 0, len(key_edge) > 1, len(value_edge) > 1
-    edged, nothing = len(dedge) > 0, np.zeros(columns, out.dtype)
-    mean, slope = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
-    part, steep = np.empty(columns, out.dtype), np.empty(width, out.dtype)
+    to_key, to_value = to_key and len(dedge) > 0, to_value and len(dedge) > 0
+    mean, slope = np.empty((1, heads), out.dtype), np.empty((1, heads), out.dtype)
+    nothing = np.zeros((1, columns), out.dtype)
+    parts = np.empty((heads, columns // heads), out.dtype)
+    slopes = np.empty((heads, width // heads), out.dtype)
+    part, steep = parts.reshape(columns), slopes.reshape(width)
+    eights = parts.shape[1] - parts.shape[1] % 8
     for i in range(nodes):
-        ours, mine, total = grad[i], query[i], dquery[i]
-        _products(ours, out[i], nothing, one, zero, mean)
+        _products(grad, i, out, i, nothing, 0, part)
+        _sums(parts, eights, one, zero, mean, 0)
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j, r = src[e], code[e] if coded else e
-            _products(ours, value[j], value_edge[r if by_value else 0], one, zero, slope)
+            _products(grad, i, value, j, value_edge, r if by_value else 0, part)
+            _sums(parts, eights, one, zero, slope, 0)
             for h in range(heads):
-                slope[h] = factor * share[e, h] * (slope[h] - mean[h])
-            _spread(slope, steep)
-            _spread(share[e], part)
-            theirs, more = key[j], key_edge[r if by_key else 0]
+                slope[0, h] = factor * share[e, h] * (slope[0, h] - mean[0, h])
+            _spread(slope, 0, slopes)
+            _spread(share, e, parts)
+            k = r if by_key else 0
             for f in range(width):
-                total[f] += steep[f] * (theirs[f] + more[f])
-            found = dkey[j]
+                dquery[i, f] += steep[f] * (key[j, f] + key_edge[k, f])
             for f in range(width):
-                found[f] += steep[f] * mine[f]
-            found = dvalue[j]
+                dkey[j, f] += steep[f] * query[i, f]
             for f in range(columns):
-                found[f] += part[f] * ours[f]
-            if edged:
-                found = dedge[r]
-                if to_key:
-                    for f in range(width):
-                        found[f] += steep[f] * mine[f]
-                if to_value:
-                    for f in range(columns):
-                        found[f] += part[f] * ours[f]
+                dvalue[j, f] += part[f] * grad[i, f]
+            if to_key:
+                for f in range(width):
+                    dedge[r, f] += steep[f] * query[i, f]
+            if to_value:
+                for f in range(columns):
+                    dedge[r, f] += part[f] * grad[i, f]
