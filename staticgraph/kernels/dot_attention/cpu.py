@@ -141,7 +141,8 @@ def backward(
     dvalue: Array,
     dedge: Array,
 ) -> None:
-    """The gradients come zeroed; ``dedge`` has no rows where it is not wanted."""
+    """``dkey``, ``dvalue`` and ``dedge`` come zeroed, the last without rows where it is not wanted;
+    every element of ``dquery`` is written."""
     nodes, columns = out.shape
     heads, width = share.shape[1], query.shape[1]
     kind = out.dtype.type
@@ -157,6 +158,8 @@ def backward(
     for i in range(nodes):
         _products(grad, i, out, i, nothing, 0, part)
         _sums(parts, eights, one, zero, mean, 0)
+        for f in range(width):
+            dquery[i, f] = zero
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j, r = src[e], code[e] if coded else e
             _products(grad, i, value, j, value_edge, r if by_value else 0, part)

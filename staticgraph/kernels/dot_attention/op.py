@@ -78,8 +78,9 @@ def _backward_on_cpu(
     to_value: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     wide, dtype = share.dtype, query.dtype
-    shapes = query.shape, key.shape, value.shape, (0, 0) if edge is None else edge.shape
-    found = tuple(torch.zeros(shape, dtype=wide) for shape in shapes)
+    shapes = key.shape, value.shape, (0, 0) if edge is None else edge.shape
+    found = [torch.empty(query.shape, dtype=wide)]
+    found += [torch.zeros(shape, dtype=wide) for shape in shapes]
     cpu.backward(
         grad.to(wide).numpy(),
         out.to(wide).numpy(),
