@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph
 
+from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
@@ -42,6 +43,7 @@ _PURE = {
     torch.Tensor.contiguous,
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
+    *(table_sum, fold_codes),
 }
 _PURE_METHODS = {
     *SHAPES,
@@ -63,7 +65,7 @@ _PURE_METHODS = {
 # Of these, equal calls give equal results: their operands are never changed in place.
 _ONCE = {
     *(GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem),
-    *(placed, attendable),
+    *(placed, attendable, fold_codes),
 }
 _ONCE_METHODS = {"view"}
 
