@@ -38,6 +38,8 @@ COUNTED = [
     "gcn_sum",
     "neighbour_attention",
     "pair_score",
+    "dot_attention",
+    "dot_attention coded",
 ]
 
 

@@ -27,6 +27,7 @@ from torch_geometric.nn import (
     GATv2Conv,
     GraphConv,
     SAGEConv,
+    TransformerConv,
     global_add_pool,
     global_max_pool,
     global_mean_pool,
@@ -141,6 +142,16 @@ STOCK = {
     "min": (lambda: Model(SAGEConv(WIDTH, WIDTH, aggr="min")), as_it_is, "aggr='min'"),
     "dropout": (lambda: Model(gat(GATConv, dropout=0.5)), as_it_is, "dropped in training"),
     "hook": (lambda: Model(gat(GATv2Conv)), hooked, "hooks"),
+    "transformer, dropout": (
+        lambda: Model(gat(TransformerConv, dropout=0.5)),
+        as_it_is,
+        "dropped in training",
+    ),
+    "transformer, mean": (
+        lambda: Model(gat(TransformerConv, aggr="mean")),
+        as_it_is,
+        "aggr='mean'",
+    ),
     "pair": (
         lambda: Model(GATConv((WIDTH, WIDTH), WIDTH)),
         as_it_is,
@@ -154,7 +165,7 @@ STOCK = {
 }
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 @pytest.mark.parametrize("kernels", [True, "all"])
 def test_attention_goes_by_its_kernel_on_a_cpu(kind, kernels):
     model = sg.convert(Model(gat(kind)), kernels=kernels)
@@ -175,13 +186,14 @@ def test_where_it_cannot_the_layer_says_why_and_is_still_right(name):
     out = runner(BATCH)[: len(NODES)]
     found = {layer.name: layer.stock_reason for layer in fused_layers(ours)}
     assert reason in found["first"]
-    if name != "dropout":  # which draws otherwise
+    if "dropout" not in name:  # which draws otherwise
         static = sg.StaticGraphRunner(copy.deepcopy(stock), [CAPACITY], forward=forward)
         assert torch.allclose(out, static(BATCH)[: len(NODES)], rtol=0, atol=1e-11)
 
 
-def test_attention_weights_come_from_the_stock_code():
-    stock = gat(GATConv).double()
+@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+def test_attention_weights_come_from_the_stock_code(kind):
+    stock = gat(kind).double()
     model = sg.convert(nn.Sequential(copy.deepcopy(stock)), kernels="all")
     runner = sg.StaticGraphRunner(
         model,
@@ -235,7 +247,9 @@ def test_a_pool_by_another_vector_is_the_stock_one():
     assert "not the batch's own" in model[0].stock_reason
 
 
-@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max", "softmax"])
+@pytest.mark.parametrize(
+    "name", ["gcn weighted", "gat edges", "gatv2", "transformer edges", "sage max", "softmax"]
+)
 def test_a_compiled_step_is_one_graph(name):
     torch.manual_seed(0)
     model = LAYERS[name]() if name in LAYERS else Model(gcn(), pool=SoftmaxAggregation(learn=True))
@@ -262,7 +276,9 @@ def test_a_compiled_step_is_one_graph(name):
         assert a is None or torch.allclose(a, b, rtol=0, atol=1e-10 * float(a.abs().max() + 1))
 
 
-@pytest.mark.parametrize("name", ["gcn weighted", "gat edges", "gatv2", "sage max"])
+@pytest.mark.parametrize(
+    "name", ["gcn weighted", "gat edges", "gatv2", "transformer edges", "sage max"]
+)
 def test_autocast_gives_the_stock_dtypes(name):
     """And values to a few roundings of bfloat16: two layers of sums of at most ten terms."""
     torch.manual_seed(0)
@@ -300,6 +316,7 @@ def referenced_attention(rows, src, dst, *pointers, heads, edge, own, loops):
         ("gat", "neighbour_attention", {}),
         ("gatv2", "pair_score", {"neighbour_attention": referenced_attention}),
         ("gatv2", "neighbour_attention", {"pair_score": referenced_scores}),
+        ("transformer", "dot_attention", {}),
     ],
 )
 def test_second_derivatives_are_refused_by_name(layer, operator, exchanged, monkeypatch):

@@ -16,6 +16,7 @@ from support.compiled import launches
 from staticgraph.kernels.batch_norm import gpu as norm
 from staticgraph.kernels.batch_norm import op
 from staticgraph.kernels.batch_norm import small as small_norm
+from staticgraph.kernels.dot_attention import gpu as dots
 from staticgraph.kernels.dropout_sum import gpu as dropout
 from staticgraph.kernels.gcn_sum import gpu as gcn
 from staticgraph.kernels.head_blocks import gpu as heads
@@ -95,6 +96,13 @@ BOTH_WAYS = {
     "pair_score": lambda x, e: (
         pair.forward(x, x, BY.to(x.dtype), e, x, ENDS, PTR, 0.2),
         pair.backward(SCORES, OWN, x, x, BY.to(x.dtype), e, x, ENDS, ENDS, PTR, PTR, ORDER, 0.2),
+    ),
+    "dot_attention": lambda x, e: (
+        dots.forward(x, x, x, e, None, ENDS, PTR, HEADS, 0.13, True, True, x.dtype),
+        dots.backward(
+            *(x, x, SCORES, x, x, x, e, None),
+            *(ENDS, ENDS, PTR, PTR, ORDER, HEADS, 0.13, True, True),
+        ),
     ),
     "head_blocks": lambda x, e: (
         heads.to_blocks(x, PLACES, [4], [5], HEADS, 1),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.kernel_oracle import DTYPES, agree, graphs
 
 from staticgraph.kernels import (
+    dot_attention,
     gcn_degrees,
     gcn_sum,
     neighbour_attention,
@@ -22,6 +23,7 @@ from staticgraph.kernels import (
     segment_softmax,
     segment_sum,
 )
+from staticgraph.kernels.dot_attention import dot_attention_reference
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference
 from staticgraph.kernels.neighbour_attention import neighbour_attention_reference
 from staticgraph.kernels.neighbour_max import neighbour_max_reference
@@ -184,6 +186,58 @@ def test_pair_score(graph, dtype, heads, width, operands):
     agree(kernel, reference, [t.to(dtype) for t in tensors], terms=4 + width + len(src) + nodes)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    graph=graphs(),
+    dtype=st.sampled_from(DTYPES),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([1, 3, 9, 16]),
+    columns=st.sampled_from([1, 8]),
+    edges=st.sampled_from(["", "key", "value", "key value"]),
+    rows=st.sampled_from([None, 1, 3]),
+)
+def test_dot_attention(graph, dtype, heads, width, columns, edges, rows):
+    nodes, src, dst, *pointers = graph
+    to_key, to_value = "key" in edges, "value" in edges
+    columns = width if edges == "key value" else columns
+    code = None if rows is None or not edges else torch.randint(rows, (len(src),))
+    more = len(src) if code is None else rows
+    options = {"heads": heads, "scale": width**-0.5, "to_key": to_key, "to_value": to_value}
+
+    def kernel(query, key, value, edge=None):
+        given = {"edge": edge, "code": code, **options}
+        return dot_attention(query, key, value, src, dst, *pointers, **given)
+
+    def reference(query, key, value, edge=None):
+        return dot_attention_reference(query, key, value, edge, code, src, dst, *options.values())
+
+    shapes = [(nodes, heads * width)] * 2 + [(nodes, heads * columns)]
+    if edges:
+        shapes.append((more, heads * (width if to_key else columns)))
+    terms = 8 * (4 + len(src)) * (4 + width + columns)
+    if dtype == torch.bfloat16:
+        terms = 2**16 * (2 + columns)  # as above
+    agree(kernel, reference, [torch.randn(shape).to(dtype) for shape in shapes], terms)
+
+
+def test_dot_products_are_so_far_apart_that_an_exponential_would_overflow():
+    one = torch.tensor([0, 0])
+    where = (torch.tensor([0, 1]), one, *(torch.tensor(v).int() for v in ([0, 2, 2], [0, 1, 2])))
+    query, key = torch.full((2, 1), 100.0), torch.tensor([[90.0], [-90.0]])
+    out = dot_attention(query, key, torch.tensor([[3.0], [5.0]]), *where, one.int(), heads=1)
+    assert out.tolist() == [[3.0], [0.0]]  # and a node without edges has zero
+
+
+def test_dot_products_are_given_in_another_dtype():
+    one = torch.tensor([0])
+    where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
+    half = torch.full((1, 2), 1.0, dtype=torch.bfloat16)
+    assert dot_attention(half, half, half, *where, heads=1).dtype == torch.bfloat16
+    assert dot_attention(half, half, half.float(), *where, heads=2).dtype == torch.float32
+    out = dot_attention(half, half, half, *where, heads=1, dtype=torch.float32)
+    assert out.dtype == torch.float32
+
+
 def test_a_nan_stays_one():
     one, nan = torch.tensor([0]), torch.full((1, 2), float("nan"))
     where = (one, one, *(torch.tensor(v).int() for v in ([0, 1], [0, 1], [0])))
@@ -196,6 +250,8 @@ def test_a_nan_stays_one():
         neighbour_attention(nan, *where, heads=1),
         neighbour_attention(torch.ones(1, 2), *where, heads=1, edge=nan[:, :1], loops=False),
         gcn_sum(nan, root, root, *where),
+        dot_attention(nan, torch.ones(1, 2), torch.ones(1, 2), *where, heads=1),
+        dot_attention(torch.ones(1, 2), torch.ones(1, 2), nan, *where, heads=2),
         pair_score(nan, nan, torch.ones(1, 2), *where, slope=0.2)[0],
     ):
         assert out.isnan().all()
@@ -208,6 +264,15 @@ def test_attention_refuses_what_has_no_meaning():
         neighbour_attention(torch.ones(1, 3), *where, heads=2)
     with pytest.raises(ValueError, match="pass loops=True"):
         neighbour_attention(torch.ones(1, 2), *where, heads=1, own=torch.ones(1, 1), loops=False)
+    two, three = torch.ones(1, 2), torch.ones(1, 3)
+    with pytest.raises(ValueError, match="3 columns cannot be cut into 2 heads"):
+        dot_attention(two, two, three, *where, heads=2)
+    with pytest.raises(ValueError, match="queries of 2 columns and keys of 3"):
+        dot_attention(two, three, two, *where, heads=1)
+    with pytest.raises(ValueError, match="added nowhere"):
+        dot_attention(two, two, two, *where, heads=1, edge=two, to_key=False, to_value=False)
+    with pytest.raises(ValueError, match="edge has 3 columns, what it is added to has 2"):
+        dot_attention(two, two, three, *where, heads=1, edge=three)
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -242,6 +307,10 @@ ARGUMENTS = {
         0.2,
         True,
         torch.float32,
+    ),
+    "dot_attention": lambda: (
+        *(leaf(2, 4), leaf(2, 4), leaf(2, 4), leaf(2, 4), torch.tensor([0, 1, 1])),
+        *(*WHERE, 2, 0.5, True, True, torch.float32),
     ),
     "pair_score": lambda: (
         leaf(2, 4),

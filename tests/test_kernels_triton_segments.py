@@ -9,6 +9,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed (Linux on
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from staticgraph.kernels.dot_attention import gpu as dots  # noqa: E402
 from staticgraph.kernels.gcn_sum import gpu as gcn  # noqa: E402
 from staticgraph.kernels.neighbour_attention import gpu as attention  # noqa: E402
 from staticgraph.kernels.neighbour_max import gpu as largest  # noqa: E402
@@ -21,18 +22,21 @@ TYPES |= dict.fromkeys(("slope", "fill"), "fp32")
 TYPES |= dict.fromkeys(("src", "dst", "ptr"), "*i64")
 TYPES |= dict.fromkeys(("row_ptr", "col_ptr", "transpose"), "*i32")
 # Kept in the precision of the sums.
-TYPES |= dict.fromkeys(("root", "share", "own_share", "largest", "dweight"), "*fp32")
+TYPES |= dict.fromkeys(("root", "share", "own_share", "largest", "dweight", "dscore"), "*fp32")
 WIDE_SCORES = {"dedge": "*fp32", "down": "*fp32"}
 
 SIZES = {
     "width": 60,
+    "columns": 60,
+    "scale": 0.25,
     "heads": 4,
     "WIDE": triton.language.float32,
     "HEADS": 4,
     "ROWS": 16,
     "BLOCK": 64,
+    "COLUMNS": 64,
 }
-FLAGS = ("WEIGHTED", "LOOPS", "BIASED", "PAIRED", "EDGED", "OWNED")
+FLAGS = ("WEIGHTED", "LOOPS", "BIASED", "PAIRED", "EDGED", "OWNED", "KEYED", "VALUED")
 KERNELS = [
     (gcn.degrees_kernel, {"own": "*fp32"}),
     (gcn.forward_kernel, {"own": "*fp32"}),
@@ -43,6 +47,9 @@ KERNELS = [
     (pair.forward_kernel, {}),
     (pair.targets_kernel, {}),
     (pair.sources_kernel, {}),
+    (dots.forward_kernel, {}),
+    (dots.sources_kernel, {}),
+    (dots.targets_kernel, {}),
     (largest.forward_kernel, {}),
     (largest.shares_kernel, {}),
     (largest.backward_kernel, {}),

@@ -16,10 +16,12 @@ from support.rewritten import (
     in_plain_pyg,
     seeded,
 )
-from support.written_by_hand import MODELS, Trunk, gine
+from support.written_by_hand import MODELS, MoleculeGIN, Trunk, VirtualNode, gine
+from torch_geometric.nn.resolver import aggregation_resolver
 
 import staticgraph as sg
 from staticgraph.kernels.neighbour_sum import each_edge, neighbour_sum_handed_on
+from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.rewrites import handing_on
 
 # What must fire in each, by layer and by model; the rest is free to.
@@ -67,7 +69,7 @@ FIRES = {
     },
     "pna, apart": {"neighbour_reduce": 6, "cat_linear": 4},
     "pna, one tower": {"neighbour_reduce": 4, "cat_linear": 2},
-    "transformer": {"edge_rows": 6},
+    "transformer": {"small_tables": 2, "dot_attention": 2, "batch_norm": 2, "segments": 1},
     "gat": {"neighbour_attention": 2},
     "gat, edges": {"neighbour_attention": 2},
     "gatv2": {"neighbour_attention": 2, "pair_score": 2},
@@ -96,6 +98,27 @@ def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
     calls = [node.target for node in function.captured.graph.nodes]
     assert calls.count(each_edge) == 1
     assert calls.count(neighbour_sum_handed_on) == 2
+
+
+@pytest.mark.parametrize(("aggr", "coded"), [("add", True), ("max", False)])
+def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(aggr, coded, esol):
+    """Also where the model adds a neighbour's row to what its tables give; what nothing reads by a
+    code is one lookup again, and nothing of the code is left."""
+
+    def largest(hidden):
+        conv = MoleculeGIN(hidden)
+        conv.aggr_module = aggregation_resolver(aggr)
+        return conv
+
+    runner = assert_as_in_plain_pyg(seeded(lambda: VirtualNode(largest)), esol)
+    (function,) = runner._steps.compiled._functions.values()
+    calls = [node for node in function.captured.graph.nodes if node.op == "call_function"]
+    codes = [node for node in calls if node.target is fold_codes]
+    lookups = [node for node in calls if node.target is table_sum]
+    sums = [node for node in calls if node.target is neighbour_sum_handed_on]
+    assert len(codes) == int(coded)
+    assert len(lookups) == 3
+    assert [node.kwargs.get("code") for node in sums] == 2 * codes
 
 
 @pytest.mark.parametrize("name", ["gine", "gcn", "molecule gin"])

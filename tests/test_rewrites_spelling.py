@@ -10,6 +10,9 @@ from torch import nn
 from torch_geometric.nn import global_add_pool
 from torch_geometric.utils import scatter
 
+from staticgraph.rewrites import Target, rewrite
+from staticgraph.rewrites.words import is_method
+
 
 class Base(nn.Module):
     def __init__(self):
@@ -157,3 +160,30 @@ class Cast(Base):
 def test_a_region_of_autocast_keeps_its_own_dtype(esol):
     largest, _ = difference(seeded(Cast), esol)
     assert largest <= 1e-4
+
+
+NEW_DIMENSIONS = {
+    "behind all": lambda x: x[..., None],
+    "behind one": lambda x: x[:, None],
+    "before the last": lambda x: x[..., None, :],
+    "before all": lambda x: x[None, :],
+    "two": lambda x: x[:, None, None],
+    "of a part": lambda x: x[1:, None],
+    "and all of it": lambda x: x[:, :, None],
+}
+
+
+@pytest.mark.parametrize("name", NEW_DIMENSIONS)
+def test_a_new_dimension_stands_where_the_index_puts_it(name):
+    """``x[..., None]`` is spelled as ``unsqueeze``; what it gives is what it was."""
+    found = []
+
+    def backend(graph, inputs):
+        found.append(rewrite(graph, Target("cpu", compiled=False), inputs))
+        return graph.forward
+
+    x = torch.arange(6.0).view(2, 3)
+    function = torch.compile(NEW_DIMENSIONS[name], backend=backend, fullgraph=True)
+    assert torch.equal(function(x), NEW_DIMENSIONS[name](x))
+    spelled = [node for node in found[0].graph.nodes if is_method(node, "unsqueeze")]
+    assert len(spelled) == (name not in ("two", "of a part"))

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from support.written_by_hand import Trunk, gine, pna
 from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.guards import CheckFunctionManager
 from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import GATConv, global_add_pool
 
 import staticgraph as sg
 from staticgraph.batches.pointers import with_pointers
+from staticgraph.nn.context.asked import APART
 from staticgraph.steps import again
 
 CAPACITY = (210, 430, 9)
@@ -228,6 +230,18 @@ def test_guards_of_what_cannot_change_are_gone(esol, monkeypatch):
     assert not [name for kind, name in kept if name.startswith("G['__import_staticgraph")]
     relied = function_of(runner).captured.relied
     assert {name for kind, name in kept if kind == "TENSOR_MATCH"} <= relied
+
+
+def test_no_guard_is_answered_by_an_error(esol):
+    """One on an attribute that is not there costs as much as fifty others."""
+    runner, batch = captured(Trunk(gine), esol)
+    (entry,) = _debug_get_cache_entry_list(function_of(runner)._function.__code__)
+    built = str(entry.guard_manager)
+    assert "DICT_CONTAINS" in built
+    assert "NO_HASATTR" not in built
+    runner.model.norms[1].__dict__[APART] = True  # what the attribute is for is still seen
+    with pytest.raises(sg.NotStatic, match="compiled again"):
+        runner(batch)
 
 
 def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):

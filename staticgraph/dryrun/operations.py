@@ -133,6 +133,10 @@ def further_launches(name: str, args: tuple[Any, ...]) -> int:
         return SHARED_TABLE
     if name == "staticgraph::neighbour_attention_backward":
         return int(args[5] is not None)  # a node's part in the scores as a destination
+    if name == "staticgraph::dot_attention":
+        return int(args[4] is not None)  # rows of a table, gathered
+    if name == "staticgraph::dot_attention_backward":
+        return 1 + (0 if args[7] is None else 1 + SHARED_TABLE)
     if name == "staticgraph::batch_norm":
         return norm_launches(args[0], args[8] is not None and args[9] is None, args[12]) - 1
     if name == "staticgraph::batch_norm_backward":

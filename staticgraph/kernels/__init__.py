@@ -7,6 +7,7 @@ and derivative). No kernel uses atomic additions, so every result is the same bi
 """
 
 from staticgraph.kernels.batch_norm import batch_norm
+from staticgraph.kernels.dot_attention import dot_attention
 from staticgraph.kernels.dropout_sum import dropout_sum
 from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
@@ -24,6 +25,7 @@ from staticgraph.kernels.table_sum import table_sum
 
 __all__ = [
     "batch_norm",
+    "dot_attention",
     "dropout_sum",
     "edge_rows",
     "gcn_degrees",

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph
 
+from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
@@ -37,15 +38,17 @@ _PURE = {
     *(torch.where, torch.cat, torch.stack, torch.zeros, torch.ones, torch.arange, torch.full),
     *(torch.zeros_like, torch.ones_like, torch.exp, torch.unbind, torch.unsqueeze, torch.isnan),
     *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
-    *(torch.empty_like, torch.reshape),
+    *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
+    *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
     torch.Tensor.contiguous,
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
+    *(table_sum, fold_codes),
 }
 _PURE_METHODS = {
     *SHAPES,
     *("expand", "expand_as", "new_zeros", "new_ones", "new_full", "to", "long", "float", "double"),
-    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy"),
+    *("sqrt", "masked_fill", "narrow", "log", "sigmoid", "index_copy", "matmul", "bmm"),
     *("sum", "mean", "clamp", "detach", "transpose", "t", "permute", "repeat", "type_as", "unbind"),
     *(
         "diff",
@@ -62,7 +65,7 @@ _PURE_METHODS = {
 # Of these, equal calls give equal results: their operands are never changed in place.
 _ONCE = {
     *(GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem),
-    *(placed, attendable),
+    *(placed, attendable, fold_codes),
 }
 _ONCE_METHODS = {"view"}
 

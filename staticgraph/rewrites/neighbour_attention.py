@@ -138,6 +138,8 @@ def _at(captured: Captured, node: Call) -> None:
             shares = shares.args[0]
         if rows is None or not is_call(shares, softmaxed):
             continue
+        if shape(second) != (edges.rows, *(shape(rows) or ())[1:2], 1):  # one number a head
+            continue
         reason = None
         if dropped:
             reason = "attention weights are dropped in training"

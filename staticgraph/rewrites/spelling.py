@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import Node
 
 from staticgraph.rewrites import words
@@ -149,10 +150,23 @@ def _gather(captured: Captured, node: Call) -> None:
         node.target, node.args = SELECT, (base, 0, key)
     elif isinstance(key, tuple) and len(key) == 2 and key[0] == slice(None) and _is_int(key[1]):
         node.target, node.args = SELECT, (base, 1, key[1])
+    elif isinstance(key, tuple) and (dim := _new_dimension(key, tensor(node))) is not None:
+        node.op, node.target, node.args = "call_method", "unsqueeze", (base, dim)
     elif isinstance(key, Node):
         index = tensor(key)
         if index is not None and index.dim() == 1 and index.dtype == torch.int64:
             node.target, node.args = GATHER, (base, 0, key)
+
+
+def _new_dimension(key: tuple[Any, ...], found: Tensor | None) -> int | None:
+    """Where ``x[..., None]`` or ``x[:, None]`` puts the one dimension that it puts in; None where
+    it does something else."""
+    whole = all(one is None or one is Ellipsis or one == slice(None) for one in key)
+    if found is None or not whole or key.count(None) != 1 or key.count(Ellipsis) > 1:
+        return None
+    at = key.index(None)
+    before = Ellipsis in key[:at]
+    return found.dim() - len(key) + at if before else at
 
 
 def _is_int(key: Any) -> bool:

@@ -17,6 +17,7 @@ import torch
 from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.rewrites import words
 from staticgraph.rewrites.captured import Captured
+from staticgraph.rewrites.clean import drop_twins
 from staticgraph.rewrites.words import (
     ADD,
     EMBEDDING,
@@ -66,6 +67,7 @@ def rewrite(captured: Captured) -> None:
         terms = _terms(node)
         lookups = [_lookup(captured, term) for term in terms]
         _join(captured, node, terms, lookups)
+    drop_twins(captured.graph)  # the code of one array, which each layer's own tables are read by
 
 
 def unfold(captured: Captured) -> None:
@@ -151,7 +153,7 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
     rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
     total: Any = None
     for base, found in groups.items():
-        joined = _table_sum(captured, node, base, found, fold=not rest and len(groups) == 1)
+        joined = _table_sum(captured, node, base, found, fold=len(groups) == 1)
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)

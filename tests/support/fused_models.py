@@ -15,6 +15,7 @@ from torch_geometric.nn import (
     GINEConv,
     GraphConv,
     SAGEConv,
+    TransformerConv,
     global_mean_pool,
 )
 
@@ -102,4 +103,14 @@ for name, kind in (("gat", GATConv), ("gatv2", GATv2Conv)):
             gat(kind, edge_dim=1, fill_value=0.5), "weight"
         ),
     }
+LAYERS |= {
+    "transformer": lambda: Model(gat(TransformerConv)),
+    "transformer edges": lambda: Model(gat(TransformerConv, edge_dim=EDGE_WIDTH), "attr"),
+    "transformer mean of heads": lambda: Model(gat(TransformerConv, heads=3, concat=False)),
+    "transformer gated": lambda: Model(gat(TransformerConv, beta=True)),
+    "transformer gated mean": lambda: Model(
+        gat(TransformerConv, beta=True, concat=False, edge_dim=EDGE_WIDTH), "attr"
+    ),
+    "transformer without root": lambda: Model(gat(TransformerConv, root_weight=False, bias=False)),
+}
 LAYERS["gatv2 shared"] = lambda: Model(gat(GATv2Conv, share_weights=True))

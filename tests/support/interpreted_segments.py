@@ -13,6 +13,8 @@ import torch
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
+from staticgraph.kernels.dot_attention import dot_attention_reference  # noqa: E402
+from staticgraph.kernels.dot_attention import gpu as dots  # noqa: E402
 from staticgraph.kernels.edge_rows import edge_rows_reference  # noqa: E402
 from staticgraph.kernels.edge_rows import gpu as rows_of_edges  # noqa: E402
 from staticgraph.kernels.gcn_sum import gcn_degrees_reference, gcn_sum_reference  # noqa: E402
@@ -181,6 +183,33 @@ def test_pair_score(dtype, more, heads, width):
     found = [value for value, one in zip(found, given, strict=True) if one is not None]
     for value, gradient in zip(found, gradients, strict=True):
         assert close(value, gradient, EDGES + NODES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("edges", ["none", "key", "value", "both", "table"])
+@pytest.mark.parametrize(("heads", "width", "columns"), [(1, 20, 20), (3, 5, 5), (3, 5, 2)])
+def test_dot_attention(dtype, edges, heads, width, columns):
+    torch.manual_seed(0)
+    src, dst, row_ptr, col_ptr, transpose = graph(NODES, EDGES)
+    to_key, to_value = edges in ("key", "both", "table"), edges in ("value", "both", "table")
+    if edges in ("both", "table"):
+        columns = width
+    query, key = (torch.randn(NODES, heads * width).to(dtype) for _ in range(2))
+    value, grad = (torch.randn(NODES, heads * columns).to(dtype) for _ in range(2))
+    code = torch.arange(EDGES) % 3 if edges == "table" else None
+    rows = heads * (width if to_key else columns)
+    edge = torch.randn(EDGES if code is None else 3, rows).to(dtype) if edges != "none" else None
+    given, options = [query, key, value, edge], (heads, 0.4, to_key, to_value)
+    expected, gradients = exact(dot_attention_reference, given, grad, code, src, dst, *options)
+    out, share = dots.forward(*given, code, src, row_ptr, *options, dtype)
+    assert close(out, expected, 64)
+    pointers = src, dst, row_ptr, col_ptr, transpose
+    found = dots.backward(grad, out, share, *given, code, *pointers, *options)
+    # The gradient of a score starts from the result as it was rounded, once a column.
+    terms = 64 if dtype == torch.float32 else 2**16 * (2 + columns)
+    found = [one for one, asked in zip(found, given, strict=True) if asked is not None]
+    for one, gradient in zip(found, gradients, strict=True):
+        assert close(one, gradient, terms)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

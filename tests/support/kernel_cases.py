@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from staticgraph.batches.collate_arguments import collate_arguments
 from staticgraph.kernels import (
     batch_norm,
+    dot_attention,
     dropout_sum,
     edge_rows,
     gcn_degrees,
@@ -266,6 +267,20 @@ CASES: dict[str, Run] = {
     "batch_norm running": _running_norm,
     "batch_norm of few rows": _few_rows_norm,
     "collate": _collated,
+    "dot_attention": lambda v, w: dot_attention(
+        v["x"], v["right"], v["own_rows"], *w.edges, heads=HEADS, scale=0.25, edge=v["rows"]
+    ),
+    "dot_attention coded": lambda v, w: dot_attention(
+        v["x"],
+        v["right"],
+        v["own_rows"],
+        *w.edges,
+        heads=HEADS,
+        scale=0.125,
+        edge=v["table"],
+        code=w.index[w.edges[0], 0],
+        to_value=False,
+    ),
     "dropout_sum of nothing": lambda v, w: dropout_sum(v["rows"], v["rows"], w.seed, 4, p=0.0),
     "edge_rows": lambda v, w: edge_rows(v["x"], v["right"], v["rows"], *w.edges),
     "edge_rows coded": lambda v, w: edge_rows(

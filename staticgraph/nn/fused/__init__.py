@@ -37,6 +37,7 @@ from staticgraph.nn.fused.pool import (
     FusedSoftmaxAggregation,
     FusedSumAggregation,
 )
+from staticgraph.nn.fused.transformer import FusedTransformerConv
 
 __all__ = ["FusedLayer", "fuse", "fused_layers"]
 
@@ -48,6 +49,7 @@ FORMS: tuple[type, ...] = (
     FusedGCNConv,
     FusedGATConv,
     FusedGATv2Conv,
+    FusedTransformerConv,
     FusedGPSConv,
     FusedBatchNorm1d,
     FusedLinear,

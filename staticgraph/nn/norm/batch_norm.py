@@ -185,6 +185,8 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
 
     _staticgraph: BatchContext
 
+    _staticgraph_apart = False  # see asked.APART
+
     def forward(self, input: Tensor) -> Tensor:
         return _over_real_rows(self, super().forward, input)
 
@@ -198,6 +200,8 @@ class MaskedBatchNorm2d(torch.nn.BatchNorm2d):
 
     _staticgraph: BatchContext
 
+    _staticgraph_apart = False  # see asked.APART
+
     def forward(self, input: Tensor) -> Tensor:
         return _over_real_rows(self, super().forward, input)
 
@@ -209,6 +213,8 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
     """
 
     _staticgraph: BatchContext
+
+    _staticgraph_apart = False  # see asked.APART
 
     def forward(self, input: Tensor) -> Tensor:
         context = self._staticgraph

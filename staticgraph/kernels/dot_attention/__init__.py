@@ -1,0 +1,6 @@
+"""Dot-product attention among neighbours: a node's query, its neighbours' keys and values."""
+
+from staticgraph.kernels.dot_attention.op import dot_attention
+from staticgraph.kernels.dot_attention.reference import dot_attention_reference
+
+__all__ = ["dot_attention", "dot_attention_reference"]

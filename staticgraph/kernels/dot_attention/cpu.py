@@ -1,0 +1,183 @@
+"""``dot_attention`` on one core: loops over destinations each way, nothing of size ``[E, H * C]``.
+
+``key_edge`` and ``value_edge`` are the rows of edges as keys and as values have them: a row of
+zeros where they have none, read by all. Forward takes all scores first, then all exponentials in
+one loop of the vector unit, then the sums. The shares are kept for the way back, which scatters as
+it goes: one core adds in one order.
+
+A loop is for the vector unit where it goes over whole rows, with few arrays and no branch. So
+products stand in a row before each head's columns are added up, eight side by side, and a number a
+head is spread over its columns before rows are multiplied by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from staticgraph.kernels.exponential import exp
+from staticgraph.kernels.jit import inlined, kernel
+from staticgraph.store.columns import Array
+
+
+@inlined
+def _products(left: Array, i: int, right: Array, j: int, more: Array, r: int, row: Array) -> None:
+    """``left[i] * (right[j] + more[r])``."""
+    for f in range(len(row)):
+        row[f] = left[i, f] * (right[j, f] + more[r, f])
+
+
+@inlined
+def _sums(products: Array, eights: int, factor: Any, zero: Any, found: Array, place: int) -> None:
+    """``found[place, h] = factor *`` the sum of ``products[h]``, of which ``eights`` columns are
+    whole eights."""
+    for h in range(products.shape[0]):
+        a = b = c = d = p = q = r = s = zero
+        for f in range(0, eights, 8):
+            a += products[h, f]
+            b += products[h, f + 1]
+            c += products[h, f + 2]
+            d += products[h, f + 3]
+            p += products[h, f + 4]
+            q += products[h, f + 5]
+            r += products[h, f + 6]
+            s += products[h, f + 7]
+        for f in range(eights, products.shape[1]):
+            a += products[h, f]
+        found[place, h] = factor * (((a + b) + (c + d)) + ((p + q) + (r + s)))
+
+
+@inlined
+def _spread(numbers: Array, place: int, found: Array) -> None:
+    """``found[h, c] = numbers[place, h]``."""
+    for h in range(found.shape[0]):
+        number = numbers[place, h]
+        for c in range(found.shape[1]):
+            found[h, c] = number
+
+
+@kernel
+def forward(
+    query: Array,
+    key: Array,
+    value: Array,
+    key_edge: Array,
+    value_edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    heads: int,
+    scale: float,
+    out: Array,
+    share: Array,
+) -> None:
+    """Every element of ``out [N, H * D]`` and ``share [E, H]`` is written."""
+    nodes, columns = out.shape
+    kind = out.dtype.type
+    zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
+    coded, by_key, by_value = len(code) > 0, len(key_edge) > 1, len(value_edge) > 1
+    best, total = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+    products = np.empty((heads, query.shape[1] // heads), out.dtype)
+    spread = np.empty((heads, columns // heads), out.dtype)
+    row, by = products.reshape(query.shape[1]), spread.reshape(columns)
+    eights = products.shape[1] - products.shape[1] % 8
+    for i in range(nodes):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        for h in range(heads):
+            best[h] = lowest
+        for e in range(first, last):
+            r = code[e] if coded else e
+            _products(query, i, key, src[e], key_edge, r if by_key else 0, row)
+            _sums(products, eights, factor, zero, share, e)
+            for h in range(heads):
+                found, most = share[e, h], best[h]
+                best[h] = found if found > most or found != found else most
+        for e in range(first, last):
+            for h in range(heads):
+                share[e, h] -= best[h]
+    flat = share.reshape(-1)
+    for k in range(len(flat)):
+        flat[k] = exp(flat[k])
+    for i in range(nodes):
+        first, last = row_ptr[i], row_ptr[i + 1]
+        for f in range(columns):
+            out[i, f] = zero
+        for h in range(heads):
+            total[h] = zero
+        for e in range(first, last):
+            for h in range(heads):
+                total[h] += share[e, h]
+        for h in range(heads):
+            total[h] = one / total[h]
+        for e in range(first, last):
+            r = code[e] if coded else e
+            for h in range(heads):
+                share[e, h] *= total[h]
+            _spread(share, e, spread)
+            j, r = src[e], r if by_value else 0
+            for f in range(columns):
+                out[i, f] += by[f] * (value[j, f] + value_edge[r, f])
+
+
+@kernel
+def backward(
+    grad: Array,
+    out: Array,
+    share: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_edge: Array,
+    value_edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+    dquery: Array,
+    dkey: Array,
+    dvalue: Array,
+    dedge: Array,
+) -> None:
+    """``dkey``, ``dvalue`` and ``dedge`` come zeroed, the last without rows where it is not wanted;
+    every element of ``dquery`` is written."""
+    nodes, columns = out.shape
+    heads, width = share.shape[1], query.shape[1]
+    kind = out.dtype.type
+    zero, one, factor = kind(0), kind(1), kind(scale)
+    coded, by_key, by_value = len(code) > 0, len(key_edge) > 1, len(value_edge) > 1
+    to_key, to_value = to_key and len(dedge) > 0, to_value and len(dedge) > 0
+    mean, slope = np.empty((1, heads), out.dtype), np.empty((1, heads), out.dtype)
+    nothing = np.zeros((1, columns), out.dtype)
+    parts = np.empty((heads, columns // heads), out.dtype)
+    slopes = np.empty((heads, width // heads), out.dtype)
+    part, steep = parts.reshape(columns), slopes.reshape(width)
+    eights = parts.shape[1] - parts.shape[1] % 8
+    for i in range(nodes):
+        _products(grad, i, out, i, nothing, 0, part)
+        _sums(parts, eights, one, zero, mean, 0)
+        for f in range(width):
+            dquery[i, f] = zero
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j, r = src[e], code[e] if coded else e
+            _products(grad, i, value, j, value_edge, r if by_value else 0, part)
+            _sums(parts, eights, one, zero, slope, 0)
+            for h in range(heads):
+                slope[0, h] = factor * share[e, h] * (slope[0, h] - mean[0, h])
+            _spread(slope, 0, slopes)
+            _spread(share, e, parts)
+            k = r if by_key else 0
+            for f in range(width):
+                dquery[i, f] += steep[f] * (key[j, f] + key_edge[k, f])
+            for f in range(width):
+                dkey[j, f] += steep[f] * query[i, f]
+            for f in range(columns):
+                dvalue[j, f] += part[f] * grad[i, f]
+            if to_key:
+                for f in range(width):
+                    dedge[r, f] += steep[f] * query[i, f]
+            if to_value:
+                for f in range(columns):
+                    dedge[r, f] += part[f] * grad[i, f]

@@ -1,0 +1,294 @@
+"""``dot_attention`` in Triton: one program a node, no atomic addition.
+
+Forward is one pass over the edges into a node: scores as they come, the weighted sum under the
+largest score so far, put right where a larger one comes; the scores are noted, and made shares
+where the largest and the sum are known. Backward walks the edges out of a node by the transpose
+(gradients of its key, its value, each edge's rows and each score), and a second launch the edges
+into it (its query's). The gradient of a score needs ``grad . (v_j - out_i)`` alone, since the
+shares' own mean of ``grad . v`` is ``grad . out``.
+"""
+
+# Launching a Triton function, with its options by name, is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staticgraph.kernels.launch import block, warps, wide, wide_like
+from staticgraph.kernels.table_sum.op import table_gradient
+
+
+@triton.jit
+def forward_kernel(
+    query,
+    key,
+    value,
+    edge,
+    src,
+    row_ptr,
+    out,
+    share,
+    scale: tl.constexpr,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    columns: tl.constexpr,
+    KEYED: tl.constexpr,
+    VALUED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    d = tl.arange(0, COLUMNS)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    within = known[:, None] & (d < columns)[None, :]
+    place = h[:, None] * width + c[None, :]
+    spot = h[:, None] * columns + d[None, :]
+    first = tl.load(row_ptr + i).to(tl.int64)
+    last = tl.load(row_ptr + i + 1).to(tl.int64)
+    mine = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+    largest = tl.zeros([HEADS], WIDE) - float("inf")
+    total = tl.zeros([HEADS], WIDE)
+    result = tl.zeros([HEADS, COLUMNS], WIDE)
+    for e in range(first, last):
+        j = tl.load(src + e)
+        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        if KEYED:
+            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+        score = tl.sum(mine * row, 1) * scale
+        tl.store(share + e * heads + h, score, mask=known)
+        more = tl.where(largest > score, largest, score)  # a NaN stays one
+        # Equal to the largest is one, also where both are minus infinity.
+        before = tl.where(largest == more, 1, tl.exp(largest - more))
+        part = tl.where(score == more, 1, tl.exp(score - more))
+        row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+        if VALUED:
+            row += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+        result = result * before[:, None] + part[:, None] * row
+        total = total * before + part
+        largest = more
+    total = tl.where(total == 0, 1, total)  # of a node without edges
+    result = result / total[:, None]
+    tl.store(out + i * heads * columns + spot, result.to(out.dtype.element_ty), mask=within)
+    tl.debug_barrier()  # what another thread noted is read
+    for e in range(first, last):
+        score = tl.load(share + e * heads + h, mask=known, other=0)
+        part = tl.where(score == largest, 1, tl.exp(score - largest)) / total
+        tl.store(share + e * heads + h, part, mask=known)
+
+
+@triton.jit
+def sources_kernel(
+    grad,
+    query,
+    key,
+    value,
+    edge,
+    out,
+    share,
+    dst,
+    col_ptr,
+    transpose,
+    dkey,
+    dvalue,
+    dedge,
+    dscore,
+    scale: tl.constexpr,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    columns: tl.constexpr,
+    KEYED: tl.constexpr,
+    VALUED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    j = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    d = tl.arange(0, COLUMNS)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    within = known[:, None] & (d < columns)[None, :]
+    place = h[:, None] * width + c[None, :]
+    spot = h[:, None] * columns + d[None, :]
+    row = tl.load(value + j * heads * columns + spot, mask=within, other=0).to(WIDE)
+    to_key = tl.zeros([HEADS, BLOCK], WIDE)
+    to_value = tl.zeros([HEADS, COLUMNS], WIDE)
+    for k in range(tl.load(col_ptr + j), tl.load(col_ptr + j + 1)):
+        e = tl.load(transpose + k).to(tl.int64)
+        i = tl.load(dst + e)
+        g = tl.load(grad + i * heads * columns + spot, mask=within, other=0).to(WIDE)
+        apart = row - tl.load(out + i * heads * columns + spot, mask=within, other=0).to(WIDE)
+        if VALUED:
+            apart += tl.load(edge + e * heads * columns + spot, mask=within, other=0).to(WIDE)
+        part = tl.load(share + e * heads + h, mask=known, other=0)
+        slope = scale * part * tl.sum(g * apart, 1)
+        tl.store(dscore + e * heads + h, slope, mask=known)
+        theirs = tl.load(query + i * heads * width + place, mask=inside, other=0).to(WIDE)
+        by_key = slope[:, None] * theirs
+        by_value = part[:, None] * g
+        to_key += by_key
+        to_value += by_value
+        if KEYED:
+            both = by_key
+            if VALUED:
+                both += by_value  # keys and values of edges are the same columns
+            to = dedge + e * heads * width + place
+            tl.store(to, both.to(dedge.dtype.element_ty), mask=inside)
+        elif VALUED:
+            to = dedge + e * heads * columns + spot
+            tl.store(to, by_value.to(dedge.dtype.element_ty), mask=within)
+    tl.store(dkey + j * heads * width + place, to_key.to(dkey.dtype.element_ty), mask=inside)
+    to = dvalue + j * heads * columns + spot
+    tl.store(to, to_value.to(dvalue.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def targets_kernel(
+    dscore,
+    key,
+    edge,
+    src,
+    row_ptr,
+    dquery,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    KEYED: tl.constexpr,
+    WIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    known = h < heads
+    inside = known[:, None] & (c < width)[None, :]
+    place = h[:, None] * width + c[None, :]
+    total = tl.zeros([HEADS, BLOCK], WIDE)
+    for e in range(tl.load(row_ptr + i).to(tl.int64), tl.load(row_ptr + i + 1).to(tl.int64)):
+        j = tl.load(src + e)
+        row = tl.load(key + j * heads * width + place, mask=inside, other=0).to(WIDE)
+        if KEYED:
+            row += tl.load(edge + e * heads * width + place, mask=inside, other=0).to(WIDE)
+        slope = tl.load(dscore + e * heads + h, mask=known, other=0)
+        total += slope[:, None] * row
+    tl.store(dquery + i * heads * width + place, total.to(dquery.dtype.element_ty), mask=inside)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    row_ptr: Tensor,
+    heads: int,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """As the operator; one launch, and a gather where edges read a table."""
+    out, share = torch.empty_like(value, dtype=dtype), wide_like(query, len(src), heads)
+    forward_kernel[(len(query),)](
+        query,
+        key,
+        value,
+        _each(query, edge, code),
+        src,
+        row_ptr,
+        out,
+        share,
+        scale,
+        heads,
+        query.size(1) // heads,
+        value.size(1) // heads,
+        VALUED=to_value,
+        COLUMNS=block(value.size(1) // heads),
+        **_options(query, value, heads, to_key),
+    )
+    return out, share
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor,
+    share: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As the operator; two launches, and where edges read a table a gather and the table's sum."""
+    dquery, dkey, dvalue = (torch.empty_like(one) for one in (query, key, value))
+    each, dscore = _each(query, edge, code), torch.empty_like(share)
+    dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(each)
+    options = _options(query, value, heads, to_key)
+    sources_kernel[(len(query),)](
+        grad,
+        query,
+        key,
+        value,
+        each,
+        out,
+        share,
+        dst,
+        col_ptr,
+        transpose,
+        dkey,
+        dvalue,
+        dedge,
+        dscore,
+        scale,
+        heads,
+        query.size(1) // heads,
+        value.size(1) // heads,
+        VALUED=to_value,
+        COLUMNS=block(value.size(1) // heads),
+        **options,
+    )
+    targets_kernel[(len(query),)](
+        dscore, key, each, src, row_ptr, dquery, heads, query.size(1) // heads, **options
+    )
+    if edge is not None and code is not None:
+        dedge = table_gradient(dedge, code.view(-1, 1), None, len(edge))
+    return dquery, dkey, dvalue, dedge
+
+
+def _each(query: Tensor, edge: Tensor | None, code: Tensor | None) -> Tensor:
+    """``[E, H * C]`` edge by edge; anything where there is nothing."""
+    if edge is None:
+        return query
+    return edge if code is None else edge.index_select(0, code)
+
+
+def _options(query: Tensor, value: Tensor, heads: int, to_key: bool) -> dict[str, object]:
+    rows, columns = triton.next_power_of_2(heads), block(query.size(1) // heads)
+    return {
+        "KEYED": to_key,
+        "WIDE": wide(query.dtype),
+        "HEADS": rows,
+        "BLOCK": columns,
+        "num_warps": warps(rows * max(columns, block(value.size(1) // heads))),
+    }

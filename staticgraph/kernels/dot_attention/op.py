@@ -1,0 +1,262 @@
+"""``dot_attention`` as an operator of torch: CPU kernel, Triton kernel, shapes, derivative.
+
+Stock ``TransformerConv`` gathers a query, a key and a value an edge, adds what the edge says,
+multiplies, adds up, takes a softmax of four scatters and gathers, multiplies again and scatters:
+ten arrays of ``[E, H * C]`` each way. Here scores, softmax and weighted sum are one operator over
+the batch's own edges, and what is kept for the way back is a number an edge and head.
+
+Source: Shi et al. 2021, arXiv 2009.03509.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from staticgraph.kernels.dot_attention import cpu
+from staticgraph.kernels.message import codes_of
+from staticgraph.kernels.register import operator
+
+_OPERANDS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? edge, Tensor? code, Tensor src, Tensor dst, "
+    "Tensor row_ptr, Tensor col_ptr, Tensor transpose, SymInt heads, float scale, bool to_key, "
+    "bool to_value"
+)
+
+
+def _on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out, share = torch.empty(value.shape, dtype=wide), _share(query, src, heads)
+    cpu.forward(
+        *_read(query, key, value, edge, to_key, to_value),
+        codes_of(code),
+        src.numpy(),
+        row_ptr.numpy(),
+        heads,
+        scale,
+        out.numpy(),
+        share.numpy(),
+    )
+    return out.to(dtype), share
+
+
+def _backward_on_cpu(
+    grad: Tensor,
+    out: Tensor,
+    share: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge: Tensor | None,
+    code: Tensor | None,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    heads: int,
+    scale: float,
+    to_key: bool,
+    to_value: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    wide, dtype = share.dtype, query.dtype
+    shapes = key.shape, value.shape, (0, 0) if edge is None else edge.shape
+    found = [torch.empty(query.shape, dtype=wide)]
+    found += [torch.zeros(shape, dtype=wide) for shape in shapes]
+    cpu.backward(
+        grad.to(wide).numpy(),
+        out.to(wide).numpy(),
+        share.numpy(),
+        *_read(query, key, value, edge, to_key, to_value),
+        codes_of(code),
+        src.numpy(),
+        row_ptr.numpy(),
+        scale,
+        to_key,
+        to_value,
+        *(one.numpy() for one in found),
+    )
+    dquery, dkey, dvalue, dedge = (one.to(dtype) for one in found)
+    return dquery, dkey, dvalue, dedge
+
+
+def _read(
+    query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None, to_key: bool, to_value: bool
+) -> tuple[Any, Any, Any, Any, Any]:
+    """The operands as NumPy sees them, in the precision of the sums: queries, keys, values, and
+    what keys and values have of edges, or a row of zeros that all edges read."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    more = None if edge is None or not len(edge) else _array(edge, wide)
+
+    def of_edges(used: bool, like: Tensor) -> Any:
+        if used and more is not None:
+            return more
+        return torch.zeros(1, like.size(1), dtype=wide).numpy()
+
+    return (
+        _array(query, wide),
+        _array(key, wide),
+        _array(value, wide),
+        of_edges(to_key, key),
+        of_edges(to_value, value),
+    )
+
+
+def _array(rows: Tensor, wide: torch.dtype) -> Any:
+    return rows.detach().to(wide).numpy()
+
+
+def _on_cuda(query, key, value, edge, code, src, dst, row_ptr, col_ptr, transpose, *options):
+    from staticgraph.kernels.dot_attention import gpu
+
+    return gpu.forward(query, key, value, edge, code, src, row_ptr, *options)
+
+
+def _backward_on_cuda(*given):
+    from staticgraph.kernels.dot_attention import gpu
+
+    return gpu.backward(*given)
+
+
+def _fake(query, key, value, edge, code, src, dst, row_ptr, col_ptr, transpose, heads, *rest):
+    return torch.empty_like(value, dtype=rest[-1]), _share(query, src, heads)
+
+
+def _fake_backward(grad, out, share, query, key, value, edge, *_):
+    dedge = query.new_empty(0, 0) if edge is None else torch.empty_like(edge)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), dedge
+
+
+def _setup(ctx, inputs, output):
+    *tensors, heads, scale, to_key, to_value, _ = inputs
+    ctx.options = heads, scale, to_key, to_value
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for the shares, which have no derivative
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _derivative(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 15
+    dquery, dkey, dvalue, dedge = _backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options)
+    return dquery, dkey, dvalue, dedge if ctx.needs_input_grad[3] else None, *(None,) * 11
+
+
+_backward = operator(
+    f"dot_attention_backward(Tensor grad, Tensor out, Tensor share, {_OPERANDS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    cpu=_backward_on_cpu,
+    cuda=_backward_on_cuda,
+    fake=_fake_backward,
+)
+_forward = operator(
+    f"dot_attention({_OPERANDS}, ScalarType dtype) -> (Tensor, Tensor)",
+    cpu=_on_cpu,
+    cuda=_on_cuda,
+    fake=_fake,
+    derivative=_derivative,
+    setup=_setup,
+)
+
+
+def dot_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    src: Tensor,
+    dst: Tensor,
+    row_ptr: Tensor,
+    col_ptr: Tensor,
+    transpose: Tensor,
+    *,
+    heads: int,
+    scale: float = 1.0,
+    edge: Tensor | None = None,
+    code: Tensor | None = None,
+    to_key: bool = True,
+    to_value: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``out[i] = sum over e into i of softmax(score)[e] (value[src[e]] + edge[e])``, head by head.
+
+    The score of an edge from ``j`` to ``i`` is ``scale * query[i] . (key[j] + edge[e])``, the
+    softmax goes over the edges into ``i``.
+
+    Args:
+        query, key: ``[N, H * C]``; half precisions are added up in float32.
+        value: ``[N, H * D]``.
+        src, dst, row_ptr, col_ptr, transpose: as in :func:`staticgraph.kernels.neighbour_sum`.
+        heads: ``H``.
+        scale: of every score, such as ``C ** -0.5``.
+        edge: what an edge adds to keys and values, in their columns: ``[E, H * C]``; None for
+            nothing.
+        code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, H * C]``.
+        to_key, to_value: whether ``edge`` is added there.
+        dtype: of the result; None for the promoted one of the operands.
+
+    Returns:
+        ``[N, H * D]``; zero where a node has no edges. Differentiable once in ``query``, ``key``,
+        ``value`` and ``edge``. The same bits every time.
+
+    Raises:
+        ValueError: heads that do not divide the columns, operands of other widths, or ``edge``
+            that is added nowhere.
+    """
+    for rows in (query, value):
+        if rows.size(1) % heads:
+            raise ValueError(
+                f"{rows.size(1)} columns cannot be cut into {heads} heads of equal width"
+            )
+    if query.size(1) != key.size(1):
+        raise ValueError(f"queries of {query.size(1)} columns and keys of {key.size(1)}")
+    if edge is not None:
+        to = [rows for rows, used in ((key, to_key), (value, to_value)) if used]
+        if not to:
+            raise ValueError("edge is added nowhere: pass to_key=True or to_value=True")
+        for rows in to:
+            if rows.size(1) != edge.size(1):
+                raise ValueError(
+                    f"edge has {edge.size(1)} columns, what it is added to has {rows.size(1)}"
+                )
+    common = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+    if edge is not None:
+        common = torch.promote_types(common, edge.dtype)
+    return _forward(
+        *(one.to(common).contiguous() for one in (query, key, value)),
+        None if edge is None else edge.to(common).contiguous(),
+        code,
+        src,
+        dst,
+        row_ptr,
+        col_ptr,
+        transpose,
+        heads,
+        scale,
+        edge is not None and to_key,
+        edge is not None and to_value,
+        common if dtype is None else dtype,
+    )[0]
+
+
+def _share(query: Tensor, src: Tensor, heads: int) -> Tensor:
+    """Memory for the shares of the edges."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return torch.empty(src.size(0), heads, dtype=dtype, device=query.device)
