@@ -4,11 +4,10 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# One more than two cores, since some tests sleep and processes wait for each other's ends; a fourth
-# would only add the 25 s of processor time that each takes to import, collect and begin.
+# One more than two cores, since some tests sleep and processes wait for each other's ends.
 # Inductor's own pool, a process with torch beside each that compiles, serves Triton on a GPU alone.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest --numprocesses 3 --dist worksteal
+          $(PY) -m pytest --forks 3
 
 # Where a container asks for none, every process would compile all that it imports anew: seconds
 # for this library alone, four times as many where torch was just installed.
