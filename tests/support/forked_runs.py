@@ -150,7 +150,9 @@ class _Run:
         others = [ours, *self._own]
         assert FORK is not None
         process = FORK.Process(
-            target=_work, args=(self._session, theirs, others, self._made), name=f"fork {self._made}"
+            target=_work,
+            args=(self._session, theirs, others, self._made),
+            name=f"fork {self._made}",
         )
         self._made += 1
         with warnings.catch_warnings():  # of Python 3.12, where a library has a thread that sleeps

@@ -17,7 +17,10 @@ import torch
 from support.collated import assert_same_bits, collated, filled, layout_for
 from support.examples import EXAMPLES
 
+from support import quick_interpreter
+
 assert os.environ.get("TRITON_INTERPRET") == "1"
+quick_interpreter.begin()
 
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402
