@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from support import quick_interpreter
 from support.collated import assert_same_bits, collated, filled, layout_for
 from support.examples import EXAMPLES
-
-from support import quick_interpreter
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
