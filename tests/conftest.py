@@ -25,7 +25,8 @@ settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = [
-    *("support.processor_time", "support.tiers", "support.places", "support.forked_runs")
+    *("support.processor_time", "support.tiers", "support.places", "support.forked_runs"),
+    "support.painted",
 ]
 
 # Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth

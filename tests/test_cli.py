@@ -86,6 +86,7 @@ def test_describing_the_commands_imports_nothing_heavy():
 # ---------------------------------------------------------------------- results
 
 
+@pytest.mark.usefixtures("painted")
 def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     assert cli.main(["train", "--data", data, *SMALL, "--out", str(tmp_path / "r")]) == 0
@@ -94,6 +95,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, c
     assert "val RMSE" in out
     assert "test RMSE of the final model" in out
     assert out.rstrip().endswith(f"picture: {tmp_path}/r/report.png")
+    assert (tmp_path / "r" / "report.png").stat().st_size > 10_000
     assert "64 of 80 graphs of few in 2 batches per epoch; buckets (nodes=" in err
     assert "epoch 1/1" in err
     assert "graphs/s" in err
