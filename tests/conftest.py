@@ -61,6 +61,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """What nobody collects is told of as a leak by libraries that are unloaded."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def hiv() -> sg.GraphStore:
     """41,127 molecules of MoleculeNet HIV with OGB's integer features and scaffold split."""

@@ -15,6 +15,7 @@ in; the rest of its piece goes to another, which takes its place.
 
 from __future__ import annotations
 
+import importlib
 import io
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import connection, forkserver
 from typing import Any
 
+import numba
 import pytest
 import torch
 
@@ -87,13 +89,17 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _make_what_all_need() -> None:
-    """torch's compiler, imported and its tables made; and the server that ranks fork from."""
+    """torch's compiler and numba's, imported and their tables made; and the server that ranks fork
+    from."""
 
     def nothing(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
     torch.compile(nothing, backend="aot_eager", dynamic=False)(torch.ones(2, requires_grad=True))
     torch._dynamo.reset()
+    for part in ("compile_fx", "lowering", "codegen.cpp"):
+        importlib.import_module(f"torch._inductor.{part}")
+    numba.njit(nothing)(1)
     if "support.ranks" in sys.modules:  # which says what it loads
         forkserver.ensure_running()
 
