@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import status_of
+from support.forked import run_forked
+from support.patience import patience
 
 import staticgraph as sg
 from staticgraph import cli, models
@@ -210,11 +212,6 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
 
 
 def test_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "staticgraph.cli", "report", "nowhere"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_forked(["-m", "staticgraph.cli", "report", "nowhere"], timeout=patience(60))
     assert done.returncode == 2
     assert done.stderr.startswith("staticgraph report: nowhere has no report.json")
