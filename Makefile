@@ -2,13 +2,13 @@
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.docs-installed
 # What the demo needs, without the developers' tools; an environment that has these has it too.
 TRAINS := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-train)
-# One more than two cores, since some tests sleep and processes wait for each other's ends; a fourth
-# would only add the 25 s of processor time that each takes to import, collect and begin.
+# One more than two cores, since some tests sleep and processes wait for each other's ends.
 # Inductor's own pool, a process with torch beside each that compiles, serves Triton on a GPU alone.
 TESTS  := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
-          $(PY) -m pytest --numprocesses 3 --dist worksteal
+          $(PY) -m pytest --forks 3
 
 # Where a container asks for none, every process would compile all that it imports anew: seconds
 # for this library alone, four times as many where torch was just installed.
@@ -57,11 +57,15 @@ quick: $(STAMP)
 tiers: $(STAMP)
 	$(TESTS) --write-tiers
 
-# All of them, half a minute of the fuzzer and the site. The fuzzer and the linters keep one core each.
-# FUZZ_SEED=random draws other cases.
+# All of them, half a minute of the fuzzer and the site: the checks one after the other beside the
+# tests, which leave no core idle. FUZZ_SEED=random draws other cases.
 FUZZ_SEED ?= 2
-test-all: $(STAMP)
-	$(MAKE) --jobs 2 --output-sync=target lint fuzz docs
+test-all: $(STAMP) $(DOCS)
+	@$(VENV)/bin/ruff check --quiet .
+	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz docs
+
+.PHONY: every-test
+every-test: $(STAMP)
 	$(TESTS)
 
 # Fails where a public name has no type, and says which; pyright finds the package by Python's path.
@@ -79,7 +83,6 @@ bench: $(STAMP)
 	$(PY) -m pytest bench -p no:cacheprovider --benchmark-enable --benchmark-columns=median,iqr,rounds
 
 # The site in build/site, strictly: a dead link or a name that is gone ends it.
-DOCS := $(VENV)/.docs-installed
 docs: $(DOCS)
 	$(PY) -m docs.tools.draw --check
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet

@@ -25,7 +25,8 @@ settings.register_profile("random", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 pytest_plugins = [
-    *("support.processor_time", "support.tiers", "support.places", "support.compiled_once")
+    *("support.processor_time", "support.tiers", "support.places", "support.forked_runs"),
+    "support.painted",
 ]
 
 # Tracing makes millions of small objects that live on: looking through them every 700 takes a fifth
@@ -58,6 +59,11 @@ def pytest_collection_finish() -> None:
     400,000 objects each time that a probe or a recording asks for it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """What nobody collects is told of as a leak by libraries that are unloaded."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

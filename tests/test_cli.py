@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import status_of
+from support.forked import run_forked
+from support.patience import patience
 
 import staticgraph as sg
 from staticgraph import cli, models
@@ -86,6 +88,7 @@ def test_describing_the_commands_imports_nothing_heavy():
 # ---------------------------------------------------------------------- results
 
 
+@pytest.mark.usefixtures("painted")
 def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     assert cli.main(["train", "--data", data, *SMALL, "--out", str(tmp_path / "r")]) == 0
@@ -94,6 +97,7 @@ def test_train_prints_results_on_stdout_and_progress_on_stderr(data, tmp_path, c
     assert "val RMSE" in out
     assert "test RMSE of the final model" in out
     assert out.rstrip().endswith(f"picture: {tmp_path}/r/report.png")
+    assert (tmp_path / "r" / "report.png").stat().st_size > 10_000
     assert "64 of 80 graphs of few in 2 batches per epoch; buckets (nodes=" in err
     assert "epoch 1/1" in err
     assert "graphs/s" in err
@@ -208,11 +212,6 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
 
 
 def test_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "staticgraph.cli", "report", "nowhere"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_forked(["-m", "staticgraph.cli", "report", "nowhere"], timeout=patience(60))
     assert done.returncode == 2
     assert done.stderr.startswith("staticgraph report: nowhere has no report.json")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.dryrun_models import Neighbours
 from torch import nn
 
 import staticgraph as sg
-from staticgraph import models
 from staticgraph.dryrun.baseline import squared_error
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
 from staticgraph.dryrun.report import Run
@@ -97,7 +97,7 @@ def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, optio
 def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(esol):
     """At twice the largest probed capacity: the prediction against the wrapper's own peak there."""
     torch.manual_seed(0)
-    model = models.build("gine", esol, hidden=16, layers=1)
+    model = Neighbours(esol)
     options = {
         "loss": squared_error,
         "optimizer": torch.optim.Adam(model.parameters()),

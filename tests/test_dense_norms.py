@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from support.places import mode_of
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DenseGCNConv, dense_diff_pool
 from torch_geometric.utils import to_dense_adj, to_dense_batch
@@ -54,9 +55,9 @@ class DiffPool(torch.nn.Module):
         return self.head(h.mean(1))
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
+@pytest.mark.parametrize("mode", ["eager", "traced"])
 @pytest.mark.parametrize("most", [None, 9], ids=["as wide as the batch", "of a given width"])
-def test_diff_pool_is_that_of_plain_pyg(most, mode):
+def test_diff_pool_is_that_of_plain_pyg(most, mode, monkeypatch):
     data = graphs()
     store = sg.GraphStore.from_pyg(data, progress=False)
     model = DiffPool(most)
@@ -64,7 +65,7 @@ def test_diff_pool_is_that_of_plain_pyg(most, mode):
     runner = sg.StaticGraphRunner(
         model,
         [sg.Capacity(*CAPACITY, max_graph_nodes=7)],
-        mode=mode,
+        mode=mode_of(mode, monkeypatch),
         loss=lambda out, batch: (out - batch.y).square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
     )

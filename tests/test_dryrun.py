@@ -97,6 +97,14 @@ def plans(tmp_path_factory) -> dict[str, str]:
     return found
 
 
+def test_the_self_test_passes(child):
+    """In the process that serves the whole file; what it says of one that is broken is tested where
+    the asking side is."""
+    stages = child.ask({"selftest": True})["stages"]
+    assert len(stages) > 4
+    assert [stage for stage in stages if not stage["ok"]] == []
+
+
 def request(plans: dict[str, str], model: str, **options) -> dict:
     given = {"plan": plans[model]} if model in plans else ESOL
     for name in ("loss", "optimizer"):

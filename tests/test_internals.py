@@ -456,6 +456,29 @@ def test_what_dynamo_notes():
     with pytest.raises(tracing.TorchDynamoException, match="not this one"):
         torch.compile(lambda x: x * 3, backend=refused)(torch.zeros(2))
     assert tracing.ConstantSource("n").source_name == "n"
+
+
+def test_guards_are_not_timed_inside_in_any_thread(monkeypatch):
+    """The number is torch's own; what stands for it goes when the last one leaves."""
+    timed = []
+    monkeypatch.setattr(
+        torch._dynamo.guards, "profile_guard_manager", lambda *_: timed.append(1) or 0.0
+    )
+
+    def compiled():
+        tracing.forget_compiled()
+        step = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+        assert step(torch.zeros(2)).tolist() == [1, 1]
+
+    one, other = tracing.guards_not_timed(), tracing.guards_not_timed()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    compiled()
+    assert timed == []
+    other.__exit__(None, None, None)
+    compiled()
+    assert timed == [1]
     tracing.forget_compiled()
 
 

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -19,7 +20,7 @@ from staticgraph.errors import NonFiniteLoss
 
 CAPACITY = (60, 70, 12)
 NAN = float("nan")
-MODES = ["eager", "default", "cuda-graph"]
+MODES = ["eager", "traced", "cuda-graph"]
 
 
 def graphs(missing: bool, seed: int = 0) -> list[Data]:
@@ -97,16 +98,18 @@ def known_of(name, data):
     return ~data[name].isnan()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loss", [energy, two, tasks, kinds])
-def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode):
+@pytest.mark.parametrize(
+    ("loss", "mode"),
+    [(loss, mode) for loss in (energy, two, tasks, kinds) for mode in MODES] + [(two, "default")],
+)
+def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode, monkeypatch):
     """Loss and gradients are plain PyG's over what is labelled; the steps were made for data
     without missing labels, whose schema says so."""
     complete = sg.GraphStore.from_pyg(graphs(missing=False))
     lacking = sg.GraphStore.from_pyg(graphs(missing=True), schema=complete.schema)
     model = Net()
     plain = copy.deepcopy(model)
-    runner = runner_of(loss, mode, complete, model)
+    runner = runner_of(loss, mode_of(mode, monkeypatch), complete, model)
     batch = sg.StaticBatch.of(lacking, range(10), CAPACITY)
     data = Batch.from_data_list(graphs(missing=True))
     for part, known in (("energy", data.energy), ("gap", data.gap)):
@@ -125,13 +128,14 @@ def test_any_field_that_the_loss_reads_may_lack_labels(loss, mode):
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_cannot_be_left_out_is_an_error(mode, known):
+def test_what_cannot_be_left_out_is_an_error(mode, known, monkeypatch):
     """A loss of another shape than the field: refused where the data are known to lack labels,
     else not finite, which names the graphs."""
 
     def weighted(out, batch):
         return out.square() * batch.gap[:, None]
 
+    mode = mode_of(mode, monkeypatch)
     lacking = sg.GraphStore.from_pyg(graphs(missing=True))
     complete = sg.GraphStore.from_pyg(graphs(missing=False))
     assert lacking.schema["gap"].has_nan

@@ -15,6 +15,8 @@ from staticgraph.training import plots
 from staticgraph.training.history import Epoch, Step
 from staticgraph.training.report import TrainReport
 
+pytestmark = pytest.mark.usefixtures("painted")
+
 CAPACITIES = (Capacity(100, 210, 9), Capacity(200, 420, 17))
 
 

@@ -14,6 +14,7 @@ from support.layer_cases import CASES, C
 from support.layer_model import model_of
 from support.obstacle_models import OBSTACLES, PLAN, Item, MaskIndex, Net, Unique, where_of
 from support.parity import BATCH, STORE, unknown_counts
+from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GPSConv, global_add_pool, global_mean_pool
@@ -221,7 +222,7 @@ class OfPoints(nn.Module):
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize("edges", [0, 3])
 @pytest.mark.parametrize("nodes", [lambda k: 4, lambda k: 2 + k % 3, lambda k: 1])
-def test_batches_of_few_graphs_that_fill_their_bucket(batch_size, edges, nodes):
+def test_batches_of_few_graphs_that_fill_their_bucket(batch_size, edges, nodes, monkeypatch):
     """Sets and point clouds have no edges; where all have one size every batch is full, and the
     padding is that of the reserve."""
     if nodes(0) == nodes(1) == 1 and batch_size == 1:
@@ -240,7 +241,7 @@ def test_batches_of_few_graphs_that_fill_their_bucket(batch_size, edges, nodes):
         report = preflight(OfPoints(), plan, example)
         assert report.recordable, str(report)
         assert report.parity is not None
-    runner = sg.StaticGraphRunner(OfPoints(), plan, mode="default")
+    runner = sg.StaticGraphRunner(OfPoints(), plan, mode_of("traced", monkeypatch))
     runner.warmup(store, progress=False)
     assert runner.predict(store).shape == (6, 1)
 

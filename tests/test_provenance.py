@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.places import mode_of
 from support.runners import made_runner
 from support.tape import TapeRecorder
 from torch import nn
@@ -69,8 +70,9 @@ class Several(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [dict, tuple])
-@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
-def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode):
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
+def test_outputs_of_the_models_own_are_left_alone(store, batch, kind, mode, monkeypatch):
+    mode = mode_of(mode, monkeypatch)
     torch.manual_seed(0)
     model = Several(kind)
     options = {"recorder": TapeRecorder} if mode == "cuda-graph" else {}
@@ -127,8 +129,9 @@ class WithTable(nn.Module):
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("mode", ["eager", "default", "cuda-graph"])
-def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels):
+@pytest.mark.parametrize("mode", ["eager", "traced", "cuda-graph"])
+def test_a_norm_over_a_table_is_plain_pygs(store, batch, mode, kernels, monkeypatch):
+    mode = mode_of(mode, monkeypatch)
     torch.manual_seed(0)
     model = WithTable()
     plain = copy.deepcopy(model)

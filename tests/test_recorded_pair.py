@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.arena import ArenaRecorder
 from support.gine_net import CAPACITIES, Net, batches_of, bce, fixed
+from support.places import mode_of
 from support.tape import TapeRecorder
 from torch import nn
 
@@ -101,18 +102,20 @@ class Generator(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["recorded", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_a_gan_sends_gradients_through_the_discriminator(hiv, mode):
+def test_a_gan_sends_gradients_through_the_discriminator(hiv, mode, monkeypatch):
     """The generator's output is a field of the discriminator's batch."""
     torch.manual_seed(0)
     parts = Generator(), Net()
     copies = copy.deepcopy(parts)
+
+    as_traced = mode_of("traced", monkeypatch)
 
     def made(generator, critic, kind):
         if kind == "recorded":
             return recorded(generator, hiv), recorded(critic, hiv, differentiable=("x",))
         if kind == "compiled":
             return tuple(
-                sg.StaticGraphRunner(m, CAPACITIES, "default") for m in (generator, critic)
+                sg.StaticGraphRunner(m, CAPACITIES, as_traced) for m in (generator, critic)
             )
         return eager(generator), eager(critic)
 

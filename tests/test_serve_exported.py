@@ -179,12 +179,23 @@ def test_a_manifest_keeps_categories_and_an_older_one_has_none(tmp_path, loaded)
     assert ExportManifest.read(tmp_path).categories == {}
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """One compilation for both ways of serving: a folder, its digest and the runner."""
+    runner = runner_of()
+    plan = for_serving(runner.plan)  # for packs of any number of graphs
+    few = replace(plan, capacities=plan.capacities[-1:])
+    runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
+    folder = tmp_path_factory.mktemp("exports") / "esol"
+    return folder, runner.export(folder, progress=False), runner
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_command_serves_an_export_that_was_compiled(tmp_path_factory, workers):
+def test_the_command_serves_an_export_that_was_compiled(exported, workers):
     """Without workers it forks, with one it is started whole."""
     with nullcontext(sys.executable) if workers else forked_python() as python:
-        serves_an_export(python, exported_once(tmp_path_factory), workers)
+        serves_an_export(python, exported, workers)
 
 
 def serves_an_export(python, exported, workers):
@@ -215,21 +226,6 @@ def serves_an_export(python, exported, workers):
     assert "Traceback" not in said + rest
     expected = runner.predict(data_of(runner.plan.schema))
     np.testing.assert_allclose(outputs, expected.numpy(), **CLOSE)
-
-
-KEPT: list = []
-
-
-def exported_once(factory):
-    """One compilation for both ways of serving."""
-    if not KEPT:
-        runner = runner_of()
-        plan = for_serving(runner.plan)  # for packs of any number of graphs
-        few = replace(plan, capacities=plan.capacities[-1:])
-        runner = sg.StaticGraphRunner(runner.model, few, mode="eager")
-        folder = factory.mktemp("exports") / "esol"
-        KEPT.append((folder, runner.export(folder, progress=False), runner))
-    return KEPT[0]
 
 
 def data_of(schema: sg.Schema) -> list:

@@ -166,17 +166,17 @@ def test_the_flag_is_read_every_so_many_steps(store):
         runner.step(batch)
 
 
-def test_pygs_own_choice_for_a_single_row_stays(store):
+def test_pygs_own_choice_for_a_single_row_stays(store, monkeypatch):
     model = Net("graph", BatchNorm(3, allow_single_element=True))
-    for mode in ("eager", "default"):
+    for mode in ("eager", mode_of("traced", monkeypatch)):
         runner = runner_of(store, copy.deepcopy(model), mode)
         before = runner.model.norm.module.running_var.clone()
         runner.step(batch_of(store, [1]))
         assert torch.equal(before, runner.model.norm.module.running_var)
 
 
-@pytest.mark.parametrize("mode", ["eager", "default"])
-def test_one_row_of_several_values_a_channel_is_enough(store, mode):
+@pytest.mark.parametrize("mode", ["eager", "traced"])
+def test_one_row_of_several_values_a_channel_is_enough(store, mode, monkeypatch):
     class Sequences(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -190,7 +190,7 @@ def test_one_row_of_several_values_a_channel_is_enough(store, mode):
     stock = copy.deepcopy(model)
     pooled = store[1].x.sum(0, keepdim=True)
     stock.norm(torch.stack([pooled, 2 * pooled], 2))
-    runner_of(store, model, mode).step(batch_of(store, [1]))
+    runner_of(store, model, mode_of(mode, monkeypatch)).step(batch_of(store, [1]))
     assert torch.allclose(model.norm.running_var, stock.norm.running_var, rtol=1e-4)
     assert torch.allclose(model.norm.running_mean, stock.norm.running_mean, rtol=1e-4, atol=1e-6)
 

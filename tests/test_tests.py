@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 from support import patience
 from support.processor_time import NAME, SHOWN, slowest, unmarked
-from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed, shared_out
+from support.tiers import LEAVES_S, QUICK_S, brought_up_to_date, listed
 
 TESTS = Path(__file__).parent
 SUPPORT = TESTS / "support"
@@ -197,27 +197,3 @@ def test_settings_of_a_test_keep_what_the_profile_says():
     assert settings(max_examples=7, deadline=None).derandomize == profile.derandomize
     assert settings.get_profile("same").derandomize
     assert not settings.get_profile("random").derandomize
-
-
-@pytest.mark.parametrize(
-    ("slow", "quick", "processes"),
-    [(7, 20, 3), (7, 20, 1), (0, 5, 2), (9, 0, 4), (9, 1, 3), (1, 1, 4)],
-)
-def test_each_process_begins_with_its_share_of_the_slow_tests(slow, quick, processes):
-    """The list is cut as xdist cuts it."""
-    tests = [("slow", number) for number in range(slow)]
-    others = [("quick", number) for number in range(quick)]
-    ordered = shared_out(tests, others, processes)
-    assert sorted(ordered) == sorted(tests + others)
-    left, at, shares, starts = len(ordered), 0, [], []
-    for number in range(processes):
-        piece = ordered[at : at + left // (processes - number)]
-        at, left = at + len(piece), left - len(piece)
-        numbers = [number for kind, number in piece if kind == "slow"]
-        assert numbers == sorted(numbers), "the longest first"
-        starts += numbers[:1]
-        kinds = [kind for kind, _ in piece]
-        assert kinds == sorted(kinds, reverse=True), "slow ones first"
-        shares.append(kinds.count("slow"))
-    assert max(shares) - min(shares) <= 1
-    assert sorted(starts) == list(range(min(slow, processes))), "dealt out in turn"

@@ -36,6 +36,7 @@ def refuse(constant: str) -> float:
     raise AssertionError(f"{constant} is not JSON")
 
 
+@pytest.mark.usefixtures("painted")
 def test_train_reports_and_exits_with_1(data, tmp_path, capsys):
     out = tmp_path / "run"
     words = ["train", "--data", data, *WORDS, "--lr", "1e30", "--out", str(out), "--json"]

@@ -65,6 +65,16 @@ class QuickFakeMode(FakeTensorMode):
     _quick = _overloads(OWN_SHAPES)
     _told = NEW | RULES.keys()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no step here is traced; to say so at every operation takes a tenth of it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})
+    ) -> Any:
+        """What an operation gives."""
+        return self.dispatch(func, types, args, kwargs or MappingProxyType({}))
+
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})
     ) -> Any:

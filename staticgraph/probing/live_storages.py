@@ -80,6 +80,10 @@ class LiveStorages(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no step here is traced; to say so at every operation takes a tenth of it
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

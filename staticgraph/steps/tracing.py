@@ -20,7 +20,12 @@ from torch import Tensor
 
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
-from staticgraph.internals.tracing import drop_guards, forget_compiled, switched
+from staticgraph.internals.tracing import (
+    drop_guards,
+    forget_compiled,
+    guards_not_timed,
+    switched,
+)
 from staticgraph.steps.failures import observed
 from staticgraph.steps.obstacles import Obstacle, obstacles
 
@@ -106,7 +111,8 @@ def tracing_options() -> Iterator[None]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        with switched(trace_autograd_ops=True, allow_rnn=True, run_gc_after_compile=False):
+        options = {"trace_autograd_ops": True, "allow_rnn": True, "run_gc_after_compile": False}
+        with switched(**options), guards_not_timed():
             yield
     finally:
         if collects:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from numba.core import dispatcher
 
 # What takes longest to compile takes a tenth of it.
@@ -69,8 +68,3 @@ def _compiled(stock: Any) -> Any:
 def begin() -> None:
     """From now on, in this process."""
     dispatcher.Dispatcher.compile = _compiled(dispatcher.Dispatcher.compile)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        begin()

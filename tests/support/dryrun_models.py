@@ -45,6 +45,22 @@ def dropout(store):
     return build("gine", store, hidden=HIDDEN, layers=LAYERS, dropout=0.1)
 
 
+class Neighbours(nn.Module):
+    """A little of everything, for what compiles it at many capacities: nodes, edges and graphs take
+    memory, and operations one after the other that a compiler joins."""
+
+    def __init__(self, store) -> None:
+        super().__init__()
+        self.inward, self.head = nn.Linear(store.schema["x"].width, HIDDEN), nn.Linear(HIDDEN, 1)
+
+    def forward(self, x, edge_index, batch, batch_size):
+        source, target = edge_index
+        h = self.inward(x.float())
+        message = (h[source] - h[target]).sigmoid().square()
+        h = h + torch.zeros_like(h).index_add(0, target, message)
+        return self.head(global_add_pool(h.relu(), batch, batch_size))
+
+
 class Given(nn.Module):
     """In place of SchNet's radius graph: the batch's edges and their lengths."""
 

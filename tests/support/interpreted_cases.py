@@ -10,7 +10,10 @@ import os
 
 import pytest
 
+from support import quick_interpreter
+
 assert os.environ.get("TRITON_INTERPRET") == "1"
+quick_interpreter.begin()
 
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from support.kernel_cases import (  # noqa: E402

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from support import quick_interpreter
 from support.collated import assert_same_bits, collated, filled, layout_for
 from support.examples import EXAMPLES
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
+quick_interpreter.begin()
 
 import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402

@@ -1,0 +1,281 @@
+"""``pytest --forks 3``: tests side by side, in processes that fork when everything is collected.
+
+Importing torch, PyG and two hundred files of tests, and making six thousand tests of them, takes 25
+seconds of processor time. Where each process of a run does it for itself, as pytest-xdist's do, a
+run of three pays it three times, and once more for torch's compiler and for the server that ranks
+fork from. Here the first process does all that is the same for every test, and those that run tests
+fork from it.
+
+What a process runs next it asks for when it begins the last test of what it has. It gets a piece: a
+slow test, or what shares fixtures, which are made once a piece; the longest pieces first, so that
+at the end nobody waits for another's long one. Reports come back through pipes to the first
+process, which prints and counts them as pytest does. A process that dies fails the test that it was
+in; the rest of its piece goes to another, which takes its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import multiprocessing
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import connection, forkserver
+from typing import Any
+
+import numba
+import pytest
+import torch
+
+from support import compiled_once
+from support.tiers import listed
+
+FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
+
+
+# Of a test that no list has a time of.
+QUICK_MEAN_S, SLOW_UNSEEN_S = 0.05, 5.0
+
+
+def pieces(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[list[int]]:
+    """The numbers of tests that one process runs in a row, what takes longest first.
+
+    Args:
+        items: all tests.
+        seconds: by name, of those that were seen to be slow.
+    """
+    found: dict[Any, list[int]] = {}
+    for number, item in enumerate(items):
+        together = "slow" not in item.keywords or _shares(item)
+        piece = item.nodeid.partition("::")[0] if together else number
+        found.setdefault(piece, []).append(number)
+
+    def cost(number: int) -> float:
+        unseen = SLOW_UNSEEN_S if "slow" in items[number].keywords else QUICK_MEAN_S
+        return seconds.get(items[number].nodeid, unseen)
+
+    return sorted(found.values(), key=lambda piece: -sum(map(cost, piece)))
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Whether other tests of its file have a fixture together with it."""
+    info = getattr(item, "_fixtureinfo", None)
+    known = info.name2fixturedefs.values() if info is not None else ()
+    return any(one.scope in ("module", "class") for defs in known for one in defs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--forks", type=int, default=0, help="run tests in so many processes, side by side"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    count = session.config.getoption("--forks")
+    if not count or FORK is None or session.testsfailed or session.config.option.collectonly:
+        return None  # as pytest does it
+    _make_what_all_need()
+    session.config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
+    run = _Run(session, pieces(session.items, listed()))
+    try:
+        run.all(min(count, len(run.todo)))
+    finally:
+        run.end()
+    return True
+
+
+def _make_what_all_need() -> None:
+    """torch's compiler and numba's, imported and their tables made; and the server that ranks fork
+    from."""
+
+    def nothing(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    torch.compile(nothing, backend="aot_eager", dynamic=False)(torch.ones(2, requires_grad=True))
+    torch._dynamo.reset()
+    for part in ("compile_fx", "lowering", "codegen.cpp"):
+        importlib.import_module(f"torch._inductor.{part}")
+    numba.njit(nothing)(1)
+    if "support.ranks" in sys.modules:  # which says what it loads
+        forkserver.ensure_running()
+
+
+class _Run:
+    """The first process: hands out pieces and takes reports.
+
+    Attributes:
+        todo: pieces that nobody has.
+    """
+
+    def __init__(self, session: pytest.Session, given: Iterable[list[int]]) -> None:
+        self.todo = deque(given)
+        self._session, self._config = session, session.config
+        self._own: dict[Any, tuple[Any, list[int]]] = {}  # by line: process, what it has not ended
+        self._made = 0
+
+    def all(self, count: int) -> None:
+        """Runs everything.
+
+        Raises:
+            pytest.Session.Failed: after as many failures as were asked for.
+            pytest.Session.Interrupted: something asked to stop.
+        """
+        for _ in range(count):
+            self._another()
+        while self._own:
+            for line in connection.wait(list(self._own)):
+                try:
+                    kind, *told = line.recv()
+                except (EOFError, ConnectionResetError):
+                    self._gone(line)
+                else:
+                    getattr(self, f"_{kind}")(line, *told)
+            if self._session.shouldfail:
+                raise self._session.Failed(self._session.shouldfail)
+            if self._session.shouldstop:
+                raise self._session.Interrupted(self._session.shouldstop)
+
+    def end(self) -> None:
+        """No process is left."""
+        for process, _ in self._own.values():
+            process.terminate()
+        for line, (process, _) in self._own.items():
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            line.close()
+        self._own.clear()
+
+    def _another(self) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        others = [ours, *self._own]
+        assert FORK is not None
+        process = FORK.Process(
+            target=_work,
+            args=(self._session, theirs, others, self._made),
+            name=f"fork {self._made}",
+        )
+        self._made += 1
+        with warnings.catch_warnings():  # of Python 3.12, where a library has a thread that sleeps
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        self._own[ours] = process, []
+
+    def _more(self, line: Any) -> None:
+        piece = self.todo.popleft() if self.todo else []
+        self._own[line][1].extend(piece)
+        line.send(piece)
+
+    def _start(self, line: Any, number: int) -> None:
+        item = self._session.items[number]
+        self._config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+
+    def _finish(self, line: Any, number: int) -> None:
+        item = self._session.items[number]
+        self._own[line][1].remove(number)
+        self._config.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _report(self, line: Any, data: dict[str, Any]) -> None:
+        hook = self._config.hook
+        report = hook.pytest_report_from_serializable(config=self._config, data=data)
+        hook.pytest_runtest_logreport(report=report)
+
+    def _warning(self, line: Any, told: dict[str, Any]) -> None:
+        self._config.hook.pytest_warning_recorded.call_historic(kwargs=told)
+
+    def _gone(self, line: Any) -> None:
+        """Its pipe is at its end: all is done, or it died."""
+        process, left = self._own.pop(line)
+        line.close()
+        process.join()
+        if not left:
+            if process.exitcode:
+                raise RuntimeError(f"{process.name} ended with status {process.exitcode}")
+            return
+        item = self._session.items[left[0]]
+        how = f"the process that ran this test died, exit status {process.exitcode}"
+        self._config.hook.pytest_runtest_logreport(
+            report=pytest.TestReport(
+                item.nodeid, item.location, {}, "failed", f"{item.nodeid}: {how}", "call"
+            )
+        )
+        if left[1:]:
+            self.todo.appendleft(left[1:])
+        if self.todo:
+            self._another()
+
+
+class _Sender:
+    """A plugin of a forked process: what is told there is told in the first."""
+
+    def __init__(self, config: pytest.Config, line: Any) -> None:
+        self._config, self._line = config, line
+        self._knows_the_past = False
+        config.pluginmanager.register(self, "sender")  # and is told of warnings before the fork
+        self._knows_the_past = True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        hook = self._config.hook
+        data = hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._line.send(("report", data))
+
+    def pytest_warning_recorded(
+        self, warning_message: Any, when: str, nodeid: str, location: Any
+    ) -> None:
+        if not self._knows_the_past:
+            return
+        text = f"{warning_message.category.__name__}: {warning_message.message}"  # of any class
+        where = warning_message.filename, warning_message.lineno
+        told = warnings.WarningMessage(UserWarning(text), UserWarning, *where)
+        given = {"warning_message": told, "when": when, "nodeid": nodeid, "location": location}
+        self._line.send(("warning", given))
+
+
+def _work(session: pytest.Session, line: Any, others: Iterable[Any], number: int) -> None:
+    """A forked process, from its start to its end."""
+    config = session.config
+    for other in others:
+        other.close()  # else the first process would not see the end of one that died
+    _be_apart(config, number)
+    _Sender(config, line)
+    todo: deque[int] = deque()
+
+    def ask() -> None:
+        line.send(("more",))
+        todo.extend(line.recv())
+
+    try:
+        ask()
+        while todo:
+            now = todo.popleft()
+            if not todo:
+                ask()  # fixtures live on if the next test has them too
+            item, following = session.items[now], session.items[todo[0]] if todo else None
+            line.send(("start", now))
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            line.send(("finish", now))
+    except (KeyboardInterrupt, EOFError, BrokenPipeError):  # the first process ends, too
+        os._exit(0)
+    line.close()
+
+
+def _be_apart(config: pytest.Config, number: int) -> None:
+    """Nothing that was made before the fork is used by two: captured output, folders, pipes."""
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    reporter._tw._file = io.StringIO()
+    factory: Any = config._tmp_path_factory  # pyright: ignore[reportAttributeAccessIssue]
+    factory._basetemp = factory.getbasetemp() / f"fork-{number}"
+    factory._basetemp.mkdir()
+    # The server is no child of this process, which could not ask whether it lives.
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    server.ensure_running = lambda: None
+    compiled_once.begin()

@@ -1,0 +1,30 @@
+"""A training run's picture is drawn where a test looks at it: it takes half a second, as long as a
+run of a test, and a hundred tests train. Elsewhere one grey point stands for it."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staticgraph.training import plots
+
+POINT = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def painted() -> None:
+    """Asked for by a test that looks at pictures of training."""
+
+
+@pytest.fixture(autouse=True)
+def _a_point_for_a_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_picture(path: Path, *_: Any) -> None:
+        Path(path).write_bytes(POINT)
+
+    if "painted" not in request.fixturenames:
+        monkeypatch.setattr(plots, "save_picture", save_picture)
