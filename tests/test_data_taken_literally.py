@@ -42,7 +42,7 @@ def opened(tmp_path: Path, **changed: np.ndarray) -> sg.GraphStore:
 
 @pytest.mark.parametrize("length", [3, 1127, 1129])
 def test_a_split_of_another_length_than_the_data_is_refused(tmp_path, length):
-    with pytest.raises(BadGraph, match=f"'split' has {length} entries for 1128 graphs"):
+    with pytest.raises(BadGraph, match=f"'split' has {length:,} entries for 1,128 graphs"):
         opened(tmp_path, split=np.zeros(length, np.int8))
 
 
@@ -55,7 +55,7 @@ def test_a_split_of_no_meaning_is_refused(tmp_path, code):
 
 
 def test_labels_that_only_divide_among_the_graphs_are_refused(tmp_path):
-    with pytest.raises(BadGraph, match="'label' has 2256 entries for 1128 graphs"):
+    with pytest.raises(BadGraph, match="'label' has 2,256 entries for 1,128 graphs"):
         opened(tmp_path, label=np.zeros(2256, np.float32))
 
 

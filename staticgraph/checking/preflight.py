@@ -42,6 +42,7 @@ from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 # On a device a compiled step refuses it, too.
 HOST_COPY = "host-to-device copy"
@@ -104,10 +105,11 @@ class _Preflight:
             self._loss_compared()
         attention = self._attention()
         real = self._batch.real
-        held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
+        held, nodes, edges = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
             model=type(self._stock).__name__,
-            batch="{} graphs ({} nodes, {} edges) in {}".format(*held, self._batch.capacity),
+            batch=f"{how_many(held, 'graph')} ({how_many(nodes, 'node')}, "
+            f"{how_many(edges, 'edge')}) in {self._batch.capacity}",
             modules=tuple(self._row(path, attention, inert.get(path)) for path in ran),
             obstacles=tuple(self._obstacles),
             graphs=graphs,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli.large_run import EMBEDDINGS, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status, say
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ def _train(trainer: Any, epochs: int) -> Diverged | None:
             return error
         status.clear()
         say(
-            f"epoch {done.epoch:3}  loss {done.loss:.4f}  {done.states} states  "
-            f"{done.partitions_read} reads  bias {done.bias:.3f}  {done.seconds:.1f} s  "
-            f"waited {done.waited_s:.2f} s"
+            f"epoch {done.epoch:3}  loss {done.loss:.4f}  {how_many(done.states, 'state')}  "
+            f"{how_many(done.partitions_read, 'read')}  bias {done.bias:.3f}  {done.seconds:.1f} s "
+            f" waited {done.waited_s:.2f} s"
         )
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from staticgraph.cli.large_run import GRAPH, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import say
 
 
@@ -71,8 +72,8 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         epochs.append(done)
         say(
             f"epoch {done['epoch']:3}  loss {done['loss']:.4f}  train {done['accuracy']:.3f}  "
-            f"valid {done['valid']:.3f}  {done['partitions_read']} reads  {done['seconds']:.2f} s  "
-            f"waited {done['waited_s']:.2f} s"
+            f"valid {done['valid']:.3f}  {how_many(done['partitions_read'], 'read')}  "
+            f"{done['seconds']:.2f} s  waited {done['waited_s']:.2f} s"
         )
     timeline.plot(loader.states.times, p, args.out / PICTURE)
     model.load_state_dict(chosen)

@@ -7,6 +7,7 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
 
 EXAMPLE = """\
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     status = Status()
     partition(
         edges, nodes, args.partitions, args.out, features=features, seed=args.seed,
-        progress=lambda stage, done: status.show(f"{stage}: {done:,} edges"),
+        progress=lambda stage, done: status.show(f"{stage}: {how_many(done, 'edge')}"),
         overwrite=args.overwrite,
     )  # fmt: skip
     status.clear()

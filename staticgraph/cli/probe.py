@@ -12,6 +12,7 @@ from staticgraph.cli import values
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from staticgraph.memory.model import MemoryModel
@@ -140,7 +141,10 @@ def run(args: argparse.Namespace) -> int:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:
         print(memory)
-        print(f"{len(memory.points) + (memory.checked is not None)} points in {seconds:.1f} s")
+        print(
+            f"{how_many(len(memory.points) + (memory.checked is not None), 'point')} in "
+            f"{seconds:.1f} s"
+        )
     if args.plot:
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0

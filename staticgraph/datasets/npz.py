@@ -21,6 +21,7 @@ from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 MOLECULES = ("num_nodes", "num_bonds", "atom_feat", "bond_feat", "bonds", "label")
 TU = ("num_nodes", "num_edges_undirected", "edges", "label")
@@ -130,8 +131,8 @@ def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
     found = len(values) if values.ndim else 1
     if found != graphs:
         raise BadGraph(
-            f"{name}: {key!r} has {found} entries for {graphs} graphs (num_nodes); one a graph is "
-            "needed: write the file again from one list of graphs"
+            f"{name}: {key!r} has {how_many(found, 'entry')} for {how_many(graphs, 'graph')} "
+            "(num_nodes); one a graph is needed: write the file again from one list of graphs"
         )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from staticgraph.sizes.attention import attention_path
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 
 class Regime(NamedTuple):
@@ -31,8 +32,14 @@ class Regime(NamedTuple):
         return self.several is None or self.several == has_several_blocks(capacity)
 
     def __str__(self) -> str:
-        parts = [f"more than {self.above} nodes in the largest graph"] if self.above else []
-        parts += [] if self.upto is None else [f"at most {self.upto} nodes in the largest graph"]
+        parts = (
+            [f"more than {how_many(self.above, 'node')} in the largest graph"] if self.above else []
+        )
+        parts += (
+            []
+            if self.upto is None
+            else [f"at most {how_many(self.upto, 'node')} in the largest graph"]
+        )
         if self.several is not None:
             parts.append("several blocks by size" if self.several else "one block")
         return ", ".join(parts) or "any capacity"

@@ -24,6 +24,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 # Fewer updates an epoch than this rarely train well, however fast they are.
 MIN_STEPS = 32
@@ -181,7 +182,7 @@ def autosize_workers(
     count = min(wanted, most)
     reason = (
         f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step"
-        + (f"; {wanted} wanted, {available} cores" if wanted > most else "")
+        + (f"; {wanted} wanted, {how_many(available, 'core')}" if wanted > most else "")
     )
     # One in use, one handed over, and one for each worker to fill.
     return Workers(count, 2 + count, reason)

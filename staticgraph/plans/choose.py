@@ -45,6 +45,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
@@ -224,7 +225,9 @@ def _of_packings(
     packs = sum(packing.num_packs for packing in packings)
     least = sum(packing.proven or packing.volume_bound for packing in packings)
     nodes, edges, graphs = (real / np.maximum(1, rows)).tolist()
-    return f"{packs:,} packs are kept; none of fewer than {least:,} exist", (nodes, edges, graphs)
+    kept = f"{how_many(packs, 'pack')} {'is' if packs == 1 else 'are'} kept; none of fewer than "
+    kept += f"{least:,} exist"
+    return kept, (nodes, edges, graphs)
 
 
 def _exact_capacities(

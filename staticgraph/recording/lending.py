@@ -24,6 +24,7 @@ from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.internals.trees import tree_map_only
 from staticgraph.recording.replays import Replays
+from staticgraph.text.how_many import how_many
 
 # Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
 # measured): less than a lend costs the host.
@@ -83,9 +84,9 @@ class LentTensor(Tensor):
         if late:
             raise StaleOutput(
                 f"{getattr(func, '__name__', func)}() of an output of shape {list(self.shape)} "
-                f"that was lent for one step: recordings ran {late} more times since, and share "
-                "the memory that it stands in; keep it with out.clone() before the runner's next "
-                "call, of whatever bucket"
+                f"that was lent for one step: recordings ran {how_many(late, 'more time')} since, "
+                "and share the memory that it stands in; keep it with out.clone() before the "
+                "runner's next call, of whatever bucket"
             )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

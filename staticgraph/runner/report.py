@@ -14,6 +14,7 @@ from staticgraph.files.json_text import save_json
 from staticgraph.runner.choice import WayChoice
 from staticgraph.steps.attention_choices import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 
@@ -141,7 +142,9 @@ class Report:
                 source = "from compiled code of an earlier process"
                 source += f", which took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
             lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
-        lines += [f"recorded: {key}, replayed {n:,} times" for key, n in self.replays.items()]
+        lines += [
+            f"recorded: {key}, replayed {how_many(n, 'time')}" for key, n in self.replays.items()
+        ]
         lines += [f"choice: {made}" for made in self.choices]
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
@@ -152,7 +155,7 @@ def device_name(device: torch.device) -> str:
     """What a person calls the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type} ({torch.get_num_threads()} threads)"
+    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"
 
 
 def _bytes(count: int | None) -> str:

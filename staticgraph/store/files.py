@@ -27,6 +27,7 @@ from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
+from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
@@ -206,7 +207,9 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
         or min(shape, default=0) < 0
         or size >= length
     ):
-        raise Damage(f"{path.name} cannot hold {dtype} of shape {shape} in {length} bytes")
+        raise Damage(
+            f"{path.name} cannot hold {dtype} of shape {shape} in {how_many(length, 'byte')}"
+        )
     return np.memmap(path, dtype, "r", offset=length - size, shape=shape)
 
 

@@ -50,6 +50,7 @@ from staticgraph.store.indices import (
 )
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import one_graph, several_graphs
+from staticgraph.text.how_many import how_many
 
 # Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
 AT_ONCE = 1 << 21
@@ -168,7 +169,7 @@ class GraphColumns:
             if not len(src) == len(dst) == edge_offsets[-1]:
                 raise BadGraph(
                     f"{name}: {len(src)} sources and {len(dst)} destinations for "
-                    f"{edge_offsets[-1]} edges"
+                    f"{how_many(edge_offsets[-1], 'edge')}"
                 )
             check_endpoints(src, dst, node_offsets, edge_offsets)
             order = sort_by_destination(src, dst, node_offsets, edge_offsets)
@@ -397,6 +398,7 @@ class GraphColumns:
         described = [f"{item.name}: {item.describe()}" for item in self.schema]
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         return (
-            f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
-            f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
+            f"GraphStore({self.name}: {how_many(len(self), 'graph')}, "
+            f"{how_many(self.node_offsets[-1], 'node')}, "
+            f"{how_many(self.edge_offsets[-1], 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )

@@ -11,6 +11,7 @@ from typing import Any
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.report import Report
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.history import Epoch
 
@@ -115,8 +116,8 @@ class TrainReport:
         ]
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
         lines = [
-            f"{_model(config)}, {self.parameters:,} parameters, on {self.data['name']} "
-            f"({splits['train']:,} graphs to train, {splits['val']:,} to validate, "
+            f"{_model(config)}, {how_many(self.parameters, 'parameter')}, on {self.data['name']} "
+            f"({how_many(splits['train'], 'graph')} to train, {splits['val']:,} to validate, "
             f"{splits['test']:,} to test), batches of {config['batch_size']}",
             "",
             table(headers, rows),
@@ -141,7 +142,11 @@ class TrainReport:
 def _model(config: dict[str, Any]) -> str:
     """The model in words; one that builds itself has no sizes of the zoo."""
     name = config["model"]
-    return name if ":" in name else f"{name}, {config['layers']} layers of {config['hidden']}"
+    return (
+        name
+        if ":" in name
+        else f"{name}, {how_many(config['layers'], 'layer')} of {config['hidden']}"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import MissingPackage
 from staticgraph.files.folder_lock import folder_lock
+from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
@@ -145,8 +146,8 @@ def _resume(
     if config.schedule in ends:
         raise ValueError(
             f"the run in {folder} was begun with schedule={config.schedule!r} over "
-            f"{config.epochs} epochs, which ends with them: leave --epochs out to resume, or begin "
-            "another run"
+            f"{how_many(config.epochs, 'epoch')}, which ends with them: leave --epochs out to "
+            "resume, or begin another run"
         )
     return Training(replace(config, **changes), folder, progress, state, ranks).run()
 

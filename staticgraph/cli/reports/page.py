@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.training.history import Step
 from staticgraph.training.report import TrainReport
 
@@ -91,8 +92,9 @@ def _summary(report: TrainReport) -> str:
     counts = ", ".join(f"{count:,} to {_verb(name)}" for name, count in splits.items())
     runner = report.runner
     return (
-        f"{report.parameters:,} parameters; {counts}; batches of {report.config['batch_size']} "
-        f"graphs; {runner.device}, mode {runner.mode} ({runner.mode_reason})"
+        f"{how_many(report.parameters, 'parameter')}; {counts}; batches of "
+        f"{how_many(report.config['batch_size'], 'graph')}; {runner.device}, mode {runner.mode} "
+        f"({runner.mode_reason})"
     )
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import atomic, scratch
 from staticgraph.outofcore.disk.reading import BlockFile
+from staticgraph.text.how_many import how_many
 
 DATA = "embeddings.bin"
 COMMIT = "commit.bin"
@@ -76,8 +77,8 @@ class EmbeddingFile:
         expected = 2 * self.num_partitions * self.record_bytes
         if (found := (self.folder / DATA).stat().st_size) != expected:
             raise StoreCorrupt(
-                f"{self.folder / DATA} has {found} bytes instead of {expected}: it was cut or "
-                "belongs to other embeddings; start training anew in an empty folder"
+                f"{self.folder / DATA} has {how_many(found, 'byte')} instead of {expected}: it was "
+                "cut or belongs to other embeddings; start training anew in an empty folder"
             )
 
     @classmethod

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
+from staticgraph.text.how_many import how_many
 
 Assignment = Literal["greedy", "random"]
 
@@ -130,9 +131,9 @@ class Comet:
         size = num_partitions // logical
         if self.buffer % size or self.buffer // size < 2:
             raise ValueError(
-                f"a buffer of {self.buffer} holds {self.buffer / size:g} groups of {size} "
-                f"partitions ({logical} logical of {num_partitions}); it must hold a whole number, "
-                "at least 2: raise logical= or the buffer"
+                f"a buffer of {self.buffer} holds {self.buffer / size:g} groups of "
+                f"{how_many(size, 'partition')} ({logical} logical of {num_partitions}); it must "
+                "hold a whole number, at least 2: raise logical= or the buffer"
             )
         return size
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
@@ -23,7 +24,9 @@ def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | No
         frozen: the transform that was applied once.
     """
     fields = ", ".join(f"{field.name} {field.describe()}" for field in store.schema)
-    parts = [f"{len(store):,} graphs, {human_bytes(store.nbytes)}: {fields or 'no field'}"]
+    parts = [
+        f"{how_many(len(store), 'graph')}, {human_bytes(store.nbytes)}: {fields or 'no field'}"
+    ]
     if store.objects:
         parts.append(f"on the host: {', '.join(store.objects)}")
     if dropped:

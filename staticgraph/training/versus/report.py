@@ -9,6 +9,7 @@ from typing import Any
 
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.versus.equality import TOLERANCE
 from staticgraph.training.versus.side import Filling
@@ -141,8 +142,9 @@ class VersusReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model} on {self.data}, batches of {self.batch_size}, {self.graphs:,} graphs a "
-            f"turn, on {self.device}, {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
+            f"{self.model} on {self.data}, batches of {self.batch_size}, "
+            f"{how_many(self.graphs, 'graph')} a turn, on {self.device}, "
+            f"{', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             f"shapes: {', '.join(self.capacities)}",
             "",
             table(
@@ -164,8 +166,9 @@ class VersusReport:
             if obstacle["remedy"]:
                 lines.append(f"   instead: {obstacle['remedy']}")
         if self.compared_with == "PyG":
-            s = "" if self.workers == 1 else "s"
-            lines.append(f"PyG loads with {self.workers} worker{s}, its fastest of 0, 1 and 2")
+            lines.append(
+                f"PyG loads with {how_many(self.workers, 'worker')}, its fastest of 0, 1 and 2"
+            )
         lines += [self._equality(), self._won()]
         return "\n".join(lines)
 
