@@ -53,6 +53,7 @@ def test_a_number_with_its_noun(count, noun, said):
 def test_a_component_is_named_in_the_plural_and_one_of_it_is_not():
     assert how_many_of(1, "nodes") == "1 node"
     assert how_many_of(20, "edges") == "20 edges"
+    assert how_many_of(2, "atom") == "2 atom"
 
 
 def _rounded(value: ast.FormattedValue) -> bool:

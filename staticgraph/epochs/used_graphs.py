@@ -73,8 +73,9 @@ def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
         return np.ascontiguousarray(sizes[:, :planned])
     if sizes.shape[1] != planned or any(len(c.size_limits) != planned for c in plan.capacities):
         raise ValueError(
-            f"the graphs have {sizes.shape[1]} components, the plan {plan.capacities[0]} limits "
-            f"{planned}: make the plan with plan_buckets(store, ...) of the same data"
+            f"the graphs have {how_many(sizes.shape[1], 'component')}, and the plan's "
+            f"{plan.capacities[0]} limits {planned}: make the plan with "
+            "plan_buckets(store, ...) of the same data"
         )
     return sizes
 

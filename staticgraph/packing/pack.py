@@ -160,8 +160,8 @@ def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int 
     names = histogram.components
     if bounds.shape != (len(names),):
         raise ValueError(
-            f"{bounds.size} limits for the {len(names)} components {', '.join(names)}: "
-            "give one limit for each"
+            f"{how_many(bounds.size, 'limit')} for the {len(names)} components "
+            f"{', '.join(names)}: give one limit for each"
         )
     if max_graphs is not None and max_graphs < 1:
         raise ValueError(f"max_graphs={max_graphs} must be at least 1")

@@ -168,8 +168,8 @@ class GraphColumns:
                 raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
             if not len(src) == len(dst) == edge_offsets[-1]:
                 raise BadGraph(
-                    f"{name}: {len(src)} sources and {len(dst)} destinations for "
-                    f"{how_many(edge_offsets[-1], 'edge')}"
+                    f"{name}: {how_many(len(src), 'source')} and "
+                    f"{how_many(len(dst), 'destination')} for {how_many(edge_offsets[-1], 'edge')}"
                 )
             check_endpoints(src, dst, node_offsets, edge_offsets)
             order = sort_by_destination(src, dst, node_offsets, edge_offsets)

@@ -23,8 +23,10 @@ def how_many(count: SupportsInt, noun: str) -> str:
 
 
 def how_many_of(count: SupportsInt, names: str) -> str:
-    """The same where the noun is a name in the plural, of a component: ``1 node``, ``2 nodes``."""
-    return how_many(count, names[:-1] if names.endswith("s") else names)
+    """The same with the name of a component, which is a plural (``1 node``, ``2 nodes``) or a word
+    of the user's: ``1 atom``, ``2 atom``."""
+    number = int(count)
+    return f"{number:,} {names[:-1] if number == 1 and names.endswith('s') else names}"
 
 
 def plural(noun: str) -> str:

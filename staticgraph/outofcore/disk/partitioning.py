@@ -92,8 +92,8 @@ def partition(
     first = _training(training_nodes, num_nodes)
     if near < 0 or (near and not len(first)):
         raise BadGraph(
-            f"near={near} hops from {how_many(len(first), 'training node')}: give training_nodes, "
-            "and hops of 0 or more"
+            f"near={how_many(near, 'hop')} from {how_many(len(first), 'training node')}: give "
+            "training_nodes, and hops of 0 or more"
         )
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
