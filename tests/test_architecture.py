@@ -69,6 +69,8 @@ INSIDE = {
     ("datasets", "staticgraph.datasets.npz"): SLOW,
     ("datasets", "staticgraph.datasets.pyg"): SLOW,
     ("datasets", "staticgraph.datasets.smiles"): SLOW,
+    ("datasets", "staticgraph.store.graph_store"): SLOW,
+    ("text.progress", "tqdm"): "half of the time that staticgraph --help takes",
     ("memory.budget", "staticgraph.memory.device"): "arithmetic needs no device, and no torch",
     ("store.graph_columns", "staticgraph.store.pyg.assembled"): SLOW,
     ("store.graph_store", "staticgraph.store.on_device"): SLOW,

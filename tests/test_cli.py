@@ -112,7 +112,7 @@ def test_json_is_all_of_stdout(data, tmp_path, capsys):
 def test_report_prints_what_train_printed(finished, capsys):
     assert cli.main(["report", str(finished)]) == 0
     text = capsys.readouterr().out
-    assert "gin, 1 layers of 8" in text
+    assert "gin, 1 layer of 8" in text
     assert "node eff" in text
     assert cli.main(["report", str(finished), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -150,7 +150,7 @@ def test_a_report_of_something_else(text, tmp_path, capsys):
         (["train", "--data", "{data}", "--out", "{finished}"], "holds a run already"),
         (["train", "--resume", "--out", "{finished}", "--lr", "0.5"], "begun with lr=0.001"),
         (["train", "--resume", "--out", "nowhere"], "so there is no run to resume"),
-        (["report", "nowhere"], "staticgraph report: nowhere has no report.json"),
+        (["report", "nowhere"], "staticgraph report: there is no folder nowhere: give"),
     ],
 )
 def test_errors_are_one_line_and_status_2(
@@ -215,4 +215,4 @@ def test_as_a_module():
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("staticgraph report: nowhere has no report.json")
+    assert done.stderr.startswith("staticgraph report: there is no folder nowhere: give")

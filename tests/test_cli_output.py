@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch.nn import Linear
+from tqdm import tqdm
 
 from staticgraph import cli
 from staticgraph.files.json_text import save_json, to_json
@@ -174,7 +175,7 @@ def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
 
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
-    assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), progress.tqdm)
+    assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), tqdm)
     status = progress.Status()
     status.show("place: 3 edges")
     status.show("place: 4 edges")

@@ -220,7 +220,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     state = checkpoint.load(folder)
     assert len(state["steps"]) == 16
     assert (state["loader"]["epoch"], state["loader"]["position"]) == (1, 5)
-    with pytest.raises(FileNotFoundError, match="no run has finished there; continue one with"):
+    with pytest.raises(FileNotFoundError, match="no run has finished there; continue it with"):
         TrainReport.load(folder)
     report = train.resume(folder, progress=False)
     assert report.resumed_at == 16
@@ -303,7 +303,9 @@ def test_checkpoints_are_checked(tmp_path, uninterrupted):
         train.resume(tmp_path)
     whole = (uninterrupted / checkpoint.FILE).read_bytes()
     (tmp_path / checkpoint.FILE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*: begin anew"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*train --overwrite"
+    ):
         train.resume(tmp_path)
     torch.save({"format": checkpoint.FORMAT, "version": 0}, tmp_path / checkpoint.FILE)
     with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):

@@ -35,7 +35,8 @@ from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
-from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.attention_choices import attention_choices
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.stock_means import stock_mean
@@ -188,7 +189,7 @@ class _Preflight:
 
     def _host_attributes(self) -> None:
         """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
-        those that ``weight_norm`` and ``spectral_norm`` compute anew before every forward."""
+        those that ``weight_norm`` and ``spectral_norm`` compute again before every forward."""
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
                 computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()

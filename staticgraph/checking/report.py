@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from staticgraph.errors import NotStatic
-from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.obstacles import RECORDING_ALONE, RESULTS, Obstacle
 from staticgraph.text.table import table
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
@@ -54,6 +55,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
+    look_for(args.data)
     import torch
 
     from staticgraph import datasets, models

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import check_for, values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 
 NOT_STATIC = 1
@@ -33,7 +34,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--model",
         required=True,
-        type=values.words,
+        type=values.model,
         metavar="MODEL",
         help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
     )
@@ -48,6 +49,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
+    look_for(args.data)
     if args.target:
         return check_for.run(args)
     from staticgraph import datasets

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
@@ -55,6 +56,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints what came of it."""
+    look_for(args.data, args.target, model=False)
     from staticgraph.datasets.convert import convert
     from staticgraph.text.table import table
 

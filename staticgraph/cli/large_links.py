@@ -62,8 +62,8 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         if score.not_finite:
             diverged = Diverged(
                 f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
-                f"{2 * score.edges} tested ends have a score that is not finite. Train anew with a "
-                "lower --rate",
+                f"{2 * score.edges} tested ends have a score that is not finite. Train again with "
+                "a lower --rate",
                 trainer.epoch,
             )
     epochs = [asdict(epoch) for epoch in trainer.history]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.model_options import check_sizes
 from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
@@ -171,6 +172,7 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
         return histogram, histogram
+    look_for(args.data, model=bool(args.max_memory))
     from staticgraph import datasets
 
     store = datasets.open(args.data)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
     if args.compiled and args.path == "counted":
         args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
+    look_for(args.data)
     import torch
 
     from staticgraph import datasets

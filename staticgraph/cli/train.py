@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
+from staticgraph.cli.loading import look_for, say_loading
 from staticgraph.cli.model_options import add_model, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
@@ -181,6 +182,10 @@ def run(args: argparse.Namespace) -> int:
     resuming = getattr(args, "resume", False)
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
+    if resuming:
+        say_loading()
+    else:
+        look_for(given["data"], given.get("target"))
 
     from staticgraph.training.config import TrainConfig
     from staticgraph.training.interrupt import Interrupted

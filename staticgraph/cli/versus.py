@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
@@ -79,6 +80,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, prints, and writes report and picture."""
     check_sizes(args)
+    look_for(args.data, args.target)
     import torch
 
     from staticgraph import datasets

@@ -125,7 +125,7 @@ def plan_buckets(
     if effort != "fast" and (batch_size is not None or memory is not None or budget is not None):
         raise ValueError(
             f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
-            "number are drawn anew each epoch: give graphs= and no batch_size, memory or budget"
+            "number are drawn again each epoch: give graphs= and no batch_size, memory or budget"
         )
     if memory is None and budget is not None:
         memory = budget.memory

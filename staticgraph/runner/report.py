@@ -7,12 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
 from staticgraph.runner.choice import WayChoice
-from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
@@ -149,13 +147,6 @@ class Report:
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)
-
-
-def device_name(device: torch.device) -> str:
-    """What a person calls the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({how_many(torch.get_num_threads(), 'thread')})"
 
 
 def _bytes(count: int | None) -> str:

@@ -1,7 +1,7 @@
 """StaticGraphRunner: a PyG model, one step per bucket, each compiled once.
 
-The problem: a batch of graphs has another shape every time, so every step launches its kernels anew
-and every shape compiles anew. Here batches come in the few shapes of a plan; for each the runner
+The problem: a batch of graphs has another shape every time, so every step launches its kernels one
+by one, and every shape compiles. Here batches come in the few shapes of a plan; for each the runner
 makes one function (forward and loss, or forward alone), compiles it before the first step, and from
 then on only calls it. What cannot be static is an error that names it, never a silent fallback.
 

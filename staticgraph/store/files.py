@@ -25,6 +25,7 @@ from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.manifest import MANIFEST as MANIFEST
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
 from staticgraph.text.how_many import how_many
@@ -32,7 +33,6 @@ from staticgraph.text.how_many import how_many
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
 VERSION = 2
-MANIFEST = "manifest.json"
 # Up to here a load reads every byte once to check it: cheap beside building a model.
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"

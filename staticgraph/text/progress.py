@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 EVERY_S = 10.0
 WIDTH = 40
 
@@ -66,6 +64,8 @@ def bar(
     count = len(items) if total is None and isinstance(items, Sized) else total
     if show and not on_terminal():
         return Lines(items, desc, unit, count, initial)
+    from tqdm import tqdm  # takes half of what `staticgraph --help` does
+
     return tqdm(
         items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
         mininterval=0.5, leave=False,
@@ -80,6 +80,8 @@ def on_terminal() -> bool:
 def say(text: str) -> None:
     """A line to stderr that leaves a bar below it whole."""
     if on_terminal():
+        from tqdm import tqdm
+
         tqdm.write(text, file=sys.stderr)
     else:
         print(text, file=sys.stderr, flush=True)

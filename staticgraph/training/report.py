@@ -19,6 +19,8 @@ FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
 PAGE = "report.html"  # where it is asked for
+CHECKPOINT = "checkpoint.pt"
+GIVE = "the folder that staticgraph train was given as --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +73,24 @@ class TrainReport:
         """Reads the report of a run.
 
         Raises:
-            FileNotFoundError: the folder holds no finished run.
+            FileNotFoundError: there is no folder, or no finished run in it.
             ValueError: its report is of another version, or not ours.
         """
         path = folder / FILE
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: give {GIVE}")
+        again = _again(folder)
         if not path.exists():
             raise FileNotFoundError(
-                f"{folder} has no {FILE}: no run has finished there; continue one with "
-                f"staticgraph train --resume --out {folder}"
+                f"{folder} has no {FILE}: "
+                + (f"no run has finished there; {again}" if again else f"no run; give {GIVE}")
             )
         try:
             return cls._of(json.loads(path.read_text()), folder)
         except NOT_THERE as error:
             raise ValueError(
-                f"{path} is not a report that this version reads "
-                f"({type(error).__name__}: {error}); write it anew with "
-                f"staticgraph train --resume --out {folder}"
+                f"{path} is not a report that this version reads ({type(error).__name__}: {error})"
+                f"; {again or 'its run has no checkpoint to write it from: train again'}"
             ) from error
 
     @classmethod
@@ -137,6 +141,13 @@ class TrainReport:
             lines.append(f"resumed: the buckets count what came after step {self.resumed_at:,}")
         lines += ["", *(f"{what}: {self.folder}/{name}" for what, name in self.files.items())]
         return "\n".join(lines)
+
+
+def _again(folder: Path) -> str:
+    """How the report of a run is had, where the run can go on."""
+    if not (folder / CHECKPOINT).exists():
+        return ""
+    return f"continue it with staticgraph train --resume --out {folder}"
 
 
 def _model(config: dict[str, Any]) -> str:

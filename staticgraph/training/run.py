@@ -295,7 +295,7 @@ class Training:
         """Ends the run; the cause, where there is one, names the graphs."""
         epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
         raise Diverged(
-            f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
+            f"the training diverged in epoch {epoch}: {what}. Train again with a lower --lr; "
             f"{self.folder / FILE} says how far it came",
             epoch,
         ) from cause

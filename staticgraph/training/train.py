@@ -41,7 +41,7 @@ def train(
     Args:
         config: the settings.
         folder: where the files go; made if need be.
-        overwrite: begin anew where a run is already.
+        overwrite: begin again where a run is already.
         progress: say on stderr what is done, with a bar.
 
     Raises:

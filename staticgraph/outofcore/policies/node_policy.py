@@ -2,7 +2,7 @@
 
 A training node needs its neighbourhood, of which only the resident part can be sampled. Training
 nodes are few, so the published answer stores them in the first partitions and keeps those resident
-all epoch, beside a random choice of the others that is drawn anew each epoch: no swap within an
+all epoch, beside a random choice of the others that is drawn again each epoch: no swap within an
 epoch. Where the partitions behind them hold what the training nodes reach
 (:mod:`staticgraph.outofcore.disk.nearness`), those are kept too: in place of a random part of each
 neighbourhood all of it is there, or most. Where training nodes are too many for that, they stay

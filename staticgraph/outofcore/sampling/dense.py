@@ -1,6 +1,6 @@
 """DENSE: neighbourhoods of several hops, each node's neighbours sampled once.
 
-The problem: sampling every layer anew repeats work, since a node reached at two hops is sampled
+The problem: sampling every layer again repeats work, since a node reached at two hops is sampled
 twice. The idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn where the
 node is first reached and used by every layer that needs it. So a sample is the nodes by the hop at
 which they were first reached, and one array of draws a hop. The invariant: nodes are

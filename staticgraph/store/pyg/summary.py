@@ -56,7 +56,7 @@ def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
     drawn = [name for name in first if not _equal(first[name], second.get(name))]
     if drawn:
         warnings.warn(
-            f"the data set's transform {_name(transform)} draws {', '.join(drawn)} anew each time "
+            f"the data set's transform {_name(transform)} draws {', '.join(drawn)} again each time "
             "a graph is read; the store keeps one draw. For a new one every epoch take it off the "
             "data set and pass StaticLoader(transform=...), which runs on each batch",
             stacklevel=4,

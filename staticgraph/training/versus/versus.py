@@ -28,7 +28,7 @@ from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.choice import choose
-from staticgraph.runner.report import device_name
+from staticgraph.runner.device_name import device_name
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.training_state import untouched
