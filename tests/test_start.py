@@ -53,7 +53,7 @@ def without_torch(*commands):
     return json.loads(done.stdout)
 
 
-def test_version_help_and_slips_are_told_without_torch():
+def test_version_help_and_slips_are_told_without_torch(tmp_path):
     commands = [
         (["--version"], 0, "staticgraph "),
         (["--help"], 0, "train-large"),
@@ -70,7 +70,10 @@ def test_version_help_and_slips_are_told_without_torch():
         (["convert", "--data", "nowhere.pt", "--out", "x"], 2, "there is no such file"),
         (["report", "nowhere"], 2, "there is no folder nowhere"),
         (["train", "--data", ESOL, "--target", "y"], 2, "chooses columns of a CSV"),
+        (["train", "--resume", "--out", "nowhere"], 2, "so there is no run to resume"),
+        (["train", "--data", ESOL, "--out", str(tmp_path)], 2, "holds a run already"),
     ]
+    (tmp_path / "checkpoint.pt").touch()
     results = without_torch(*(arguments for arguments, _, _ in commands))
     for (arguments, status, words), (found, out, err) in zip(commands, results, strict=True):
         assert found == status, (arguments, found, err)
@@ -80,7 +83,6 @@ def test_version_help_and_slips_are_told_without_torch():
 def test_a_line_says_that_torch_is_loaded_before_it_is(tmp_path):
     commands = [
         ["train", "--data", ESOL, "--out", "runs/none"],
-        ["train", "--resume"],
         ["try", "--data", ESOL],
         ["plan", "--data", ESOL, "--max-memory", "1GiB"],
         ["plan", "--data", "tu:MUTAG"],

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
-from staticgraph.cli.loading import say_loading
+from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
     _check_fitting(args)
-    say_loading()
+    load()
     from staticgraph.serving.own_process import settle
 
     service = _service(args)

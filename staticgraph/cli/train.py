@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
-from staticgraph.cli.loading import look_for, say_loading
+from staticgraph.cli.loading import load, look_for
 from staticgraph.cli.model_options import add_model, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
 from staticgraph.steps.modes import MODES
+from staticgraph.training.run_folder import require_free, require_run
 from staticgraph.training.schedule import SCHEDULES
 
 EXAMPLE = """\
@@ -182,9 +184,14 @@ def run(args: argparse.Namespace) -> int:
     resuming = getattr(args, "resume", False)
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
+    alone = "RANK" not in os.environ  # of several processes the first looks, and tells the others
     if resuming:
-        say_loading()
+        if alone:
+            require_run(out)
+        load()
     else:
+        if alone and not getattr(args, "overwrite", False):
+            require_free(out)
         look_for(given["data"], given.get("target"))
 
     from staticgraph.training.config import TrainConfig

@@ -8,6 +8,7 @@ long: what is done sooner says nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 
 EVERY_S = 10.0
 WIDTH = 40
+# Columns of a terminal that does not say how many it has.
+UNTOLD = 80
 
 
 class Bar(Protocol):
@@ -68,13 +71,22 @@ def bar(
 
     return tqdm(
         items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
-        mininterval=0.5, leave=False,
+        mininterval=0.5, leave=False, ncols=_columns(),
     )  # fmt: skip
 
 
 def on_terminal() -> bool:
     """Whether stderr can be written over."""
     return sys.stderr.isatty()
+
+
+def _columns() -> int | None:
+    """The width for tqdm where it finds none: a container's terminal may say 0."""
+    try:
+        told = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # no terminal; a stream without a file
+        return None
+    return None if told else UNTOLD
 
 
 def say(text: str) -> None:

@@ -17,7 +17,8 @@ import torch
 
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
-from staticgraph.training.report import CHECKPOINT as FILE
+from staticgraph.training.run_folder import CHECKPOINT as FILE
+from staticgraph.training.run_folder import require_run
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest behind the contents, and that of the data among them.
@@ -50,11 +51,8 @@ def load(folder: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         CheckpointCorrupt: the file is cut short, changed, or of another format or version.
     """
+    require_run(folder)
     path = folder / FILE
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no {FILE}, so there is no run to resume: leave --resume out to begin one"
-        )
     with path.open("rb") as file:
         sealed = _sealed(file, path.stat().st_size)
         if sealed is False:

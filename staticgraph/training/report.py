@@ -14,12 +14,12 @@ from staticgraph.runner.report import Report
 from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.history import Epoch
+from staticgraph.training.run_folder import CHECKPOINT
 
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
 PAGE = "report.html"  # where it is asked for
-CHECKPOINT = "checkpoint.pt"
 GIVE = "the folder that staticgraph train was given as --out"
 
 
