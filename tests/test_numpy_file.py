@@ -1,4 +1,4 @@
-"""A file that NumPy refuses is an error with a reason of ours: NumPy's own advise to unpickle it."""
+"""A file that NumPy refuses has a reason of ours: NumPy itself advises to unpickle it."""
 
 import numpy as np
 import pytest
