@@ -117,7 +117,7 @@ def test_the_summary_names_what_was_kept_and_what_was_dropped(capsys):
         del graph.half
     line = said(capsys, data)
     assert line.startswith("list: 5 graphs, ")
-    assert "x float32 [1] a node" in line
+    assert "x float32 [1] per node" in line
     assert "on the host: smiles, names, info" in line
     assert "dropped: " in line
     assert "thing (a Opaque that is neither text nor numbers)" in line

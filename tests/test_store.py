@@ -271,7 +271,7 @@ def test_splits_must_name_graphs(esol):
 
 def test_schema_describes_itself(esol):
     described = [field.describe() for field in esol.schema]
-    assert described == ["int64 [9] a node", "int64 [3] an edge", "float32 [1] a graph"]
+    assert described == ["int64 [9] per node", "int64 [3] per edge", "float32 [1] per graph"]
     assert Schema.from_dict(json.loads(json.dumps(esol.schema.to_dict()))) == esol.schema
     with pytest.raises(KeyError, match="no field 'z'; there are x, edge_attr, y"):
         esol.schema["z"]

@@ -87,7 +87,7 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     if statistics is not None:
         rows += [
-            ("batches a rung", " ".join(map(str, statistics.batches))),
+            ("batches per rung", " ".join(map(str, statistics.batches))),
             ("split, in eager", f"{statistics.splits}, {statistics.eager}"),
             ("row efficiency", f"{statistics.efficiency:.3f}"),
         ]

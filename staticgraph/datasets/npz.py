@@ -140,12 +140,12 @@ def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
 
 
 def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
-    """Refuses an array that has not one entry a graph."""
+    """Refuses an array that has not one entry per graph."""
     found = len(values) if values.ndim else 1
     if found != graphs:
         raise BadGraph(
             f"{name}: {key!r} has {how_many(found, 'entry')} for {how_many(graphs, 'graph')} "
-            "(num_nodes); one a graph is needed: write the file again from one list of graphs"
+            "(num_nodes); one per graph is needed: write the file again from one list of graphs"
         )
 
 

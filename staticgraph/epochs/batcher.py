@@ -248,7 +248,7 @@ class Batcher:
         return self._cache
 
     def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
-        """All batches of the epoch, step by step, one a rank."""
+        """All batches of the epoch, step by step, one per rank."""
         drawn = [self._made(epoch, share) for share in range(self._shares)]
         made, exchanged = zip(*(self._kept(of_share) for of_share, _ in drawn), strict=True)
         if self._shares == 1:

@@ -1,6 +1,6 @@
 """Which capacities one sum of counts is for, where a step runs other operations at others.
 
-A layer that keeps ``k`` rows a graph copies where graphs are larger and does not where they are
+A layer that keeps ``k`` rows per graph copies where graphs are larger and does not where they are
 smaller, and its block is ``max(M, k)`` places wide: flat on one side, a sum of counts on the other,
 with a step between. Attention runs once over one block, and once for each of several. So the bytes
 of a step are piecewise: an exact sum on either side, which no single sum is near. Pure numbers.

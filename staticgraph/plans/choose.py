@@ -89,7 +89,7 @@ def plan_buckets(
         indices: the graphs that will train, where the plan need only hold their mean; all
             graphs of the source must still fit alone.
         num_buckets: how many capacities; chosen by cost where None.
-        graphs: about so many graphs a batch where there is no ``batch_size``.
+        graphs: about so many graphs per batch where there is no ``batch_size``.
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
@@ -97,7 +97,7 @@ def plan_buckets(
             ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
         budget: the cap that the plan is held to; its own memory model counts where ``memory`` is
             None.
-        min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
+        min_steps_per_epoch: batches per epoch that the choice by memory leaves at least.
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
             bucket promises how large the k-th largest graph of a batch is, as the data shows it
@@ -374,6 +374,6 @@ def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], boo
     for capacity in capacities:
         if fits is not None and not fits(capacity):
             raise ValueError(
-                f"the device does not hold a bucket {capacity}: ask for fewer graphs a batch, or "
+                f"the device does not hold a bucket {capacity}: ask for fewer graphs per batch, or "
                 "let several buckets divide the graphs (no batch_size, num_buckets=4)"
             )

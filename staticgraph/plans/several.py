@@ -100,7 +100,7 @@ def choose_buckets(
     Args:
         histogram: the sizes.
         most: the largest K.
-        graphs: about so many graphs a pack at most; a class of large graphs may get fewer.
+        graphs: about so many graphs per pack at most; a class of large graphs may get fewer.
         cost: of a step; a guess where None.
         fits: whether a capacity fits the device; every capacity where None.
 
@@ -215,7 +215,7 @@ def _band(histogram: SizeHistogram, low: int, high: int) -> _Part:
 
 
 def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
-    """About which capacity and how many packs a class has at so many graphs a pack."""
+    """About which capacity and how many packs a class has at so many graphs per pack."""
     packs = max(1, round(part.num_graphs / graphs))
     limits = np.maximum(np.ceil(LEFT_OPEN * part.totals / packs), part.maxima)
     slots = -(-part.num_graphs // packs)

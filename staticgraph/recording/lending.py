@@ -4,7 +4,7 @@ The problem: a recording writes its results to the same addresses every time, an
 one pool write over each other's, so whoever holds a result over the next replay of any of them
 would find other numbers in it. Copying everything is safe and, for
 outputs a node or an edge, costs their memory a second time. So what is small is copied (losses,
-metrics, a row a graph), and what is large is lent: a tensor that knows which replay wrote it, and
+metrics, a row per graph), and what is large is lent: a tensor that knows which replay wrote it, and
 whose use after the next replay, of whichever recording, is an error instead of wrong numbers.
 
 Invariant: a lent tensor's views are lent, too; whatever is computed from it is an ordinary tensor.

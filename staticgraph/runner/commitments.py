@@ -103,7 +103,7 @@ class Commitments:
 
         Args:
             subject, plan, budget: the runner's.
-            records: whether its training steps may be recorded, one a bucket.
+            records: whether its training steps may be recorded, one per bucket.
         """
         memory = budget.memory
         if memory is None:

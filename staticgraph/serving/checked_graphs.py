@@ -49,7 +49,7 @@ def checked(
             found.ndim != 1 and found.shape != (rows, *item.shape)
         ):
             raise BadBody(
-                f"{item.name!r} has not {how_many(rows, 'row')}, one a {item.level} "
+                f"{item.name!r} has not {how_many(rows, 'row')}, one per {item.level} "
                 f"({item.describe()}), but shape {list(found.shape)}"
             )
         made = cast(found, item.name, item.dtype).reshape(rows, *item.shape)

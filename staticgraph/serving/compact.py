@@ -1,4 +1,4 @@
-"""Graphs as bytes without a Python object a graph: a header, and one stretch of bytes an array.
+"""Graphs as bytes without a Python object per graph: a header, and one stretch of bytes per array.
 
 Everything is little-endian. The header is ``SGF1`` (4 bytes), the number of graphs (uint32), of
 arrays (uint32) and four zero bytes; then for each array, in the order of :func:`names`, the code of

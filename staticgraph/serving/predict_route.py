@@ -161,7 +161,7 @@ def _reply(outputs: Any, task: str | None) -> Reply:
 
 
 def _is_table(outputs: Any) -> bool:
-    """Whether it is a row a graph, of numbers."""
+    """Whether it is a row per graph, of numbers."""
     return isinstance(outputs, list) and all(
         isinstance(row, list) and not any(isinstance(value, list) for value in row)
         for row in outputs

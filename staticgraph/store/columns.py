@@ -187,7 +187,7 @@ def require_finite(
 
 def checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
     """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
-    one a graph, gives the graphs where it is true."""
+    one per graph, gives the graphs where it is true."""
     checked = {}
     for key, ids in splits.items():
         given = np.asarray(ids)

@@ -1,4 +1,4 @@
-"""A store as a folder: one ``.npy`` file an array, and a manifest that says what belongs to it.
+"""A store as a folder: one ``.npy`` file per array, and a manifest that says what belongs to it.
 
 The manifest carries the format's version, the schema, and for every array its form, length and
 CRC-32, and a digest of all of that, so that a folder that was cut short or changed is refused by

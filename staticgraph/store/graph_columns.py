@@ -72,7 +72,7 @@ class GraphColumns:
         row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
         transpose: ``[sum e]``, per graph the permutation that sorts its edges by source (stable).
         edge_origin: ``[sum e]``, where each edge stood before sorting; empty if they were sorted.
-        columns: one array a field, ``[rows of its level, *shape]``, in a compact dtype.
+        columns: one array per field, ``[rows of its level, *shape]``, in a compact dtype.
         splits: named lists of graph numbers, such as ``train``, where the data set has them.
         name: what error messages and tables call it.
         offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
@@ -84,7 +84,7 @@ class GraphColumns:
         checks: which blocks of a large store on disk are still to be compared with their
             checksums; batches and single graphs do that, a column taken by hand does not (see
             :meth:`column`).
-        objects: strings and other small objects, one a graph, which stay on the host.
+        objects: strings and other small objects, one per graph, which stay on the host.
     """
 
     schema: Schema
@@ -130,7 +130,7 @@ class GraphColumns:
             edge_dst: ``[sum e]`` destination of each edge, likewise.
             fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is
                 what a model will see, however compactly it is kept.
-            rows: rows a graph of graph-level attributes that have more than one.
+            rows: rows per graph of graph-level attributes that have more than one.
             splits: named lists of graph numbers.
             name: what error messages call the data set.
             check_finite: refuse NaN and infinity in every floating field but ``y``, or in those

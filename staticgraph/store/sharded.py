@@ -262,7 +262,7 @@ class Sharded(GraphColumns):
 
 
 class ObjectsOfShards:
-    """One object a graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
+    """One object per graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
 
     Args:
         store: the store.

@@ -33,7 +33,7 @@ class TrainReport:
         data: name, graphs, and graphs of each split.
         task: ``binary``, ``regression`` or ``classes``; ``metric`` is what it is judged by.
         parameters: numbers that were trained.
-        epochs: one entry an epoch.
+        epochs: one entry per epoch.
         test_metric: of the final model, None without test graphs.
         diverged: the epoch, counted from 1, in which the loss ceased to be finite; None where it
             did not.

@@ -108,7 +108,7 @@ def _facts(report: TrainReport, steps: Sequence[Step]) -> str:
     seconds = sum(epoch.seconds for epoch in report.epochs)
     last = report.epochs[-1] if report.epochs else None
     facts = [
-        ("training graphs a second", f"{graphs / seconds:,.0f}" if seconds else "-"),
+        ("training graphs per second", f"{graphs / seconds:,.0f}" if seconds else "-"),
         ("steps", f"{len(steps):,}"),
         ("epochs", f"{len(report.epochs)} of {report.config['epochs']}"),
         ("last training loss", _number(last and last.train_loss)),

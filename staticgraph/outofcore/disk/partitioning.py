@@ -84,7 +84,9 @@ def partition(
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     if features is not None and (features.ndim != 2 or len(features) != num_nodes):
-        raise BadGraph(f"features has shape {features.shape}; give [{num_nodes}, F], a row a node")
+        raise BadGraph(
+            f"features has shape {features.shape}; give [{num_nodes}, F], a row per node"
+        )
     source = EdgeSource(edges, num_nodes, chunk, relations)
     row_bytes = 200 if features is None else features.shape[1] * features.itemsize
     p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions

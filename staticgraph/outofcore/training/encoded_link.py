@@ -102,7 +102,7 @@ class EncodedLinkTrainer(CommittedEpochs):
         if len(fanouts) != len(encoder.layers):
             raise ValueError(
                 f"fanouts={list(fanouts)} for an encoder of "
-                f"{how_many(len(encoder.layers), 'layer')}: give one a layer"
+                f"{how_many(len(encoder.layers), 'layer')}: give one per layer"
             )
         if encoder.in_channels != config.dimension:
             raise ValueError(

@@ -265,7 +265,7 @@ class PygReader(CountedFields):
     def _level(
         self, key: str, tensors: Sequence[Tensor], is_index: bool = False
     ) -> tuple[Level, int]:
-        """The level of an attribute over the whole data set, and its rows a graph."""
+        """The level of an attribute over the whole data set, and its rows per graph."""
         lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
         if self.schema is not None:
             self._check_lengths(key, lengths)
@@ -286,7 +286,7 @@ class PygReader(CountedFields):
             return asked, 1
         if asked is not None:
             raise BadGraph(
-                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row a {asked} in every "
+                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row per {asked} in every "
                 f"graph ({how_many(lengths[0], 'row')} in graph 0, which has "
                 f"{how_many(self.nodes[0], 'node')} and {how_many(self.edges[0], 'edge')})"
             )
@@ -317,7 +317,7 @@ class PygReader(CountedFields):
         if any(part in key for part in OF_NODES) or key in NODE_NAMES or not rows:
             return "node"
         raise BadGraph(
-            f"{key!r} has a row a node and a row an edge, since every graph has as many of both, "
+            f"{key!r} has a row per node and one per edge, since every graph has as many of both, "
             f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
             f"levels={{{key!r}: 'edge'}}"
         )

@@ -16,7 +16,7 @@ from staticgraph.text.how_many import how_many
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
-    """``name: 3 graphs, 1.2 MiB: x float32 [9] a node, ...; on the host: smiles; dropped: ...``.
+    """``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; on the host: smiles; dropped: ...``.
 
     Args:
         store: what was made.

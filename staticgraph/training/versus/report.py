@@ -23,7 +23,7 @@ class SideReport:
 
     Attributes:
         name: ``PyG``, or a mode.
-        graphs_per_s: real graphs a second, loading included; with ``_low`` and ``_high``.
+        graphs_per_s: real graphs per second, loading included; with ``_low`` and ``_high``.
         ratio: times as fast as the first side that ran, turn by turn; with ``_low``, ``_high``.
         turns: that were timed.
         prepare_s: compiling and recording.

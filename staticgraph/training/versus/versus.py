@@ -217,7 +217,7 @@ class _Trial:
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
-        """As many batches a turn as make the planned rounds fill the time that is left."""
+        """As many batches per turn as make the planned rounds fill the time that is left."""
         a_round = sum(entrant.batch_s for entrant in self._left)
         searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
         batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)
