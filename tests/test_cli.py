@@ -113,7 +113,7 @@ def test_report_prints_what_train_printed(finished, capsys):
     assert cli.main(["report", str(finished)]) == 0
     text = capsys.readouterr().out
     assert "gin, 1 layer of 8" in text
-    assert "node eff" in text
+    assert "nodes filled" in text
     assert cli.main(["report", str(finished), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values == json.loads((finished / "report.json").read_text())

@@ -107,7 +107,7 @@ def test_the_report_adds_up(uninterrupted):
     text = str(report)
     assert "val RMSE" in text
     assert "160 graphs to train, 20 to validate, 20 to test" in text
-    assert "graph eff" in text
+    assert "graphs filled" in text
     for name in report.files.values():
         assert (uninterrupted / name).exists()
     assert list(uninterrupted.glob("events.out.tfevents.*"))

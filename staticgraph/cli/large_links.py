@@ -73,7 +73,8 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         rows += [("MRR", f"{score.mrr:.4f}")]
         rows += [(f"Hits@{k}", f"{v:.4f}") for k, v in score.hits.items()]
     model = f"{args.encoder}, {config.decoder}" if args.encoder else config.decoder
-    title = f"{triples.name}, {args.policy} p={p} c={policy.slots(p)}, {model}"
+    place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
+    title = f"{triples.name}, {args.policy}, {place}, {model}"
     report = {
         "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
         "encoder": args.encoder, "fanouts": args.fanouts if args.encoder else None,

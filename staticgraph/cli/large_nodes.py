@@ -87,9 +87,10 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     if statistics is not None:
         rows += [
-            ("batches per rung", " ".join(map(str, statistics.batches))),
-            ("split, in eager", f"{statistics.splits}, {statistics.eager}"),
-            ("row efficiency", f"{statistics.efficiency:.3f}"),
+            ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+            ("batches split", f"{statistics.splits}"),
+            ("batches in eager", f"{statistics.eager}"),
+            ("rows that are real", f"{statistics.efficiency:.1%}"),
         ]
     report = {
         "task": "node", "data": found.name, "policy": str(policy), "partitions": p,
@@ -98,5 +99,6 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         "valid_accuracy": best if epochs else None, "test_accuracy": accuracy,
         "majority": float(np.bincount(found.labels[found.test]).max() / len(found.test)),
     }  # fmt: skip
-    title = f"{found.name}, {args.policy} p={p} c={policy.slots(p)}, {args.model}"
+    place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
+    title = f"{found.name}, {args.policy}, {place}, {args.model}"
     return report, table((title, ""), rows), diverged

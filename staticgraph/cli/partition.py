@@ -17,6 +17,14 @@ examples:
   staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
 """
 
+# In JSON and in the table; a cell is the edges from one partition to another.
+LABELS = {
+    "partition_nodes": "nodes per partition",
+    "bucket_edges_min": "edges per cell, fewest",
+    "bucket_edges_mean": "edges per cell, mean",
+    "bucket_edges_max": "edges per cell, most",
+}
+
 
 def register(commands: Any) -> None:
     """Adds the command."""
@@ -97,6 +105,6 @@ def run(args: argparse.Namespace) -> int:
         "bucket_edges_max": int(sizes.max()),
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
-    rows = [(name.replace("_", " "), f"{value:,}") for name, value in found.items()]
+    rows = [(LABELS.get(name, name), f"{value:,}") for name, value in found.items()]
     print(to_json(found) if args.json else table(("what", str(args.out)), rows))
     return 0

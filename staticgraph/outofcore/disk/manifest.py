@@ -158,7 +158,7 @@ class Manifest:
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError("a size is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
-            raise ValueError(f"{how_many(n, 'node')} in {how_many(p, 'partition')} of {size}")
+            raise ValueError(f"{how_many(n, 'node')} are not in {how_many(p, 'partition')} of {size}")
         if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
             2,
             3,
@@ -170,7 +170,7 @@ class Manifest:
         if self.index_dtype not in ("int32", "int64"):
             raise ValueError(f"node numbers are {self.index_dtype}")
         if self.index_dtype == "int32" and n >= 2**31:
-            raise ValueError(f"{how_many(n, 'node')} in int32")
+            raise ValueError(f"{how_many(n, 'node')} are not in int32")
         sizes = {EDGES: self.num_edges * self.columns * np.dtype(self.index_dtype).itemsize}
         blocks = {EDGES: p}
         if self.features is not None:

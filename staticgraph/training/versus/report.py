@@ -143,7 +143,7 @@ class VersusReport:
     def __str__(self) -> str:
         lines = [
             f"{self.model} on {self.data}, batches of {self.batch_size}, "
-            f"{how_many(self.graphs, 'graph')} a turn, on {self.device}, "
+            f"{how_many(self.graphs, 'graph')} per turn, on {self.device}, "
             f"{', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             f"shapes: {', '.join(self.capacities)}",
             "",
@@ -176,10 +176,7 @@ class VersusReport:
         outputs = "outputs were not compared"
         if self.outputs_apart is not None:
             verdict = "equal" if self.outputs_apart <= TOLERANCE else "NOT EQUAL"
-            outputs = (
-                f"outputs in evaluation mode are {verdict} (apart by {self.outputs_apart:.1e} of "
-                "the largest)"
-            )
+            outputs = f"outputs in evaluation mode are {verdict} ({_apart(self.outputs_apart)})"
         losses = ""
         if self.random:
             losses = "; a training step draws random numbers (dropout?), so losses are not compared"
@@ -200,11 +197,17 @@ class VersusReport:
         return f'fastest: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...)'
 
 
+def _apart(difference: float) -> str:
+    if difference == 0:
+        return "to the bit"
+    return f"they differ by {difference:.1e} of the largest"
+
+
 def _headers(first: str) -> tuple[str, ...]:
     """Of the table; ratios are to the side that ran first."""
     return (
-        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory", "nodes"),
-        *("edges", "loss", "losses equal", "ready in"),
+        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory"),
+        *("nodes real", "edges real", "loss", "losses equal", "ready in"),
     )
 
 
