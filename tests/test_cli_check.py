@@ -38,7 +38,7 @@ def test_the_command_takes_a_model_of_the_zoo(capsys):
 def test_the_command_says_what_it_cannot_build(capsys, model, says, by_itself):
     assert status_of(["check", "--model", model, "--data", ESOL]) == 2
     assert says in capsys.readouterr().err
-    with pytest.raises(ValueError, match=re.escape(by_itself)):  # as the process of a dry run says it
+    with pytest.raises(ValueError, match=re.escape(by_itself)):  # as a dry run's process says it
         candidate_of({"model": model, "data": ESOL})
 
 

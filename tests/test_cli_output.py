@@ -190,3 +190,32 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
     for _ in progress.bar(range(100), desc="reading x", unit=" graphs", show=False):
         clock.now += 100
     assert capsys.readouterr().err == ""
+
+
+def test_every_option_says_what_it_is_and_its_default():
+    """A default that is a plain value stands in the help, and no help is a default alone."""
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    wrong = []
+    for command, parser in commands.choices.items():
+        assert parser.formatter_class is cli.Help
+        for action in parser._actions:
+            said = (action.help or "").replace("\n", " ")
+            what = f"{command} {'/'.join(action.option_strings) or action.dest}"
+            if not said or said.startswith("(default"):
+                wrong.append(f"{what}: says nothing")
+            plain = isinstance(action.default, str | int | float | Path) and action.default != "=="
+            if plain and action.option_strings and action.default is not False:
+                told = action.dest in ("help", "version") or "default" in said
+                if not told:
+                    wrong.append(f"{what}: does not say its default, {action.default}")
+    assert wrong == []
+
+
+def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    for command, parser in commands.choices.items():
+        shown = parser.format_help().split("options:")[1]
+        assert max(map(len, shown.splitlines())) <= 130, command
+        described = parser.description or ""
+        assert len(described) < 100 or described not in parser.format_help(), command

@@ -22,7 +22,7 @@ PLAIN = {
     ("steps/recordable_optimizer.py", "kind"),
     ("batches/collate.py", "len(ids)"),  # too many
     ("nn/context/batch_context.py", "size"),  # one row belongs to nothing
-    ("outofcore/disk/manifest.py", "self.columns"),
+    ("outofcore/disk/manifest.py", "n"),  # of two partitions
     ("outofcore/policies/node_policy.py", "self.near"),  # below 0
     ("outofcore/policies/policy.py", "num_partitions"),  # more than the buffer
     ("rewrites/linear_statistics.py", "rows"),  # more than a million

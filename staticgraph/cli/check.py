@@ -29,7 +29,6 @@ def register(subparsers: Any) -> None:
         description="Run a model once on a padded batch, name what cannot be recorded, and list "
         "what is rewritten to operators of this library, by the model's own lines.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--model",
@@ -41,7 +40,13 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
     )
-    parser.add_argument("--batch-size", type=values.whole(), default=32, metavar="B")
+    parser.add_argument(
+        "--batch-size",
+        type=values.whole(),
+        default=32,
+        metavar="B",
+        help="graphs per batch (default: 32)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     check_for.register(parser)
     parser.set_defaults(run=run, parser=parser)

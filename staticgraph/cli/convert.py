@@ -25,13 +25,18 @@ def register(commands: Any) -> None:
         description="Write a data set as a store on disk, in bounded memory. After a kill the same "
         "command goes on.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", type=values.words, required=True, metavar="SPEC",
         help="a data set, as for staticgraph train",
     )  # fmt: skip
-    parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
+    parser.add_argument(
+        "--out",
+        type=values.folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the store; required",
+    )
     parser.add_argument(
         "--workers", type=values.whole(1, 1024), default=1, metavar="N",
         help="processes that read a table or copy a store (default: 1)",

@@ -33,7 +33,6 @@ def register(commands: Any) -> None:
         help="cut a graph larger than memory into partitions on disk",
         description="Cut one large graph into partitions on disk, in bounded memory.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -57,7 +56,13 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=values.seed, default=0, help="of the new numbers (default: 0)"
     )
-    parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
+    parser.add_argument(
+        "--out",
+        type=values.folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the graph; required",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
     parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

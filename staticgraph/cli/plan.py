@@ -45,7 +45,6 @@ def register(subparsers: Any) -> None:
         help="choose fixed shapes for a data set, or pack it at given limits",
         description="Choose the few capacities that carry a data set, or pack it at given limits.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_argument_group("data (one of)")
     source.add_argument(
@@ -118,9 +117,9 @@ def register(subparsers: Any) -> None:
     out = parser.add_argument_group("output")
     for name, what in (
         ("--out", "write the plan as JSON"),
-        ("--plot", "draw sizes, limits and packs (PNG)"),
+        ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
         ("--map", "efficiency over limits as CSV"),
-        ("--knee", "draw the cost against 1 to 6 buckets (PNG)"),
+        ("--knee", "draw the cost against 1 to 6 buckets (PNG, or what the name ends in)"),
     ):
         kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
         out.add_argument(name, type=kind, metavar="FILE", help=what)

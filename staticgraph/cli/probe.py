@@ -38,16 +38,25 @@ def register(subparsers: Any) -> None:
         help="find the memory of a step as a function of the batch",
         description="Find the memory of a training step as a function of nodes, edges and graphs.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", type=values.words, metavar="SPEC", required=True, help="as for staticgraph train"
     )
     add_training(parser)
     how = parser.add_argument_group("how")
-    how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
-    how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    how.add_argument("--like", choices=("cpu", "cuda"), default="cpu", help="on a CPU: count as on")
+    how.add_argument(
+        "--form",
+        choices=("auto", "linear", "attention", "quadratic"),
+        default="auto",
+        help="what to fit, see docs/memory.md (default: auto)",
+    )
+    how.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where a step runs (default: cpu)"
+    )
+    how.add_argument(
+        "--like", choices=("cpu", "cuda"), default="cpu",
+        help="on a CPU: whose allocator to count as (default: cpu)",
+    )  # fmt: skip
     how.add_argument(
         "--compiled",
         action="store_true",
@@ -59,14 +68,14 @@ def register(subparsers: Any) -> None:
         dest="target",
         choices=("h100", "h200", "a100", "l4"),
         default="h100",
-        help="with --compiled: the device to compile for",
+        help="with --compiled: the device to compile for (default: h100)",
     )
     how.add_argument(
         "--path",
         choices=("recorded", "counted"),
         default="recorded",
-        help="the shapes of compiled and recorded steps, or those of train --mode eager, whose "
-        "layers follow the real counts of a batch",
+        help="the shapes of compiled and recorded steps, or those of eager steps, whose layers "
+        "follow the real counts of a batch (default: recorded)",
     )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
@@ -96,8 +105,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--loss", type=values.words, metavar="MODULE:NAME",
         help="loss(out, batch), one value per row; by default what the target y asks for",
     )  # fmt: skip
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
-    group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
+    group.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="adam", help="of the step (default: adam)"
+    )
+    group.add_argument(
+        "--autocast", choices=("bfloat16",),
+        help="dtype of forward and loss (default: the model's own)",
+    )  # fmt: skip
     group.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
@@ -106,7 +120,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "counted, and off elsewhere (default: auto)",
     )
     group.add_argument(
-        "--accumulate", type=values.whole(), default=1, help="backward passes to one update"
+        "--accumulate",
+        type=values.whole(),
+        default=1,
+        help="backward passes per update (default: 1)",
     )
 
 

@@ -30,7 +30,6 @@ def register(commands: Any) -> None:
         help="print the report of a finished training run",
         description="Print the report of a finished training run.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=values.folder, metavar="DIR", help="the --out of the run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -44,7 +44,6 @@ def register(commands: Any) -> None:
         help="train a model on a data set in fixed shapes",
         description="Train a graph neural network on a data set, in a few fixed shapes.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
     data = parser.add_argument_group("data")
@@ -61,7 +60,7 @@ def register(commands: Any) -> None:
     add_model(model, default=None)
     training = parser.add_argument_group("training")
     training.add_argument(
-        "--batch-size", type=values.whole(), help="graphs in a batch (default: 128)"
+        "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
     training.add_argument(
         "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
@@ -80,7 +79,7 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     training.add_argument(
         "--accumulate", type=values.whole(), metavar="K",
-        help="batches to one update (default: 1)",
+        help="batches per update (default: 1)",
     )  # fmt: skip
     training.add_argument(
         "--autocast",
@@ -134,7 +133,10 @@ def register(commands: Any) -> None:
         "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"
     )
     files.add_argument(
-        "--checkpoint-every", type=values.whole(), metavar="STEPS", help="(default: 100)"
+        "--checkpoint-every",
+        type=values.whole(),
+        metavar="STEPS",
+        help="steps between checkpoints (default: 100)",
     )
     begin = files.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="continue the run in --out")

@@ -39,7 +39,6 @@ def register(subparsers: Any) -> None:
         description="Train a model by plain PyG and by this library in turn for about a minute, "
         "and say which is faster, at what memory, and whether both compute the same.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
@@ -55,7 +54,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--batch-size", type=values.whole(), default=128, help="graphs in a batch (default: 128)"
+        "--batch-size", type=values.whole(), default=128, help="graphs per batch (default: 128)"
     )
     how.add_argument(
         "--seconds", type=values.number(0, more=True), default=60.0,
@@ -66,8 +65,13 @@ def register(subparsers: Any) -> None:
         help="what is tried (default: on a CPU eager, eager+kernels and fused; on CUDA also "
         "compiled and recorded)",
     )  # fmt: skip
-    how.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
-    how.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
+    how.add_argument(
+        "--device", type=values.device, default="auto",
+        help="cpu, cuda, cuda:1, or auto (default: auto)",
+    )  # fmt: skip
+    how.add_argument(
+        "--seed", type=values.seed, default=0, help="of split, model and order (default: 0)"
+    )
     out = parser.add_argument_group("output")
     out.add_argument(
         "--out", type=values.folder, default=OUT, metavar="DIR",

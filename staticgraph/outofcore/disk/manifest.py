@@ -158,7 +158,7 @@ class Manifest:
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError("a size is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
-            raise ValueError(f"{how_many(n, 'node')} are not in {how_many(p, 'partition')} of {size}")
+            raise ValueError(f"{n:,} nodes are not in {how_many(p, 'partition')} of {size}")
         if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
             2,
             3,
