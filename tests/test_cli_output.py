@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -203,7 +204,7 @@ def test_every_option_says_what_it_is_and_its_default():
             what = f"{command} {'/'.join(action.option_strings) or action.dest}"
             if not said or said.startswith("(default"):
                 wrong.append(f"{what}: says nothing")
-            plain = isinstance(action.default, str | int | float | Path) and action.default != "=="
+            plain = isinstance(action.default, str | int | float | Path) and action.default != argparse.SUPPRESS
             if plain and action.option_strings and action.default is not False:
                 told = action.dest in ("help", "version") or "default" in said
                 if not told:
