@@ -204,8 +204,9 @@ def test_every_option_says_what_it_is_and_its_default():
             what = f"{command} {'/'.join(action.option_strings) or action.dest}"
             if not said or said.startswith("(default"):
                 wrong.append(f"{what}: says nothing")
-            plain = isinstance(action.default, str | int | float | Path) and action.default != argparse.SUPPRESS
-            if plain and action.option_strings and action.default is not False:
+            value = action.default
+            plain = isinstance(value, str | int | float | Path) and value is not False
+            if plain and value != argparse.SUPPRESS and action.option_strings:
                 told = action.dest in ("help", "version") or "default" in said
                 if not told:
                     wrong.append(f"{what}: does not say its default, {action.default}")
