@@ -108,7 +108,7 @@ def modules() -> dict[str, Path]:
     for path in sorted(ROOT.rglob("*.py")):
         parts = list(path.relative_to(ROOT).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if name:
+        if name and name != "__main__":  # a door into cli, and no room
             found[name] = path
     return found
 

@@ -207,9 +207,10 @@ def test_ctrl_c_says_how_to_go_on(data, tmp_path, monkeypatch, capsys):
     )
 
 
-def test_as_a_module():
+@pytest.mark.parametrize("module", ["staticgraph", "staticgraph.cli"])
+def test_as_a_module(module):
     done = subprocess.run(
-        [sys.executable, "-m", "staticgraph.cli", "report", "nowhere"],
+        [sys.executable, "-m", module, "report", "nowhere"],
         capture_output=True,
         text=True,
         check=False,

@@ -68,6 +68,9 @@ def test_version_help_and_slips_are_told_without_torch(tmp_path):
         (["probe", "--data", "nowhere.pt"], 2, "there is no such file"),
         (["bench", "--count-kernels", "--data", "nowhere.pt"], 2, "there is no such file"),
         (["convert", "--data", "nowhere.pt", "--out", "x"], 2, "there is no such file"),
+        (["serve", "--run", "nowhere"], 2, "nowhere has no checkpoint.pt: train a model there"),
+        (["train-large", "--task", "link", "--data", "no.npz"], 2, "there is no such file"),
+        (["partition", "--data", "no.npz", "--out", "x"], 2, "there is no such file"),
         (["report", "nowhere"], 2, "there is no folder nowhere"),
         (["train", "--data", ESOL, "--target", "y"], 2, "chooses columns of a CSV"),
         (["train", "--resume", "--out", "nowhere"], 2, "so there is no run to resume"),
@@ -92,8 +95,9 @@ def test_a_line_says_that_torch_is_loaded_before_it_is(tmp_path):
         ["convert", "--data", "{graphs}", "--out", "nowhere"],
         ["partition", "--data", "cora", "--out", "nowhere"],
         ["train-large", "--task", "node", "--data", "cora", "--policy", "node-cache"],
-        ["serve", "--run", "nowhere"],
+        ["serve", "--run", str(tmp_path)],
     ]
+    (tmp_path / "checkpoint.pt").touch()
     graphs = tmp_path / "graphs.pt"
     graphs.touch()
     commands = [[word.format(graphs=graphs) for word in words] for words in commands]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 from staticgraph.datasets import specs
 from staticgraph.text.progress import say
@@ -28,6 +29,20 @@ def load() -> None:
     finally:
         if collects:
             gc.enable()
+
+
+def look_for_graph(data: str) -> None:
+    """Refuses the file of one large graph that is not there, then loads torch and PyG.
+
+    Args:
+        data: a file, or a name that :mod:`staticgraph.outofcore` knows.
+
+    Raises:
+        FileNotFoundError: it ends in ``.npz`` and is not there.
+    """
+    if data.endswith(".npz") and not Path(data).expanduser().exists():
+        raise FileNotFoundError(f"{data}: there is no such file (looked in {Path.cwd()})")
+    load()
 
 
 def look_for(data: str, target: str | None = None, *, model: bool = True) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
-from staticgraph.cli.loading import load
+from staticgraph.cli.loading import load, look_for_graph
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--edges needs --nodes")
     if args.edges is None and (args.nodes is not None or args.features is not None):
         args.parser.error("--nodes and --features go with --edges; --data brings its own")
-    load()
+    load() if args.data is None else look_for_graph(args.data)
 
     from staticgraph.outofcore import PartitionedGraph, partition
     from staticgraph.outofcore.disk import data

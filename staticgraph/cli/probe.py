@@ -79,7 +79,7 @@ def register(subparsers: Any) -> None:
     )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
-        help="a cap, such as 20GiB, to show beside it",
+        help="a cap, such as 20GiB, to show with it",
     )  # fmt: skip
     out = parser.add_argument_group("output")
     out.add_argument(

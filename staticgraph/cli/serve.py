@@ -12,6 +12,7 @@ from staticgraph.cli import values
 from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
+from staticgraph.training.run_folder import require_trained
 
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
@@ -54,7 +55,7 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--task", choices=("binary", "classes"),
-        help="with --exported: answer probabilities beside the outputs",
+        help="with --exported: answer probabilities with the outputs",
     )  # fmt: skip
     parser.add_argument(
         "--host",
@@ -111,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
     _check_fitting(args)
+    if args.exported is None:
+        require_trained(args.folder)
     load()
     from staticgraph.serving.own_process import settle
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.cli.large_run import DEFAULTS, EMBEDDINGS, GRAPH, PICTURE, REPORT
-from staticgraph.cli.loading import load
+from staticgraph.cli.loading import look_for_graph
 from staticgraph.files.json_text import save_json, to_json
 
 EXAMPLE = """\
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     allowed = LINK_POLICIES if args.task == "link" else NODE_POLICIES
     if args.policy not in allowed:
         args.parser.error(f"--task {args.task} takes --policy {', '.join(allowed)}")
-    load()
+    look_for_graph(args.data)
     if args.task == "link":
         from staticgraph.cli.large_links import links as task
     else:

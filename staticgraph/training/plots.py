@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 NODES, EDGES, GRAPHS = "#0072B2", "#E69F00", "#009E73"
 LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
-LOSS_LABEL = "training loss a batch"
+LOSS_LABEL = "training loss per batch"
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
 

@@ -21,6 +21,19 @@ def require_free(folder: Path) -> None:
         )
 
 
+def require_trained(folder: Path) -> None:
+    """For a model that is used.
+
+    Raises:
+        FileNotFoundError: none was trained there.
+    """
+    if not (folder / CHECKPOINT).exists():
+        raise FileNotFoundError(
+            f"{folder} has no {CHECKPOINT}: train a model there first, with staticgraph train "
+            f"--data SPEC --out {folder}"
+        )
+
+
 def require_run(folder: Path) -> None:
     """For a run that goes on.
 

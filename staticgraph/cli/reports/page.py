@@ -41,8 +41,8 @@ MEMORY = {
     "parameters_bytes": "parameters",
     "optimizer_bytes": "optimizer state",
     "graphs_bytes": "graphs",
-    "host_peak_bytes": "most of the host, whole process",
-    "device_peak_bytes": "most of the device, whole process",
+    "host_peak_bytes": "host memory at its peak, whole process",
+    "device_peak_bytes": "device memory at its peak, whole process",
 }
 
 
@@ -166,7 +166,7 @@ def _buckets(report: TrainReport) -> str:
     ]
     headers = (
         *("bucket", "nodes", "edges", "graphs", "steps", "nodes filled", "edges filled"),
-        *("graphs filled", "compiles", "recordings", "step ms", "p90"),
+        *("graphs filled", "compiles", "recordings", "step ms", "p90 ms"),
     )
     return _table(headers, rows)
 
