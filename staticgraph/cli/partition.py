@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--edges needs --nodes")
     if args.edges is None and (args.nodes is not None or args.features is not None):
         args.parser.error("--nodes and --features go with --edges; --data brings its own")
-    load() if args.data is None else look_for_graph(args.data)
+    load() if args.edges is not None else look_for_graph(args.data)
 
     from staticgraph.outofcore import PartitionedGraph, partition
     from staticgraph.outofcore.disk import data
