@@ -221,3 +221,23 @@ def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
         assert max(map(len, shown.splitlines())) <= 130, command
         described = parser.description or ""
         assert len(described) < 100 or described not in parser.format_help(), command
+
+
+def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    with progress.waiting("compiling"):
+        seen = ""
+        while "compiling: 0 s" not in seen:
+            seen += capsys.readouterr().err
+    assert seen.startswith("compiling\ncompiling: 0 s\n")
+
+
+def test_a_status_is_cleared_whole_however_long_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    status = progress.Status()
+    status.show("a" * 70)
+    status.show("short")
+    status.clear()
+    assert capsys.readouterr().err == f"\r{'a' * 70}\r{'short':<70}\r{' ' * 40}\r"
+    status.clear()
+    assert capsys.readouterr().err == ""

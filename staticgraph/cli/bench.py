@@ -9,6 +9,7 @@ from typing import Any
 from staticgraph.cli import values
 from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import waiting
 
 EXAMPLE = """\
 example:
@@ -90,13 +91,16 @@ def run(args: argparse.Namespace) -> int:
         )
 
     eager = baseline.EAGER if args.eager or args.operators else baseline.EAGER[:1]
-    found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
+    with waiting("counting operations in eager mode"):
+        found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
     columns = [baseline.operations_column(name, counted) for name, counted in found.items()]
     label = ""
     if not args.eager:
         try:
             for kernels in (False, True):
-                column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
+                what = "with kernels" if kernels else "of stock layers"
+                with waiting(f"compiling the step {what} for {args.target}"):
+                    column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
                 columns.append(column)
         except DryRunUnavailable as error:
             print(f"skipped what is compiled: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 from staticgraph.cli import check_for, values
 from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import waiting
 
 NOT_STATIC = 1
 EXAMPLE = """\
@@ -66,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     model = made(args.model, store)
-    report = preflight(model, plan, store)
-    rewrites = RewritesReport.of(model, plan, store)
+    with waiting("running the model on one batch, with and without padding, and capturing it"):
+        report = preflight(model, plan, store)
+        rewrites = RewritesReport.of(model, plan, store)
     if args.json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:

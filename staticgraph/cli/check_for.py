@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from staticgraph.cli import values
+from staticgraph.text.progress import waiting
 
 NOT_WHOLE = 1
 UNAVAILABLE = 3
@@ -56,18 +57,20 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.dryrun import dry_run
     from staticgraph.errors import DryRunUnavailable
 
+    modes = tuple(args.mode or MODES)
     try:
-        report = dry_run(
-            args.model,
-            target=args.target,
-            data=args.data,
-            batch_size=args.batch_size,
-            modes=args.mode or MODES,
-            kernels=args.kernels,
-            autocast=args.autocast,
-            loss=args.loss,
-            differentiable=args.differentiable,
-        )
+        with waiting(f"compiling the step for {args.target} in mode {', '.join(modes)}"):
+            report = dry_run(
+                args.model,
+                target=args.target,
+                data=args.data,
+                batch_size=args.batch_size,
+                modes=modes,
+                kernels=args.kernels,
+                autocast=args.autocast,
+                loss=args.loss,
+                differentiable=args.differentiable,
+            )
     except DryRunUnavailable as error:
         print(f"skipped: {error}", file=sys.stderr)
         return UNAVAILABLE

@@ -14,6 +14,7 @@ from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
 from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import waiting
 
 if TYPE_CHECKING:
     from staticgraph.memory.model import MemoryModel
@@ -148,7 +149,8 @@ def run(args: argparse.Namespace) -> int:
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
     begin = time.perf_counter()
-    memory = probe_model(store, args)
+    with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
+        memory = probe_model(store, args)
     seconds = time.perf_counter() - begin
     if args.out:
         memory.save(args.out)

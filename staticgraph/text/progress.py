@@ -12,6 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -142,19 +144,44 @@ class Status:
 
     def __init__(self) -> None:
         self._last = time.monotonic()
-        self._open = False
+        self._width = 0
 
     def show(self, text: str) -> None:
         """Says it, in place or if it is time."""
         if on_terminal():
-            print(f"\r{text}".ljust(WIDTH), end="", file=sys.stderr, flush=True)
-            self._open = True
+            print(f"\r{text.ljust(max(WIDTH, self._width))}", end="", file=sys.stderr, flush=True)
+            self._width = max(WIDTH, len(text))
         elif time.monotonic() - self._last >= EVERY_S:
             print(text, file=sys.stderr, flush=True)
             self._last = time.monotonic()
 
     def clear(self) -> None:
         """Makes room for a line that stays."""
-        if self._open:
-            print("\r".ljust(WIDTH) + "\r", end="", file=sys.stderr, flush=True)
-            self._open = False
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Says what is waited for while the block runs, and for how long it has been: for work that
+    does not tell how far it is, such as a compiler's."""
+    began, done, status = time.monotonic(), Event(), Status()
+    every = 1.0 if on_terminal() else EVERY_S
+
+    def tick() -> None:
+        while not done.wait(every):
+            status.show(f"{text}: {time.monotonic() - began:.0f} s")
+
+    if on_terminal():
+        status.show(text)
+    else:
+        say(text)
+    ticking = Thread(target=tick, daemon=True)
+    ticking.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticking.join()
+        status.clear()
