@@ -77,7 +77,7 @@ def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
     [
         (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe"), "9 bytes)"),
-        (IsADirectoryError(21, "Is a directory", "x"), "[Errno 21] Is a directory: 'x'"),
+        (IsADirectoryError(21, "Is a directory", "x"), "x: is a directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )

@@ -112,6 +112,8 @@ def parser() -> argparse.ArgumentParser:
 def _for_the_user(error: Exception) -> str | None:
     """The message, where it is one for the user. A ValueError or a TypeError is if our own code
     raised it; one that Python raises of a line of ours (a TypeError) is our fault."""
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, KNOWN):
         return str(error)
     if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):

@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out",
-        type=values.folder,
+        type=values.folder_to_write,
         required=True,
         metavar="DIR",
         help="folder of the store; required",

@@ -58,7 +58,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--out",
-        type=values.folder,
+        type=values.folder_to_write,
         required=True,
         metavar="DIR",
         help="folder of the graph; required",

@@ -130,7 +130,10 @@ def register(commands: Any) -> None:
         help="settings as TOML, such as the config.toml of another run",
     )  # fmt: skip
     files.add_argument(
-        "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"
+        "--out",
+        type=values.folder_to_write,
+        metavar="DIR",
+        help=f"the run's folder (default: {OUT})",
     )
     files.add_argument(
         "--checkpoint-every",

@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
     _add_sizes(parser.add_argument_group("buffer"))
     _add_training(parser)
     parser.add_argument(
-        "--out", type=values.folder, default=Path("runs/large"), metavar="DIR",
+        "--out", type=values.folder_to_write, default=Path("runs/large"), metavar="DIR",
         help="the run's folder (default: runs/large)",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")

@@ -74,7 +74,7 @@ def register(subparsers: Any) -> None:
     )
     out = parser.add_argument_group("output")
     out.add_argument(
-        "--out", type=values.folder, default=OUT, metavar="DIR",
+        "--out", type=values.folder_to_write, default=OUT, metavar="DIR",
         help=f"gets {REPORT} and {PICTURE} (default: {OUT})",
     )  # fmt: skip
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.versus.picture import save_versus_picture
     from staticgraph.training.versus.versus import versus
 
+    args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
     store = datasets.open(args.data, target=args.target, seed=args.seed)
     loss, outputs = loss_of(args.loss, store)
@@ -106,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
         device=device,
         seed=args.seed,
     )
-    args.out.mkdir(parents=True, exist_ok=True)
     report.save(args.out / REPORT)
     print(to_json(report.to_dict()) if args.json else report)
     written = [args.out / REPORT]
