@@ -215,7 +215,7 @@ HOSTILE = {
     "no list": (b'{"graphs": {"0": 1}}', JSON, 422, "must be a list"),
     "no graph": (b'{"graphs": []}', JSON, 422, "no graph"),
     "many graphs": (json.dumps({"smiles": ["C"] * 21}).encode(), JSON, 413, "at most 20"),
-    "a large body": (b" " * 100_001, JSON, 413, "more than 100000 bytes"),
+    "a large body": (b" " * 100_001, JSON, 413, "more than 100,000 bytes"),
     "graph is a number": (b'{"graphs": [1]}', JSON, 422, "graph 0 is no object"),
     "a field lacks": (b'{"graphs": [{"x": []}]}', JSON, 422, "lacks 'edge_attr'"),
     "an unknown field": (changed(z=[1]), JSON, 422, "has 'z'; known are"),
