@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from staticgraph.datasets import specs
 from staticgraph.text.progress import say
 
 
@@ -56,6 +55,8 @@ def look_for(data: str, target: str | None = None, *, model: bool = True) -> Non
     Raises:
         UnknownDataset, FileNotFoundError, ValueError: as :func:`staticgraph.datasets.open`.
     """
+    from staticgraph.datasets import specs
+
     specs.check(data, target=target)
     if model or specs.by_pyg(data):
         load()

@@ -39,7 +39,7 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
             inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
             if inflated > most_bytes:
                 raise BadBody(
-                    f"the npz unfolds to {how_many(inflated, 'byte')}, more than {most_bytes}", 413
+                    f"the npz unfolds to {how_many(inflated, 'byte')}, more than {most_bytes:,}", 413
                 )
             entries = {e.filename.removesuffix(".npy"): archive.read(e) for e in archive.infolist()}
     except BadBody:
