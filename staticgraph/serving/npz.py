@@ -38,9 +38,8 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
                 raise BadBody("the npz is packed otherwise than NumPy packs one", 422)
             inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
             if inflated > most_bytes:
-                raise BadBody(
-                    f"the npz unfolds to {how_many(inflated, 'byte')}, more than {most_bytes:,}", 413
-                )
+                size = how_many(inflated, "byte")
+                raise BadBody(f"the npz unfolds to {size}, more than {most_bytes:,}", 413)
             entries = {e.filename.removesuffix(".npy"): archive.read(e) for e in archive.infolist()}
     except BadBody:
         raise
