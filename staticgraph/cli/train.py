@@ -95,7 +95,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
-        help="torch's names, and fused and cuda-graph of this library; auto times what there is "
+        help="torch's names, and fused and cuda-graph of this library; auto times them "
         "before the first step and keeps the fastest for each bucket: eager and fused on a CPU; "
         "eager, default (compiled) and cuda-graph (recorded) on CUDA (default: auto)",
     )

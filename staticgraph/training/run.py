@@ -434,7 +434,7 @@ class Training:
 
     def _opening(self, resumed_at: int) -> str:
         plan, mode = self.plan, self.runner.mode
-        timed_first = "auto (what there is is timed before the first step)"
+        timed_first = "auto (each way to run is timed before the first step)"
         chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, plan.capacities))
         again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
