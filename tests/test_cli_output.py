@@ -241,3 +241,14 @@ def test_a_status_is_cleared_whole_however_long_it_is(capsys, monkeypatch):
     assert capsys.readouterr().err == f"\r{'a' * 70}\r{'short':<70}\r{' ' * 40}\r"
     status.clear()
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_that_tells_no_width_has_some(monkeypatch):
+    monkeypatch.setattr(
+        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((0, 0))
+    )
+    assert progress._columns() == progress.UNTOLD
+    monkeypatch.setattr(
+        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((90, 9))
+    )
+    assert progress._columns() is None

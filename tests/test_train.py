@@ -406,3 +406,11 @@ def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
     assert [bool(np.isfinite(step.loss)) for step in steps] == [True] * (len(steps) - 1) + [False]
     assert len(steps) <= 4
     assert report["epochs"] == []
+
+
+def test_overwriting_forgets_the_choices_of_the_run_before(tmp_path):
+    """What was fastest then was fastest of another plan, perhaps; what is not a run's stays."""
+    for name in ("choices.json", "report.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    train._clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
