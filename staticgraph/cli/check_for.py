@@ -55,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
         0 where every run is whole, or one of the codes above.
     """
     from staticgraph.dryrun import dry_run
+    from staticgraph.dryrun.availability import why_not
     from staticgraph.errors import DryRunUnavailable
 
+    if reason := why_not():
+        print(f"skipped: {reason}", file=sys.stderr)
+        return UNAVAILABLE
     modes = tuple(args.mode or MODES)
     try:
         with waiting(f"compiling the step for {args.target} in mode {', '.join(modes)}"):
