@@ -28,7 +28,6 @@ $(VENV)/.installed-train: pyproject.toml constraints.txt
 
 # Threads that wait must not spin: beside other work that makes a step ten times slower.
 demo: $(TRAINS)
-	@echo "loading torch and PyG, which takes some seconds the first time"
 	@OMP_WAIT_POLICY=PASSIVE $(PY) -m staticgraph.cli train --data examples/data/hiv.npz \
 	    --model gps --hidden 32 --layers 3 --batch-size 128 --epochs 2 --seed 0 \
 	    --out runs/demo --overwrite

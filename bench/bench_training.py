@@ -30,7 +30,7 @@ from bench.interleave import interleave
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
-from staticgraph.runner.report import device_name
+from staticgraph.runner.device_name import device_name
 from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"

@@ -59,7 +59,7 @@ class Field:
         level: whether a row belongs to a node, an edge or a graph.
         shape: the trailing shape of one row, ``()`` for a vector.
         dtype: the NumPy name of the dtype that a model sees.
-        rows: rows a graph; 1 but for graph-level attributes of several rows, which PyG
+        rows: rows per graph; 1 but for graph-level attributes of several rows, which PyG
             concatenates (``[G * rows, *shape]``).
         has_nan: a value is NaN, which in a target means "no label".
         cat_dim: where the rows stand in the tensor, PyG's ``__cat_dim__``: 1 for an index of shape
@@ -106,10 +106,9 @@ class Field:
         return (*self.shape[:at], rows, *self.shape[at:])
 
     def describe(self) -> str:
-        """``float32 [9] a node``, for error messages and tables."""
+        """``float32 [9] per node``, for error messages and tables."""
         dims = ", ".join(map(str, (self.rows, *self.shape) if self.rows > 1 else self.shape))
-        article = "an" if self.level == "edge" else "a"
-        return f"{self.dtype} [{dims}] {article} {self.level}"
+        return f"{self.dtype} [{dims}] per {self.level}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def test_the_bias_is_what_is_said():
 def test_what_cannot_be_in_blocks_is_refused():
     sizes = sizes_of(50)
     plan = plan_buckets(sizes, 4)
-    with pytest.raises(ValueError, match="deals all of them anew"):
+    with pytest.raises(ValueError, match="deals all of them again"):
         Batcher(sizes, plan, exact=False, shuffle="blocks", window=None)
     with pytest.raises(ValueError, match="shuffle='block'; choose"):
         Batcher(sizes, plan, shuffle="block")  # type: ignore[arg-type]

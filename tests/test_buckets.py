@@ -75,7 +75,7 @@ def test_other_data_is_refused_with_what_changed():
     plan.check(SizeHistogram.from_sizes(SIZES))
     plan.check(plan.digest)
     BucketPlan.of([(5, 6, 7)]).check(SIZES)
-    with pytest.raises(PlanMismatch, match=r"5 graphs then, 6 now; at most 9 nodes a graph then"):
+    with pytest.raises(PlanMismatch, match=r"5 graphs then, 6 now; at most 9 nodes per graph then"):
         plan.check(np.concatenate([SIZES, [[30, 4]]]))
     with pytest.raises(PlanMismatch, match="other sizes between"):
         plan.check(np.concatenate([SIZES[:-1], [[4, 7]]]))

@@ -71,7 +71,7 @@ class TestAFailedCapture:
         cuda.breaks_every_capture = True
         with pytest.raises(RuntimeError, match="previous error") as caught:
             CudaGraphRecorder(CUDA).record(lambda: None)
-        assert any("start the process anew" in note for note in caught.value.__notes__)
+        assert any("start the process again" in note for note in caught.value.__notes__)
         assert cuda.present is not cuda.streams[0]
 
     def test_the_runner_works_on_in_eager(self, cuda, hiv):

@@ -301,12 +301,12 @@ def test_choices_are_kept_in_a_file_and_taken_from_it(hiv, tmp_path):
     document = json.loads(file.read_text())
     document["made_for"]["torch"] = "1.0"
     file.write_text(json.dumps(document))
-    with pytest.warns(UserWarning, match=r"holds no choices: .*it was changed.*measuring anew"):
+    with pytest.warns(UserWarning, match=r"holds no choices: .*it was changed.*measuring again"):
         auto(Net(), hiv, warm=False).warmup(hiv, progress=False, choices=file)
     document.pop("checksum")  # as the message says, where the change is meant
     file.write_text(json.dumps(document))
     third = auto(Net(), hiv, warm=False)
-    with pytest.warns(UserWarning, match=r"made for another torch: .*1\.0.*measuring anew"):
+    with pytest.warns(UserWarning, match=r"made for another torch: .*1\.0.*measuring again"):
         third.warmup(hiv, progress=False, choices=file)
     assert set(ways(third).values()) == {"cuda-graph"}
     file.write_text("nothing")

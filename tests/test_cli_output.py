@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch.nn import Linear
+from tqdm import tqdm
 
 from staticgraph import cli
 from staticgraph.files.json_text import save_json, to_json
@@ -75,7 +77,7 @@ def test_a_closed_pipe_ends_quietly(words, expected, tmp_path):
     [
         (MemoryError("Unable to allocate 9 TiB"), "out of memory (Unable to allocate 9 TiB)"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe"), "9 bytes)"),
-        (IsADirectoryError(21, "Is a directory", "x"), "[Errno 21] Is a directory: 'x'"),
+        (IsADirectoryError(21, "Is a directory", "x"), "x: is a directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
@@ -174,7 +176,7 @@ def test_what_is_done_soon_says_nothing(monkeypatch, capsys):
 
 def test_on_a_terminal_it_is_written_over(monkeypatch, capsys):
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
-    assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), progress.tqdm)
+    assert isinstance(progress.bar(range(3), desc="x", unit=" graphs", show=False), tqdm)
     status = progress.Status()
     status.show("place: 3 edges")
     status.show("place: 4 edges")
@@ -189,3 +191,64 @@ def test_nothing_is_shown_that_is_not_asked_for(monkeypatch, capsys):
     for _ in progress.bar(range(100), desc="reading x", unit=" graphs", show=False):
         clock.now += 100
     assert capsys.readouterr().err == ""
+
+
+def test_every_option_says_what_it_is_and_its_default():
+    """A default that is a plain value stands in the help, and no help is a default alone."""
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    wrong = []
+    for command, parser in commands.choices.items():
+        assert parser.formatter_class is cli.Help
+        for action in parser._actions:
+            said = (action.help or "").replace("\n", " ")
+            what = f"{command} {'/'.join(action.option_strings) or action.dest}"
+            if not said or said.startswith("(default"):
+                wrong.append(f"{what}: says nothing")
+            value = action.default
+            plain = isinstance(value, str | int | float | Path) and value is not False
+            if plain and value != argparse.SUPPRESS and action.option_strings:
+                told = action.dest in ("help", "version") or "default" in said
+                if not told:
+                    wrong.append(f"{what}: does not say its default, {action.default}")
+    assert wrong == []
+
+
+def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    for command, parser in commands.choices.items():
+        shown = parser.format_help().split("options:")[1]
+        assert max(map(len, shown.splitlines())) <= 130, command
+        described = parser.description or ""
+        assert len(described) < 100 or described not in parser.format_help(), command
+
+
+def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    with progress.waiting("compiling"):
+        seen = ""
+        while "compiling: 0 s" not in seen:
+            seen += capsys.readouterr().err
+    assert seen.startswith("compiling\ncompiling: 0 s\n")
+
+
+def test_a_status_is_cleared_whole_however_long_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    status = progress.Status()
+    status.show("a" * 70)
+    status.show("short")
+    status.clear()
+    assert capsys.readouterr().err == f"\r{'a' * 70}\r{'short':<70}\r{' ' * 40}\r"
+    status.clear()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_that_tells_no_width_has_some(monkeypatch):
+    monkeypatch.setattr(
+        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((0, 0))
+    )
+    assert progress._columns() == progress.UNTOLD
+    monkeypatch.setattr(
+        progress.os, "get_terminal_size", lambda fd: progress.os.terminal_size((90, 9))
+    )
+    assert progress._columns() is None

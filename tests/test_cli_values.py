@@ -161,3 +161,25 @@ def test_a_byte_order_mark_changes_nothing(tiny, capsys):
 )
 def test_what_is_in_range_is_taken(kind, text, expected):
     assert kind(text) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--data", "esol", "--out", "closed/run"],
+        ["try", "--data", "esol", "--out", "closed"],
+        ["convert", "--data", "esol", "--out", "closed"],
+        ["partition", "--data", "cora", "--out", "closed"],
+        ["train-large", "--task", "link", "--data", "cora", "--out", "closed"],
+        ["plan", "--data", "esol", "--out", "closed/plan.json"],
+        ["probe", "--data", "esol", "--plot", "closed/memory.png"],
+    ],
+)
+def test_a_place_that_may_not_be_written_is_refused_before_any_work(
+    words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(values.os, "access", lambda path, how: Path(path).name != "closed")
+    assert status_of(words) == 2
+    assert "closed may not be written to; choose another place" in capsys.readouterr().err

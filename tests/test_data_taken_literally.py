@@ -42,7 +42,7 @@ def opened(tmp_path: Path, **changed: np.ndarray) -> sg.GraphStore:
 
 @pytest.mark.parametrize("length", [3, 1127, 1129])
 def test_a_split_of_another_length_than_the_data_is_refused(tmp_path, length):
-    with pytest.raises(BadGraph, match=f"'split' has {length} entries for 1128 graphs"):
+    with pytest.raises(BadGraph, match=f"'split' has {length:,} entries for 1,128 graphs"):
         opened(tmp_path, split=np.zeros(length, np.int8))
 
 
@@ -55,7 +55,7 @@ def test_a_split_of_no_meaning_is_refused(tmp_path, code):
 
 
 def test_labels_that_only_divide_among_the_graphs_are_refused(tmp_path):
-    with pytest.raises(BadGraph, match="'label' has 2256 entries for 1128 graphs"):
+    with pytest.raises(BadGraph, match="'label' has 2,256 entries for 1,128 graphs"):
         opened(tmp_path, label=np.zeros(2256, np.float32))
 
 
@@ -63,7 +63,7 @@ def test_a_mask_is_a_split_and_one_of_another_length_is_not():
     store = datasets.open(DATA / "esol.npz")
     mask = np.arange(1128) < 5
     assert store.with_splits(few=mask).splits["few"].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1128"):
+    with pytest.raises(BadGraph, match=r"split 'few' of esol is a mask of shape \[3\] for 1,128"):
         store.with_splits(few=mask[:3])
     with pytest.raises(BadGraph, match=r"split 'few' of esol: entry 1 is 1.5, which is no whole"):
         store.with_splits(few=[0, 1.5])

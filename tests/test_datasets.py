@@ -102,7 +102,7 @@ def test_very_many_node_labels_are_kept_as_numbers(tmp_path):
         node_tag=labels * 3 + 5,
     )
     store = datasets.open(tmp_path / "t.npz")
-    assert store.schema["x"].describe() == "int64 [1] a node"
+    assert store.schema["x"].describe() == "int64 [1] per node"
     assert store.cardinality("x") == (kinds,)
     np.testing.assert_array_equal(store.columns["x"][:, 0], labels)
     assert store.nbytes < 40 * kinds

@@ -55,7 +55,7 @@ def test_the_python_of_a_page_runs(page, elsewhere, capsys):
     run(here(page, slow=False))
     printed = capsys.readouterr().out
     if page.name in REPORTING:
-        assert "node eff" in printed, "the report is printed"
+        assert "nodes filled" in printed, "the report is printed"
     if page.name == "exported.md":
         assert printed.count("tensor(") == 2
         assert sorted(os.listdir("exported/esol")) == ["bucket-0.pt2", "export.json"]

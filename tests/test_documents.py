@@ -173,7 +173,7 @@ def test_a_manifest_that_lacks_something_says_what(tmp_path):
 def test_a_warm_start_made_by_something_else_is_not_used(tmp_path, head):
     path = tmp_path / "warm"
     path.write_bytes(warm_start.MAGIC + head.encode() + b"\nrest")
-    with pytest.warns(UserWarning, match="compiling anew"):
+    with pytest.warns(UserWarning, match="compiling again"):
         assert warm_start.load(path, torch.device("cpu")) is None
 
 

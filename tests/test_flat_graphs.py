@@ -131,7 +131,7 @@ WRONG = {
     "another magic": (b"SGF2" + GOOD[4:], 400, "does not begin"),
     "cut short": (GOOD[:-3], 400, "ends beyond the body"),
     "cut in its header": (GOOD[:40], 400, "and a header"),
-    "more than its arrays": (GOOD + b"1234", 400, "4 bytes follow"),
+    "more than its arrays": (GOOD + b"1234", 400, "4 bytes more than"),
     "another number of graphs": (put(GOOD, 4, 9), 400, "9 graphs, its num_nodes 2"),
     "another number of arrays": (put(GOOD, 8, 2), 400, "has 2 arrays"),
     "an unknown dtype": (put(GOOD, 16, 77), 400, "unknown dtype"),

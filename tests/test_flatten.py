@@ -213,7 +213,7 @@ def graph(nodes: int = 3, **fields) -> Data:
         ),
         (
             [graph(a=torch.ones(3))],
-            "'a' has a row a node and a row an edge, since every graph has as many of both, and "
+            "'a' has a row per node and one per edge, since every graph has as many of both, and "
             "its name does not tell: pass levels={'a': 'node'} or levels={'a': 'edge'}",
         ),
         ([graph(), graph(2)], "graph 1 has 2 nodes, but its edge 1 joins 1 -> 2: node numbers"),
@@ -285,7 +285,7 @@ def test_new_graphs_of_another_dtype_throughout(molecules, schema):
     graphs = [data.clone() for data in molecules[:2]]
     for data in graphs:
         data.x = data.x.float()
-    with pytest.raises(BadGraph, match=r"'x' as float32 \[9\] a node; the plan was made for int64"):
+    with pytest.raises(BadGraph, match=r"'x' as float32 \[9\] per node; the plan was made for"):
         from_pyg(graphs, schema=schema)
 
 
@@ -304,5 +304,5 @@ def test_levels_settle_what_lengths_cannot_tell():
     assert GraphStore.from_pyg(graphs).schema["stress"].level == "edge"
     told = GraphStore.from_pyg(graphs, levels={"stress": "graph"})
     assert (told.schema["stress"].level, told.schema["stress"].rows) == ("graph", 3)
-    with pytest.raises(BadGraph, match="has not one row a node in every graph"):
+    with pytest.raises(BadGraph, match="has not one row per node in every graph"):
         GraphStore.from_pyg(graphs, levels={"stress": "node"})

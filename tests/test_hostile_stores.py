@@ -357,7 +357,7 @@ def test_wild_offsets_and_numbers_are_refused(graph, name, change, message):
     [
         (lambda m: m.update(num_nodes=9), "features.bin has|lacks or has too much"),
         (lambda m: m.update(num_nodes=10**12), "lacks or has too much"),
-        (lambda m: m.update(partition_size=1), "are not 2 partitions of 1"),
+        (lambda m: m.update(partition_size=1), "are not in 2 partitions of 1"),
         (lambda m: m.update(num_partitions="2"), "not a whole number"),
         (lambda m: m.update(num_edges=61), "edges.bin has 720 bytes"),
         (lambda m: m.update(columns=2), "2 columns of edges with 3 relations"),

@@ -84,7 +84,7 @@ def test_without_any_folder_nothing_is_cached(tmp_path):
     done = child(tmp_path, "none", WORKS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["packed", "None"]
-    assert "compiled anew by every process" in done.stderr
+    assert "compiled again by every process" in done.stderr
 
 
 def test_where_a_place_can_be_written_nothing_is_changed(tmp_path, monkeypatch, recwarn):

@@ -99,7 +99,7 @@ def test_keeping_batches_is_told(esol, plan, workers):
 
 
 def test_a_plan_for_other_data_is_refused(esol, hiv, plan):
-    with pytest.raises(sg.PlanMismatch, match="1128 graphs then, 41127 now"):
+    with pytest.raises(sg.PlanMismatch, match="1,128 graphs then, 41,127 now"):
         sg.StaticLoader(hiv, plan)
 
 

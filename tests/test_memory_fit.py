@@ -14,6 +14,7 @@ from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import TERMS, counts_of
 from staticgraph.memory.fit import Point, fit
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 coefficient = st.one_of(st.just(0.0), st.floats(1.0, 1e5))
 
@@ -90,7 +91,7 @@ def test_the_peak_moves_from_one_moment_to_another():
 @pytest.mark.parametrize("count", range(6))
 def test_too_few_points_are_refused(count):
     points = points_of(TERMS["linear"], (1e3, 10.0, 1.0, 1.0, 1.0))[:count]
-    with pytest.raises(FitRefused, match=f"{count} points for the 5 unknowns"):
+    with pytest.raises(FitRefused, match=f"{how_many(count, 'point')} for the 5 unknowns"):
         fit(points, "linear")
 
 

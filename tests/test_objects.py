@@ -117,7 +117,7 @@ def test_the_summary_names_what_was_kept_and_what_was_dropped(capsys):
         del graph.half
     line = said(capsys, data)
     assert line.startswith("list: 5 graphs, ")
-    assert "x float32 [1] a node" in line
+    assert "x float32 [1] per node" in line
     assert "on the host: smiles, names, info" in line
     assert "dropped: " in line
     assert "thing (a Opaque that is neither text nor numbers)" in line
@@ -151,8 +151,8 @@ def test_a_transform_is_named_and_a_random_one_warned_of(capsys, recwarn):
     assert "applied once: Doubled" in said(capsys, Set(graphs(), Doubled()))
     assert not [w for w in recwarn if "transform" in str(w.message)]
     for transform, match in (
-        (Jitter(), r"Jitter.* draws x anew each time .*StaticLoader\(trans"),
-        (_draws_from_torch, "_draws_from_torch draws x anew each time"),
+        (Jitter(), r"Jitter.* draws x again each time .*StaticLoader\(trans"),
+        (_draws_from_torch, "_draws_from_torch draws x again each time"),
     ):
         with pytest.warns(UserWarning, match=match):
             sg.GraphStore.from_pyg(Set(graphs(), transform), progress=False)
@@ -163,7 +163,7 @@ def test_the_look_at_a_transform_draws_nothing():
     torch.rand(5)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="anew each time"):
+    with pytest.warns(UserWarning, match="again each time"):
         sg.GraphStore.from_pyg(Set(graphs(), _draws_from_torch), progress=False)
     assert torch.equal(torch.rand(1), expected), "five graphs drew five numbers"
 

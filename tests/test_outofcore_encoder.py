@@ -390,7 +390,7 @@ def test_training_learns_two_communities(tmp_path, kind):
 
 
 def test_what_cannot_work_is_refused(graph, tmp_path):
-    with pytest.raises(ValueError, match=r"fanouts=\[3, 3\] for an encoder of 1 layers"):
+    with pytest.raises(ValueError, match=r"fanouts=\[3, 3\] for an encoder of 1 layer"):
         EncodedLinkTrainer(graph, InMemory(), SMALL, SampledGNN("sage", 4, 8, 6, 1), [3, 3], "e")
     with pytest.raises(ValueError, match="takes rows of 5, the embeddings have 4"):
         EncodedLinkTrainer(graph, InMemory(), SMALL, SampledGNN("sage", 5, 8, 6, 1), [3], "e")

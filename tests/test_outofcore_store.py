@@ -173,7 +173,7 @@ def test_a_graph_written_before_there_were_near_nodes_is_read(tmp_path):
         ({"num_nodes": 0}, "at least one node"),
         ({"training_nodes": [10]}, "there are 10 nodes"),
         ({"near": 2}, "near=2 hops from 0 training nodes: give training_nodes"),
-        ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training nodes"),
+        ({"near": -1, "training_nodes": [1]}, "near=-1 hops from 1 training node"),
     ],
 )
 def test_what_cannot_be_partitioned_is_named(tmp_path, change, message):

@@ -170,7 +170,7 @@ def test_order_of_input_does_not_matter():
 
 def test_a_graph_over_the_limit_is_named():
     histogram = load("ogbg-molhiv_train")
-    with pytest.raises(GraphTooLarge, match=r"have 205 nodes, 502 edges.*at most 500 edges"):
+    with pytest.raises(GraphTooLarge, match=r"1 graph has 205 nodes, 502 edges.*at most 500 edges"):
         pack_histogram(histogram, (222, 500))
     with pytest.raises(GraphTooLarge, match="raise the limit to 502"):
         pack_paper(histogram, (222, 500))

@@ -108,5 +108,5 @@ def test_packs_that_were_changed_are_refused(plan, tmp_path, change, message):
 
 
 def test_exact_batches_have_no_packs_to_keep():
-    with pytest.raises(ValueError, match="drawn anew each epoch: give graphs="):
+    with pytest.raises(ValueError, match="drawn again each epoch: give graphs="):
         plan_buckets(load("esol"), 32, effort="best")

@@ -76,12 +76,12 @@ def test_a_short_run_has_one_line_of_losses_by_its_name():
     axes = Figure().add_subplot()
     plots.draw_loss(axes, report_of(0.6), steps_of(1))
     names = [line.get_label() for line in axes.lines]
-    assert names[0] == "training loss a batch"
+    assert names[0] == "training loss per batch"
     assert not [name for name in names if name.startswith("mean of")]
     axes = Figure().add_subplot()
     plots.draw_loss(axes, report_of(0.6), steps_of(1, batches=400))
     names = [line.get_label() for line in axes.lines]
-    assert names[0] == "training loss a batch"
+    assert names[0] == "training loss per batch"
     assert names[1].startswith("mean of ")
 
 

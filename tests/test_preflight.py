@@ -112,7 +112,7 @@ def test_the_path_of_attention_is_told_with_its_reason():
         rows = {row.path: row.how for row in preflight(model, PLAN, STORE).modules}
         assert rows["gps"].startswith("attention dense, see below")
     asked = preflight(sg.convert(Attending().double(), attention="size-classed"), PLAN, STORE)
-    assert ": size-classed, as asked, 1 blocks; entries at most: dense " in str(asked)
+    assert ": size-classed, as asked, 1 block; entries at most: dense " in str(asked)
     (row,) = asked.to_dict()["attention"]
     assert row["path"] == "size-classed"
     assert set(row["costs"]) == {"dense", "size-classed", "flex", "varlen", "kernel"}
@@ -248,7 +248,7 @@ def test_batches_of_few_graphs_that_fill_their_bucket(batch_size, edges, nodes, 
 
 def test_an_example_that_fits_no_bucket_is_refused_by_its_numbers():
     with pytest.raises(
-        sg.GraphTooLarge, match=r"no graph of the example fits .* at least 1 nodes and 1 edges"
+        sg.GraphTooLarge, match=r"no graph of the example fits .* at least 1 node and 1 edge"
     ):
         preflight(Net(), [(2, 0, 3, 1)], STORE)
 

@@ -72,9 +72,9 @@ def test_it_has_curves_filling_memory_and_choices(page):
     for words in ("Learning", "Filling of the fixed shapes", "Memory", "Choices", "Settings"):
         assert words in text
     assert page.tags.count("svg") == 3
-    assert "training loss a batch" in text
+    assert "training loss per batch" in text
     assert "share of the physical rows (grey: padding)" in text
-    assert "most of the host, whole process" in text
+    assert "host memory at its peak, whole process" in text
     assert "mode auto" in text or "mode eager" in text
     assert "gin on few<&>" in text
     assert "batch_size 32" in text

@@ -215,7 +215,7 @@ HOSTILE = {
     "no list": (b'{"graphs": {"0": 1}}', JSON, 422, "must be a list"),
     "no graph": (b'{"graphs": []}', JSON, 422, "no graph"),
     "many graphs": (json.dumps({"smiles": ["C"] * 21}).encode(), JSON, 413, "at most 20"),
-    "a large body": (b" " * 100_001, JSON, 413, "more than 100000 bytes"),
+    "a large body": (b" " * 100_001, JSON, 413, "more than 100,000 bytes"),
     "graph is a number": (b'{"graphs": [1]}', JSON, 422, "graph 0 is no object"),
     "a field lacks": (b'{"graphs": [{"x": []}]}', JSON, 422, "lacks 'edge_attr'"),
     "an unknown field": (changed(z=[1]), JSON, 422, "has 'z'; known are"),
@@ -246,7 +246,7 @@ HOSTILE = {
     "a pickle": (pickled(), NPZ, 400, "array 'more' cannot be read"),
     "a huge shape": (claiming("(10**15,)"), NPZ, 400, "array 'more'"),
     "a shape beyond its bytes": (claiming("(1000000000000,)"), NPZ, 400, "array 'more'"),
-    "a bomb": (bomb(), NPZ, 413, "unfolds to 2000"),
+    "a bomb": (bomb(), NPZ, 413, "unfolds to 2,000"),
     "many arrays": (crowded(), NPZ, 422, "has 300 arrays"),
     "packed otherwise": (packed_otherwise(), NPZ, 422, "otherwise than NumPy"),
     "an array lacks": (saved({"x": np.zeros((1, 9), int)}), NPZ, 422, "lacks edge_attr"),
@@ -332,7 +332,7 @@ def test_a_body_in_many_pieces_is_put_together_once():
     body = asyncio.run(_body(receive, 5000))
     assert (body, Counted.copied) == (b" " * 5000, 0)
     sent = iter(pieces)
-    with pytest.raises(BadBody, match="more than 4999"):
+    with pytest.raises(BadBody, match="more than 4,999"):
         asyncio.run(_body(receive, 4999))
 
 

@@ -284,7 +284,7 @@ def test_at_the_deadline_at_the_latest():
         assert stats.latency_s.p99 == pytest.approx(0.005)
         assert stats.by_bucket == (1, 0, 0)
         assert stats.filling[2] == pytest.approx(1 / SMALL.graphs)
-        assert "1 requests answered" in str(stats)
+        assert "1 request answered" in str(stats)
 
 
 def test_what_waited_while_a_batch_ran_goes_with_the_next_one():

@@ -256,5 +256,5 @@ def test_recorded_hops_are_looked_at_too():
     hops(0, [x], fresh)
     model[0].requires_grad_(False)
     model[0].register_buffer("told", torch.ones(1))
-    with pytest.raises(sg.NotStatic, match=r"0\.weight\.requires_grad.*make the trainer anew"):
+    with pytest.raises(sg.NotStatic, match=r"0\.weight\.requires_grad.*make the trainer again"):
         hops(0, [x], fresh)

@@ -126,7 +126,7 @@ def test_one_graph_by_any_whole_number(esol):
 
 
 def test_what_means_no_graphs_is_refused(esol):
-    with pytest.raises(IndexError, match=r"a mask of shape \[5\] for 1128 graphs"):
+    with pytest.raises(IndexError, match=r"a mask of shape \[5\] for 1,128 graphs"):
         esol[np.ones(5, bool)]
     with pytest.raises(ValueError, match=r"graphs: entry 0 is 0.5, which is no whole number"):
         esol[0.5]
@@ -197,9 +197,9 @@ def test_a_store_does_not_change_with_the_arrays_it_came_from():
     ("arguments", "message"),
     [
         (([], [], NONE, NONE, {}), "data holds no graph; a store needs at least one"),
-        (([2], [1, 1], NONE, NONE, {}), "node counts of 1 graphs, edge counts of 2"),
+        (([2], [1, 1], NONE, NONE, {}), "node counts of 1 graph, edge counts of 2"),
         (([2, -1], [0, 0], NONE, NONE, {}), "graph 1 of data has -1 nodes and 0 edges"),
-        (([2], [1], [0, 1], [0], {}), "2 sources and 1 destinations for 1 edges"),
+        (([2], [1], [0, 1], [0], {}), "2 sources and 1 destination for 1 edge"),
         (([2], [1], [0.0], [1.0], {}), "edges are float64 and float64; use whole numbers"),
         (
             ([2, 3], [1, 2], [0, 0, 3], [1, 1, 0], {}),
@@ -271,7 +271,7 @@ def test_splits_must_name_graphs(esol):
 
 def test_schema_describes_itself(esol):
     described = [field.describe() for field in esol.schema]
-    assert described == ["int64 [9] a node", "int64 [3] an edge", "float32 [1] a graph"]
+    assert described == ["int64 [9] per node", "int64 [3] per edge", "float32 [1] per graph"]
     assert Schema.from_dict(json.loads(json.dumps(esol.schema.to_dict()))) == esol.schema
     with pytest.raises(KeyError, match="no field 'z'; there are x, edge_attr, y"):
         esol.schema["z"]

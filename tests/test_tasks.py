@@ -42,10 +42,10 @@ def test_the_dtype_tells_the_task(y, name, metric, outputs):
     ("store", "message"),
     [
         (store_of(None), "toy has no target y: there is nothing to train on"),
-        (store_of(np.ones(4), "node"), "y as float64 [] a node; expected one row a graph"),
-        (store_of(np.ones(8), rows={"y": 2}), "y as float64 [2] a graph; expected one row"),
+        (store_of(np.ones(4), "node"), "y as float64 [] per node; expected one row per graph"),
+        (store_of(np.ones(8), rows={"y": 2}), "y as float64 [2] per graph; expected one row"),
         (store_of(np.full((4, 2), np.nan)), "every value of it is missing (NaN)"),
-        (store_of(np.array([-1, 1, 1, -1])), "from -1; classes are one whole number a graph"),
+        (store_of(np.array([-1, 1, 1, -1])), "from -1; classes are one whole number per graph"),
         (store_of(np.ones((4, 2), int)), "give y as float for several yes-no questions"),
     ],
 )

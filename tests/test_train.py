@@ -107,7 +107,7 @@ def test_the_report_adds_up(uninterrupted):
     text = str(report)
     assert "val RMSE" in text
     assert "160 graphs to train, 20 to validate, 20 to test" in text
-    assert "graph eff" in text
+    assert "graphs filled" in text
     for name in report.files.values():
         assert (uninterrupted / name).exists()
     assert list(uninterrupted.glob("events.out.tfevents.*"))
@@ -220,7 +220,7 @@ def test_a_killed_run_goes_on_bit_for_bit(config, uninterrupted, tmp_path):
     state = checkpoint.load(folder)
     assert len(state["steps"]) == 16
     assert (state["loader"]["epoch"], state["loader"]["position"]) == (1, 5)
-    with pytest.raises(FileNotFoundError, match="no run has finished there; continue one with"):
+    with pytest.raises(FileNotFoundError, match="no run has finished there; continue it with"):
         TrainReport.load(folder)
     report = train.resume(folder, progress=False)
     assert report.resumed_at == 16
@@ -303,7 +303,9 @@ def test_checkpoints_are_checked(tmp_path, uninterrupted):
         train.resume(tmp_path)
     whole = (uninterrupted / checkpoint.FILE).read_bytes()
     (tmp_path / checkpoint.FILE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*: begin anew"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"checkpoint\.pt cannot be read .*train --overwrite"
+    ):
         train.resume(tmp_path)
     torch.save({"format": checkpoint.FORMAT, "version": 0}, tmp_path / checkpoint.FILE)
     with pytest.raises(CheckpointCorrupt, match="version 0; this library reads"):
@@ -404,3 +406,11 @@ def test_a_diverged_run_writes_its_report_and_names_the_graphs(tmp_path, esol):
     assert [bool(np.isfinite(step.loss)) for step in steps] == [True] * (len(steps) - 1) + [False]
     assert len(steps) <= 4
     assert report["epochs"] == []
+
+
+def test_overwriting_forgets_the_choices_of_the_run_before(tmp_path):
+    """What was fastest then was fastest of another plan, perhaps; what is not a run's stays."""
+    for name in ("choices.json", "report.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    train._clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -95,7 +95,7 @@ def test_each_step_has_the_rate_of_its_number(data, tmp_path, monkeypatch):
 
 def test_a_schedule_with_an_end_goes_on_with_the_same_end_alone(data, tmp_path):
     trained(data, tmp_path / "r", schedule="cosine", epochs=1)
-    with pytest.raises(ValueError, match="schedule='cosine' over 1 epochs, which ends with them"):
+    with pytest.raises(ValueError, match="schedule='cosine' over 1 epoch, which ends with them"):
         train.resume(tmp_path / "r", {"epochs": 2}, progress=False)
     train.resume(tmp_path / "r", {"epochs": 1}, progress=False)
 

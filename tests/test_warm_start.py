@@ -101,11 +101,11 @@ def test_no_changed_byte_reaches_torch(own):
     whole = file.read_bytes()
     for place in range(len(whole)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with pytest.warns(UserWarning, match="compiling anew"):
+        with pytest.warns(UserWarning, match="compiling again"):
             assert warm_start.load(file, CPU) is None
     for cut in (0, 1, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:cut])
-        with pytest.warns(UserWarning, match="compiling anew"):
+        with pytest.warns(UserWarning, match="compiling again"):
             assert warm_start.load(file, CPU) is None
     assert not handed
 
@@ -161,5 +161,5 @@ def test_a_file_that_does_not_fit_is_said(tmp_path):
     with pytest.warns(UserWarning, match=r"was not made by torch.*it says \{'torch': '1\.0'"):
         assert warm_start.load(foreign, device) is None
     foreign.write_bytes(b"something else")
-    with pytest.warns(UserWarning, match="compiling anew"):
+    with pytest.warns(UserWarning, match="compiling again"):
         assert warm_start.load(foreign, device) is None

@@ -28,6 +28,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many, how_many_of
 
 # The bits of every byte's value in half precision.
 HALVES = np.arange(256).astype(np.float16).view(np.uint16)
@@ -154,7 +155,8 @@ def real_counts(
             raise GraphTooLarge(
                 f"of these {len(ids)} graphs too many are large: the bucket takes at most "
                 + ", ".join(
-                    f"{k} graphs of more than {w} nodes" for k, w in capacity.order_statistics[1:]
+                    f"{how_many(k, 'graph')} of more than {how_many(w, 'node')}"
+                    for k, w in capacity.order_statistics[1:]
                 )
                 + ": use the plan's next bucket, which takes any (a loader does so by itself)"
             )
@@ -165,11 +167,12 @@ def real_counts(
     sizes = store.sizes[ids]
     worst = int(sizes[:, 0].argmax())
     raise GraphTooLarge(
-        f"{len(ids)} graphs have {nodes} nodes and {edges} edges together, the largest (graph "
-        f"{(ids if names is None else names)[worst]}) {largest} nodes; the bucket takes "
-        f"{capacity.node_limit} nodes, {capacity.edge_limit} edges, {capacity.graph_limit} graphs "
-        f"and single graphs of {capacity.max_graph_nodes} nodes: put fewer graphs together, or "
-        "use a larger bucket"
+        f"{how_many(len(ids), 'graph')} of {how_many(nodes, 'node')} and {how_many(edges, 'edge')} "
+        f"together, the largest (graph {(ids if names is None else names)[worst]}) "
+        f"{how_many(largest, 'node')}; the bucket takes {how_many(capacity.node_limit, 'node')}, "
+        f"{how_many(capacity.edge_limit, 'edge')}, {how_many(capacity.graph_limit, 'graph')} and "
+        f"single graphs of {how_many(capacity.max_graph_nodes, 'node')}: put fewer graphs "
+        "together, or use a larger bucket"
     )
 
 
@@ -182,8 +185,8 @@ def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tupl
     for (name, rows), limit in zip(extra, capacity.extra_limits, strict=True):
         if rows > limit:
             raise GraphTooLarge(
-                f"{len(ids)} graphs have {rows} {name} together; the bucket takes {limit}: put "
-                "fewer graphs together, or use a larger bucket"
+                f"{how_many(len(ids), 'graph')} of {how_many_of(rows, name)} together; the bucket "
+                f"takes {limit:,}: put fewer graphs together, or use a larger bucket"
             )
     return extra
 

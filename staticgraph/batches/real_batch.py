@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.batches.typed import array_name, axis_of
 from staticgraph.schema import DICT_SUFFIX, Axis, Level
+from staticgraph.text.how_many import how_many
 
 _SIZES: dict[str, Level] = {
     "num_nodes": "node",
@@ -193,7 +194,7 @@ class RealBatch:
         return iter([self.graph_ids])
 
     def __repr__(self) -> str:
-        return f"RealBatch({self.num_graphs} graphs of {self.static!r})"
+        return f"RealBatch({how_many(self.num_graphs, 'graph')} of {self.static!r})"
 
 
 class RealView:

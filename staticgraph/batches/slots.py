@@ -253,8 +253,11 @@ class SlotPool:
         try:
             return self._free.popleft()
         except IndexError:
+            all_of_them = (
+                f"all {self.count} slots are held" if self.count > 1 else "the slot is held"
+            )
             raise SlotsExhausted(
-                f"all {self.count} slots are held: {holders(self._all)}. Use a batch and drop it, "
+                f"{all_of_them}: {holders(self._all)}. Use a batch and drop it, "
                 "keep a copy with batch.clone() (in place of list(loader): [batch.clone() for "
                 "batch in loader]), or raise StaticLoader(slots=...)"
             ) from None

@@ -1,4 +1,4 @@
-"""A transform at collation: noise, sign flips, rotations, drawn anew for every batch.
+"""A transform at collation: noise, sign flips, rotations, drawn again for every batch.
 
 The problem: a data set's ``transform`` runs once, when a store is made, so that a random one is
 frozen. The idea: a filled batch hands the flat arrays of its real rows to a function as a PyG

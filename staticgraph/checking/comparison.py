@@ -105,7 +105,7 @@ def _compare(
         return Comparison(None, f"plain PyG raised {type(error).__name__}: {error}")
     training = stock.training and not random
     found = _static_side(stock, forward, batch, training, own_sizes, jitter)
-    note = "evaluation mode, since it draws random numbers" if random else "same mode"
+    note = "in evaluation mode: it draws random numbers" if random else "in the model's own mode"
     outputs = _worst(expected.outputs, found.outputs)
     worst_gradient, name = max(
         ((_apart(g, found.gradients.get(n), expected.scale), n) for n, g in expected.named()),

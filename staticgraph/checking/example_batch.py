@@ -17,6 +17,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.columns import IndexRule
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many
 
 # Large beside any feature, and its square is far from overflow in float32.
 GARBAGE = 1000.0
@@ -41,9 +42,9 @@ def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> St
             return StaticBatch.of(example, ids, capacity, bucket)
     nodes, edges = example.sizes[:4096, :2].min(axis=0)
     raise GraphTooLarge(
-        f"no graph of the example fits a bucket of the plan: they have at least {nodes} nodes and "
-        f"{edges} edges, and the largest bucket is {plan.capacities[-1]}: plan for these graphs, "
-        "plan_buckets(store, ...)"
+        "no graph of the example fits a bucket of the plan: they have at least "
+        f"{how_many(nodes, 'node')} and {how_many(edges, 'edge')}, and the largest bucket is "
+        f"{plan.capacities[-1]}: plan for these graphs, plan_buckets(store, ...)"
     )
 
 

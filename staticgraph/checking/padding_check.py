@@ -323,7 +323,7 @@ class PaddingCheck:
         return Outcome(values, scales, drew or self._drew_on_device(before))
 
     def _drew_on_device(self, before: Tensor) -> bool:
-        """Whether the generator of the model's own device has moved; its seed was set anew."""
+        """Whether the generator of the model's own device has moved; its seed was set again."""
         if self._device.type != "cuda":
             return False
         return bool(torch.cuda.default_generators[self._device.index or 0].get_offset())

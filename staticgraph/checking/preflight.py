@@ -35,13 +35,15 @@ from staticgraph.nn.utils.own_sizes import asks, with_own_sizes
 from staticgraph.plans.choose import BucketPlan
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.arguments import Forward, forward_of
-from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.attention_choices import attention_choices
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.failures import defined_at, raised, untraceable
 from staticgraph.steps.obstacles import RECORDING_ALONE, Obstacle
 from staticgraph.steps.stock_means import stock_mean
 from staticgraph.steps.subject import Subject
 from staticgraph.steps.tracing import trace_step
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 # On a device a compiled step refuses it, too.
 HOST_COPY = "host-to-device copy"
@@ -104,10 +106,11 @@ class _Preflight:
             self._loss_compared()
         attention = self._attention()
         real = self._batch.real
-        held = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
+        held, nodes, edges = (real.graphs, real.nodes, real.edges) if real else (0, 0, 0)
         return PreflightReport(
             model=type(self._stock).__name__,
-            batch="{} graphs ({} nodes, {} edges) in {}".format(*held, self._batch.capacity),
+            batch=f"{how_many(held, 'graph')} ({how_many(nodes, 'node')}, "
+            f"{how_many(edges, 'edge')}) in {self._batch.capacity}",
             modules=tuple(self._row(path, attention, inert.get(path)) for path in ran),
             obstacles=tuple(self._obstacles),
             graphs=graphs,
@@ -186,7 +189,7 @@ class _Preflight:
 
     def _host_attributes(self) -> None:
         """Tensors that a module holds as plain attributes: ``.to(device)`` leaves them behind. Not
-        those that ``weight_norm`` and ``spectral_norm`` compute anew before every forward."""
+        those that ``weight_norm`` and ``spectral_norm`` compute again before every forward."""
         for path, module in self._stock.named_modules():
             for name, value in vars(module).items():
                 computed = {f"{name}_orig", f"{name}_g"} & module._parameters.keys()

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from staticgraph.errors import NotStatic
-from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.obstacles import RECORDING_ALONE, RESULTS, Obstacle
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
-_HEADERS = ("module", "layer", "made static", "inert")
+_HEADERS = ("module", "layer", "made static", "padding inert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,12 @@ class PreflightReport:
         lines += [str(row) for row in self.attention]
         difference = "not measured" if self.parity is None else f"{self.parity:.1e}"
         lines += [
-            f"graphs: {self.graphs}; against plain PyG: {difference} ({self.parity_note})",
+            f"captured as {how_many(self.graphs, 'graph')}; largest difference from plain PyG, "
+            f"of the largest value: {difference} ({self.parity_note})",
             self._verdict("compiles", self.compiles, RECORDING_ALONE | RESULTS),
             self._verdict("can be recorded", self.recordable, RESULTS),
             "static: nothing stands in the way"
             if self.ok
-            else f"not static: {len(self.obstacles)} obstacle{'s' * (len(self.obstacles) != 1)}",
+            else f"not static: {how_many(len(self.obstacles), 'obstacle')}",
         ]
         return "\n".join(lines)

@@ -16,7 +16,7 @@ import linecache
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from staticgraph import __version__, errors
 
@@ -43,8 +43,20 @@ KNOWN = (
 )
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Examples as they stand; a description, which is one line, filled."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line; the usage is a page away, with ``--help``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "formatter_class": Help})
 
     def error(self, message: str) -> NoReturn:
         """Ends with one line and exit status 2."""
@@ -100,6 +112,8 @@ def parser() -> argparse.ArgumentParser:
 def _for_the_user(error: Exception) -> str | None:
     """The message, where it is one for the user. A ValueError or a TypeError is if our own code
     raised it; one that Python raises of a line of ours (a TypeError) is our fault."""
+    if isinstance(error, OSError) and isinstance(error.filename, str | bytes) and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     if isinstance(error, KNOWN):
         return str(error)
     if isinstance(error, MemoryError) or ("torch" in sys.modules and _is_out_of_memory(error)):

@@ -7,7 +7,9 @@ import sys
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import waiting
 
 EXAMPLE = """\
 example:
@@ -25,20 +27,36 @@ def register(commands: Any) -> None:
         "and launches of the default plan's step compiled for a GPU that is not there, of stock "
         "layers and with kernels. Needs no GPU; compiling takes a minute or more.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--count-kernels", action="store_true", required=True)
     parser.add_argument(
-        "--data", required=True, type=values.words, help="a data set by name or path"
+        "--count-kernels", action="store_true", required=True, help="what is counted; required"
     )
-    parser.add_argument("--model", choices=values.MODELS, default="gine")
-    parser.add_argument("--layers", type=values.whole(1, values.MOST_LAYERS), default=5)
-    parser.add_argument("--hidden", type=values.whole(1, values.WIDEST), default=300)
-    parser.add_argument("--heads", type=values.whole(1, values.WIDEST), default=4)
-    parser.add_argument("--batch-size", type=values.whole(), default=32)
+    parser.add_argument(
+        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+    )
+    parser.add_argument(
+        "--model", choices=values.MODELS, default="gine",
+        help="a model of the zoo (default: gine)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layers", type=values.whole(1, values.MOST_LAYERS), default=5,
+        help="convolutions (default: 5)",
+    )  # fmt: skip
+    width = values.whole(1, values.WIDEST)
+    parser.add_argument(
+        "--hidden", type=width, default=300, help="columns of every layer (default: 300)"
+    )
+    parser.add_argument("--heads", type=width, default=4, help="of attention (default: 4)")
+    parser.add_argument(
+        "--batch-size", type=values.whole(), default=32, help="graphs per batch (default: 32)"
+    )
     parser.add_argument("--autocast", choices=("bfloat16", "float16"), help="mixed precision")
     parser.add_argument(
-        "--for", dest="target", choices=("h100", "h200", "a100", "l4"), default="h100"
+        "--for",
+        dest="target",
+        choices=("h100", "h200", "a100", "l4"),
+        default="h100",
+        help="the GPU to compile for (default: h100)",
     )
     parser.add_argument(
         "--eager",
@@ -54,6 +72,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Counts and prints."""
+    look_for(args.data)
     import torch
 
     from staticgraph import datasets, models
@@ -72,13 +91,16 @@ def run(args: argparse.Namespace) -> int:
         )
 
     eager = baseline.EAGER if args.eager or args.operators else baseline.EAGER[:1]
-    found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
+    with waiting("counting operations in eager mode"):
+        found = {name: baseline.dispatched(name, model(), store, plan, dtype) for name in eager}
     columns = [baseline.operations_column(name, counted) for name, counted in found.items()]
     label = ""
     if not args.eager:
         try:
             for kernels in (False, True):
-                column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
+                what = "with kernels" if kernels else "of stock layers"
+                with waiting(f"compiling the step {what} for {args.target}"):
+                    column, label = baseline.launched(model(), plan, args.target, kernels, dtype)
                 columns.append(column)
         except DryRunUnavailable as error:
             print(f"skipped what is compiled: {error}", file=sys.stderr)

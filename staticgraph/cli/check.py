@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import check_for, values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
+from staticgraph.text.progress import waiting
 
 NOT_STATIC = 1
 EXAMPLE = """\
@@ -28,19 +30,24 @@ def register(subparsers: Any) -> None:
         description="Run a model once on a padded batch, name what cannot be recorded, and list "
         "what is rewritten to operators of this library, by the model's own lines.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--model",
         required=True,
-        type=values.words,
+        type=values.model,
         metavar="MODEL",
         help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
     )
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
     )
-    parser.add_argument("--batch-size", type=values.whole(), default=32, metavar="B")
+    parser.add_argument(
+        "--batch-size",
+        type=values.whole(),
+        default=32,
+        metavar="B",
+        help="graphs per batch (default: 32)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     check_for.register(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -48,6 +55,7 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report; 0 where nothing stands in the way."""
+    look_for(args.data)
     if args.target:
         return check_for.run(args)
     from staticgraph import datasets
@@ -59,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
     store = datasets.open(args.data)
     plan = plan_buckets(store, batch_size=min(args.batch_size, len(store)))
     model = made(args.model, store)
-    report = preflight(model, plan, store)
-    rewrites = RewritesReport.of(model, plan, store)
+    with waiting("running the model on one batch, with and without padding, and capturing it"):
+        report = preflight(model, plan, store)
+        rewrites = RewritesReport.of(model, plan, store)
     if args.json:
         print(to_json({**report.to_dict(), "rewrites": rewrites.to_dict()}))
     else:

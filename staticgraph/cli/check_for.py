@@ -6,10 +6,12 @@ import argparse
 import sys
 
 from staticgraph.cli import values
+from staticgraph.text.progress import waiting
 
 NOT_WHOLE = 1
 UNAVAILABLE = 3
 FAILED = 4
+MODES = ("default", "reduce-overhead", "cuda-graph")
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -20,14 +22,21 @@ def register(parser: argparse.ArgumentParser) -> None:
         "runs on a device. The exit status is 1 where it does not record whole, 3 where a dry run "
         "cannot work on this machine, 4 where the model failed.",
     )
-    group.add_argument("--for", dest="target", metavar="GPU", help="h100, h200, a100 or l4")
+    group.add_argument(
+        "--for", dest="target", choices=("h100", "h200", "a100", "l4"), help="compile for this GPU"
+    )
     group.add_argument(
         "--mode",
         action="append",
-        help="default, reduce-overhead or cuda-graph; may be given again; all by default",
+        choices=MODES,
+        help="may be given again (default: all three)",
     )
     group.add_argument("--kernels", action="store_true", help="with the fused kernels")
-    group.add_argument("--autocast", metavar="DTYPE", help="such as bfloat16")
+    group.add_argument(
+        "--autocast",
+        metavar="DTYPE",
+        help="of the step, such as bfloat16 (default: the model's own)",
+    )
     group.add_argument("--loss", metavar="MODULE:NAME", help="loss(out, batch), one value per row")
     group.add_argument("--differentiable", nargs="+", default=(), metavar="FIELD",
                        help="fields the model takes derivatives by, such as pos")  # fmt: skip
@@ -46,20 +55,26 @@ def run(args: argparse.Namespace) -> int:
         0 where every run is whole, or one of the codes above.
     """
     from staticgraph.dryrun import dry_run
+    from staticgraph.dryrun.availability import why_not
     from staticgraph.errors import DryRunUnavailable
 
+    if reason := why_not():
+        print(f"skipped: {reason}", file=sys.stderr)
+        return UNAVAILABLE
+    modes = tuple(args.mode or MODES)
     try:
-        report = dry_run(
-            args.model,
-            target=args.target,
-            data=args.data,
-            batch_size=args.batch_size,
-            modes=args.mode or ("default", "reduce-overhead", "cuda-graph"),
-            kernels=args.kernels,
-            autocast=args.autocast,
-            loss=args.loss,
-            differentiable=args.differentiable,
-        )
+        with waiting(f"compiling the step for {args.target} in mode {', '.join(modes)}"):
+            report = dry_run(
+                args.model,
+                target=args.target,
+                data=args.data,
+                batch_size=args.batch_size,
+                modes=modes,
+                kernels=args.kernels,
+                autocast=args.autocast,
+                loss=args.loss,
+                differentiable=args.differentiable,
+            )
     except DryRunUnavailable as error:
         print(f"skipped: {error}", file=sys.stderr)
         return UNAVAILABLE

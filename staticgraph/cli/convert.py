@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.files.json_text import to_json
 
 EXAMPLE = """\
@@ -24,13 +25,18 @@ def register(commands: Any) -> None:
         description="Write a data set as a store on disk, in bounded memory. After a kill the same "
         "command goes on.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", type=values.words, required=True, metavar="SPEC",
         help="a data set, as for staticgraph train",
     )  # fmt: skip
-    parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
+    parser.add_argument(
+        "--out",
+        type=values.folder_to_write,
+        required=True,
+        metavar="DIR",
+        help="folder of the store; required",
+    )
     parser.add_argument(
         "--workers", type=values.whole(1, 1024), default=1, metavar="N",
         help="processes that read a table or copy a store (default: 1)",
@@ -55,6 +61,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and prints what came of it."""
+    look_for(args.data, args.target, model=False)
     from staticgraph.datasets.convert import convert
     from staticgraph.text.table import table
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli.large_run import EMBEDDINGS, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status, say
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         if score.not_finite:
             diverged = Diverged(
                 f"the training diverged by epoch {trainer.epoch}: {score.not_finite} of "
-                f"{2 * score.edges} tested ends have a score that is not finite. Train anew with a "
-                "lower --rate",
+                f"{2 * score.edges} tested ends have a score that is not finite. Train again with "
+                "a lower --rate",
                 trainer.epoch,
             )
     epochs = [asdict(epoch) for epoch in trainer.history]
@@ -72,7 +73,8 @@ def links(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         rows += [("MRR", f"{score.mrr:.4f}")]
         rows += [(f"Hits@{k}", f"{v:.4f}") for k, v in score.hits.items()]
     model = f"{args.encoder}, {config.decoder}" if args.encoder else config.decoder
-    title = f"{triples.name}, {args.policy} p={p} c={policy.slots(p)}, {model}"
+    place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
+    title = f"{triples.name}, {args.policy}, {place}, {model}"
     report = {
         "task": "link", "data": triples.name, "policy": str(policy), "partitions": p,
         "encoder": args.encoder, "fanouts": args.fanouts if args.encoder else None,
@@ -98,9 +100,9 @@ def _train(trainer: Any, epochs: int) -> Diverged | None:
             return error
         status.clear()
         say(
-            f"epoch {done.epoch:3}  loss {done.loss:.4f}  {done.states} states  "
-            f"{done.partitions_read} reads  bias {done.bias:.3f}  {done.seconds:.1f} s  "
-            f"waited {done.waited_s:.2f} s"
+            f"epoch {done.epoch:3}  loss {done.loss:.4f}  {how_many(done.states, 'state')}  "
+            f"{how_many(done.partitions_read, 'read')}  bias {done.bias:.3f}  {done.seconds:.1f} s "
+            f" waited {done.waited_s:.2f} s"
         )
     return None
 

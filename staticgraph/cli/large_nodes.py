@@ -8,6 +8,7 @@ from typing import Any
 
 from staticgraph.cli.large_run import GRAPH, PICTURE, given, graph_of, sizes_of
 from staticgraph.errors import Diverged
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import say
 
 
@@ -71,8 +72,8 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         epochs.append(done)
         say(
             f"epoch {done['epoch']:3}  loss {done['loss']:.4f}  train {done['accuracy']:.3f}  "
-            f"valid {done['valid']:.3f}  {done['partitions_read']} reads  {done['seconds']:.2f} s  "
-            f"waited {done['waited_s']:.2f} s"
+            f"valid {done['valid']:.3f}  {how_many(done['partitions_read'], 'read')}  "
+            f"{done['seconds']:.2f} s  waited {done['waited_s']:.2f} s"
         )
     timeline.plot(loader.states.times, p, args.out / PICTURE)
     model.load_state_dict(chosen)
@@ -86,9 +87,10 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
     rows += [("test accuracy", f"{accuracy:.4f}")] if accuracy is not None else []
     if statistics is not None:
         rows += [
-            ("batches a rung", " ".join(map(str, statistics.batches))),
-            ("split, in eager", f"{statistics.splits}, {statistics.eager}"),
-            ("row efficiency", f"{statistics.efficiency:.3f}"),
+            ("batches per shape, smallest first", ", ".join(map(str, statistics.batches))),
+            ("batches split", f"{statistics.splits}"),
+            ("batches in eager", f"{statistics.eager}"),
+            ("rows that are real", f"{statistics.efficiency:.1%}"),
         ]
     report = {
         "task": "node", "data": found.name, "policy": str(policy), "partitions": p,
@@ -97,5 +99,6 @@ def nodes(args: argparse.Namespace) -> tuple[dict[str, Any], str, Diverged | Non
         "valid_accuracy": best if epochs else None, "test_accuracy": accuracy,
         "majority": float(np.bincount(found.labels[found.test]).max() / len(found.test)),
     }  # fmt: skip
-    title = f"{found.name}, {args.policy} p={p} c={policy.slots(p)}, {args.model}"
+    place = f"{how_many(policy.slots(p), 'partition')} of {p} in memory"
+    title = f"{found.name}, {args.policy}, {place}, {args.model}"
     return report, table((title, ""), rows), diverged

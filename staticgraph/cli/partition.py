@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import load, look_for_graph
 from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Status
 
 EXAMPLE = """\
@@ -14,6 +16,14 @@ examples:
   staticgraph partition --data fb15k-237 --partitions 32 --out graph/
   staticgraph partition --edges edges.npy --nodes 1000000 --features features.npy --out graph/
 """
+
+# In JSON and in the table; a cell is the edges from one partition to another.
+LABELS = {
+    "partition_nodes": "nodes per partition",
+    "bucket_edges_min": "edges per cell, fewest",
+    "bucket_edges_mean": "edges per cell, mean",
+    "bucket_edges_max": "edges per cell, most",
+}
 
 
 def register(commands: Any) -> None:
@@ -23,7 +33,6 @@ def register(commands: Any) -> None:
         help="cut a graph larger than memory into partitions on disk",
         description="Cut one large graph into partitions on disk, in bounded memory.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -47,7 +56,13 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=values.seed, default=0, help="of the new numbers (default: 0)"
     )
-    parser.add_argument("--out", type=values.folder, required=True, metavar="DIR", help="where to")
+    parser.add_argument(
+        "--out",
+        type=values.folder_to_write,
+        required=True,
+        metavar="DIR",
+        help="folder of the graph; required",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the graph in --out")
     parser.add_argument("--verify", action="store_true", help="read all back, compare checksums")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -60,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--edges needs --nodes")
     if args.edges is None and (args.nodes is not None or args.features is not None):
         args.parser.error("--nodes and --features go with --edges; --data brings its own")
+    load() if args.edges is not None else look_for_graph(args.data)
 
     from staticgraph.outofcore import PartitionedGraph, partition
     from staticgraph.outofcore.disk import data
@@ -77,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     status = Status()
     partition(
         edges, nodes, args.partitions, args.out, features=features, seed=args.seed,
-        progress=lambda stage, done: status.show(f"{stage}: {done:,} edges"),
+        progress=lambda stage, done: status.show(f"{stage}: {how_many(done, 'edge')}"),
         overwrite=args.overwrite,
     )  # fmt: skip
     status.clear()
@@ -94,6 +110,6 @@ def run(args: argparse.Namespace) -> int:
         "bucket_edges_max": int(sizes.max()),
         "bytes": sum(record.bytes for record in graph.manifest.files.values()),
     }
-    rows = [(name.replace("_", " "), f"{value:,}") for name, value in found.items()]
+    rows = [(LABELS.get(name, name), f"{value:,}") for name, value in found.items()]
     print(to_json(found) if args.json else table(("what", str(args.out)), rows))
     return 0

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.model_options import check_sizes
 from staticgraph.cli.probe import add_training
 from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from staticgraph.packing.pack import Packing
@@ -43,7 +45,6 @@ def register(subparsers: Any) -> None:
         help="choose fixed shapes for a data set, or pack it at given limits",
         description="Choose the few capacities that carry a data set, or pack it at given limits.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_argument_group("data (one of)")
     source.add_argument(
@@ -116,9 +117,9 @@ def register(subparsers: Any) -> None:
     out = parser.add_argument_group("output")
     for name, what in (
         ("--out", "write the plan as JSON"),
-        ("--plot", "draw sizes, limits and packs (PNG)"),
+        ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
         ("--map", "efficiency over limits as CSV"),
-        ("--knee", "draw the cost against 1 to 6 buckets (PNG)"),
+        ("--knee", "draw the cost against 1 to 6 buckets (PNG, or what the name ends in)"),
     ):
         kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
         out.add_argument(name, type=kind, metavar="FILE", help=what)
@@ -170,6 +171,7 @@ def _sizes(args: argparse.Namespace) -> tuple[SizeHistogram, Any]:
     if args.histogram:
         histogram = SizeHistogram.from_csv(args.histogram)
         return histogram, histogram
+    look_for(args.data, model=bool(args.max_memory))
     from staticgraph import datasets
 
     store = datasets.open(args.data)
@@ -226,20 +228,25 @@ def _print_packings(args: argparse.Namespace, found: dict[str, Any]) -> None:
     filled = {k: v for k, v in found.items() if k.endswith("_efficiency")}
     names = [f"{name.removesuffix('_efficiency')}s filled" for name in filled]
     row = [f"{found['packs']:,}", *(f"{v:.2%}" for v in filled.values())]
-    print(f"limits {', '.join(map(str, args.limits))}, at most {args.max_graphs or 'any'} graphs")
+    most = (
+        f"at most {how_many(args.max_graphs, 'graph')}"
+        if args.max_graphs
+        else "any number of graphs"
+    )
+    print(f"limits {', '.join(map(str, args.limits))}, {most}")
     print(table(["packs", *names, "time"], [[*row, f"{1000 * found['seconds']:.1f} ms"]]))
     if "bound" in found:
         print(
-            f"no packing has fewer than {found['bound']:,} packs (linear programming "
+            f"no packing has fewer than {how_many(found['bound'], 'pack')} (linear programming "
             f"{found['linear_bound']:,.2f}, volume {found['volume_bound']:,})"
         )
     elif found.get("proven_bound", 0) > found["volume_bound"]:
         print(
-            f"no packing has fewer than {found['proven_bound']:,} packs (linear programming, "
-            f"volume {found['volume_bound']:,})"
+            f"no packing has fewer than {how_many(found['proven_bound'], 'pack')} (linear "
+            f"programming, volume {found['volume_bound']:,})"
         )
     else:
-        print(f"no packing has fewer than {found['volume_bound']:,} packs (volume)")
+        print(f"no packing has fewer than {how_many(found['volume_bound'], 'pack')} (volume)")
 
 
 def _search(args: argparse.Namespace, histogram: SizeHistogram) -> int:
@@ -294,7 +301,7 @@ def _plan(args: argparse.Namespace, histogram: SizeHistogram, source: Any) -> in
         return 0
     print(report)
     for number, cost in enumerate(costs.get("cost_by_buckets", []), 1):
-        print(f"{number} buckets cost {cost:,.0f}")
+        print(f"{how_many(number, 'bucket')} cost {cost:,.0f}")
     if plan.note:
         print(plan.note)
     return 0
@@ -309,7 +316,7 @@ def _knee(
 
     graphs = args.batch_size or args.graphs or 128
     choices = choose_buckets(histogram, MOST_DRAWN, graphs=graphs, cost=price)
-    save_cost_picture(args.knee, {f"about {graphs} graphs a batch": choices})
+    save_cost_picture(args.knee, {f"about {how_many(graphs, 'graph')} a batch": choices})
     return {"cost_by_buckets": [choice.cost for choice in choices]}
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
+from staticgraph.text.how_many import how_many
+from staticgraph.text.progress import waiting
 
 if TYPE_CHECKING:
     from staticgraph.memory.model import MemoryModel
@@ -36,16 +39,25 @@ def register(subparsers: Any) -> None:
         help="find the memory of a step as a function of the batch",
         description="Find the memory of a training step as a function of nodes, edges and graphs.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", type=values.words, metavar="SPEC", required=True, help="as for staticgraph train"
     )
     add_training(parser)
     how = parser.add_argument_group("how")
-    how.add_argument("--form", choices=("auto", "linear", "attention", "quadratic"), default="auto")
-    how.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    how.add_argument("--like", choices=("cpu", "cuda"), default="cpu", help="on a CPU: count as on")
+    how.add_argument(
+        "--form",
+        choices=("auto", "linear", "attention", "quadratic"),
+        default="auto",
+        help="what to fit, see docs/memory.md (default: auto)",
+    )
+    how.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where a step runs (default: cpu)"
+    )
+    how.add_argument(
+        "--like", choices=("cpu", "cuda"), default="cpu",
+        help="on a CPU: whose allocator to count as (default: cpu)",
+    )  # fmt: skip
     how.add_argument(
         "--compiled",
         action="store_true",
@@ -57,18 +69,18 @@ def register(subparsers: Any) -> None:
         dest="target",
         choices=("h100", "h200", "a100", "l4"),
         default="h100",
-        help="with --compiled: the device to compile for",
+        help="with --compiled: the device to compile for (default: h100)",
     )
     how.add_argument(
         "--path",
         choices=("recorded", "counted"),
         default="recorded",
-        help="the shapes of compiled and recorded steps, or those of train --mode eager, whose "
-        "layers follow the real counts of a batch",
+        help="the shapes of compiled and recorded steps, or those of eager steps, whose layers "
+        "follow the real counts of a batch (default: recorded)",
     )
     how.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE",
-        help="a cap, such as 20GiB, to show beside it",
+        help="a cap, such as 20GiB, to show with it",
     )  # fmt: skip
     out = parser.add_argument_group("output")
     out.add_argument(
@@ -94,8 +106,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--loss", type=values.words, metavar="MODULE:NAME",
         help="loss(out, batch), one value per row; by default what the target y asks for",
     )  # fmt: skip
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
-    group.add_argument("--autocast", choices=("bfloat16",), help="dtype of forward and loss")
+    group.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="adam", help="of the step (default: adam)"
+    )
+    group.add_argument(
+        "--autocast", choices=("bfloat16",),
+        help="dtype of forward and loss (default: the model's own)",
+    )  # fmt: skip
     group.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
@@ -104,7 +121,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "counted, and off elsewhere (default: auto)",
     )
     group.add_argument(
-        "--accumulate", type=values.whole(), default=1, help="backward passes to one update"
+        "--accumulate",
+        type=values.whole(),
+        default=1,
+        help="backward passes per update (default: 1)",
     )
 
 
@@ -115,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--compiled counts a step for a GPU that is not here: give --like cuda")
     if args.compiled and args.path == "counted":
         args.parser.error("--compiled reads recorded shapes alone: leave --path counted out")
+    look_for(args.data)
     import torch
 
     from staticgraph import datasets
@@ -128,7 +149,8 @@ def run(args: argparse.Namespace) -> int:
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
     begin = time.perf_counter()
-    memory = probe_model(store, args)
+    with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
+        memory = probe_model(store, args)
     seconds = time.perf_counter() - begin
     if args.out:
         memory.save(args.out)
@@ -140,7 +162,10 @@ def run(args: argparse.Namespace) -> int:
         print(to_json({**memory.to_dict(), "seconds": seconds}))
     else:
         print(memory)
-        print(f"{len(memory.points) + (memory.checked is not None)} points in {seconds:.1f} s")
+        print(
+            f"{how_many(len(memory.points) + (memory.checked is not None), 'point')} in "
+            f"{seconds:.1f} s"
+        )
     if args.plot:
         print(f"picture: {args.plot}", file=sys.stderr)
     return 0

@@ -30,7 +30,6 @@ def register(commands: Any) -> None:
         help="print the report of a finished training run",
         description="Print the report of a finished training run.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=values.folder, metavar="DIR", help="the --out of the run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -70,8 +69,8 @@ def _page(report: TrainReport, folder: Path) -> str:
         steps = read_steps(folder / STEPS)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder / STEPS} is not a list of steps that this version reads ({error}); write it "
-            f"anew with staticgraph train --resume --out {folder}"
+            f"{folder / STEPS} is not a list of steps that this version reads ({error}); "
+            f"staticgraph train --resume --out {folder} writes it again from the checkpoint"
         ) from error
     if not steps:
         raise ValueError(f"{folder / STEPS} has no steps: there is nothing to draw")

@@ -9,8 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import load
 from staticgraph.errors import MissingPackage
 from staticgraph.steps.modes import MODES
+from staticgraph.training.run_folder import require_trained
 
 if TYPE_CHECKING:
     from staticgraph.serving.service import Service
@@ -34,7 +36,6 @@ def register(commands: Any) -> None:
         help="answer requests for a trained model over HTTP",
         description="Answer requests for a trained model over HTTP.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -54,18 +55,23 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--task", choices=("binary", "classes"),
-        help="with --exported: answer probabilities beside the outputs",
+        help="with --exported: answer probabilities with the outputs",
     )  # fmt: skip
-    parser.add_argument("--host", type=values.words, default="127.0.0.1", help="(default: here)")
+    parser.add_argument(
+        "--host",
+        type=values.words,
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1, this machine alone)",
+    )
     parser.add_argument(
         "--port",
         type=values.whole(0, 65535),
         default=8000,
-        help="0 takes a free one (default: 8000)",
+        help="port to listen on; 0 takes a free one (default: 8000)",
     )
     parser.add_argument(
         "--max-wait-ms", type=values.number(0, 60_000), default=5.0,
-        help="how long a graph waits for others (default: 5)",
+        help="milliseconds that a graph waits for others (default: 5)",
     )  # fmt: skip
     parser.add_argument(
         "--max-queue",
@@ -74,18 +80,31 @@ def register(commands: Any) -> None:
         help="graphs that may wait (default: 4096)",
     )
     parser.add_argument(
-        "--max-graphs", type=values.whole(), default=1024, help="of a request (default: 1024)"
+        "--max-graphs",
+        type=values.whole(),
+        default=1024,
+        help="most graphs in a request (default: 1024)",
     )
     parser.add_argument(
         "--max-body", type=values.byte_size, default=8 << 20, metavar="BYTES",
-        help="of a request, such as 8MiB (the default)",
+        help="most bytes in a request (default: 8MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=values.whole(0, 64), default=1,
         help="processes that read requests, besides the model's (default: 1); 0: in the same one",
     )  # fmt: skip
-    parser.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
-    parser.add_argument("--compile-mode", choices=MODES, default="auto", help="(default: auto)")
+    parser.add_argument(
+        "--device",
+        type=values.device,
+        default="auto",
+        help="with --run: cpu, cuda, cuda:1, or auto (default: auto)",
+    )
+    parser.add_argument(
+        "--compile-mode",
+        choices=MODES,
+        default="auto",
+        help="with --run: as for staticgraph train (default: auto)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -93,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped."""
     require_extra()
     _check_fitting(args)
+    if args.exported is None:
+        require_trained(args.folder)
+    load()
     from staticgraph.serving.own_process import settle
 
     service = _service(args)

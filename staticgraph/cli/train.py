@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import DIVERGED, INTERRUPTED, values
+from staticgraph.cli.loading import load, look_for
 from staticgraph.cli.model_options import add_model, check_sizes
 from staticgraph.errors import Diverged
 from staticgraph.files.json_text import to_json
 from staticgraph.steps.modes import MODES
+from staticgraph.training.run_folder import require_free, require_run
 from staticgraph.training.schedule import SCHEDULES
 
 EXAMPLE = """\
@@ -41,7 +44,6 @@ def register(commands: Any) -> None:
         help="train a model on a data set in fixed shapes",
         description="Train a graph neural network on a data set, in a few fixed shapes.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
     data = parser.add_argument_group("data")
@@ -58,7 +60,7 @@ def register(commands: Any) -> None:
     add_model(model, default=None)
     training = parser.add_argument_group("training")
     training.add_argument(
-        "--batch-size", type=values.whole(), help="graphs in a batch (default: 128)"
+        "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
     training.add_argument(
         "--epochs", type=values.whole(), help="those before a resume included (default: 3)"
@@ -77,7 +79,7 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     training.add_argument(
         "--accumulate", type=values.whole(), metavar="K",
-        help="batches to one update (default: 1)",
+        help="batches per update (default: 1)",
     )  # fmt: skip
     training.add_argument(
         "--autocast",
@@ -93,7 +95,7 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
-        help="torch's names, and fused and cuda-graph of this library; auto times what there is "
+        help="torch's names, and fused and cuda-graph of this library; auto times them "
         "before the first step and keeps the fastest for each bucket: eager and fused on a CPU; "
         "eager, default (compiled) and cuda-graph (recorded) on CUDA (default: auto)",
     )
@@ -128,10 +130,16 @@ def register(commands: Any) -> None:
         help="settings as TOML, such as the config.toml of another run",
     )  # fmt: skip
     files.add_argument(
-        "--out", type=values.folder, metavar="DIR", help=f"the run's folder (default: {OUT})"
+        "--out",
+        type=values.folder_to_write,
+        metavar="DIR",
+        help=f"the run's folder (default: {OUT})",
     )
     files.add_argument(
-        "--checkpoint-every", type=values.whole(), metavar="STEPS", help="(default: 100)"
+        "--checkpoint-every",
+        type=values.whole(),
+        metavar="STEPS",
+        help="steps between checkpoints (default: 100)",
     )
     begin = files.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="continue the run in --out")
@@ -181,6 +189,15 @@ def run(args: argparse.Namespace) -> int:
     resuming = getattr(args, "resume", False)
     if not resuming and "data" not in given:
         args.parser.error("the argument --data is required, but for --resume or a --config with it")
+    alone = "RANK" not in os.environ  # of several processes the first looks, and tells the others
+    if resuming:
+        if alone:
+            require_run(out)
+        load()
+    else:
+        if alone and not getattr(args, "overwrite", False):
+            require_free(out)
+        look_for(given["data"], given.get("target"))
 
     from staticgraph.training.config import TrainConfig
     from staticgraph.training.interrupt import Interrupted

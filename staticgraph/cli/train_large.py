@@ -9,6 +9,7 @@ from typing import Any
 
 from staticgraph.cli import values
 from staticgraph.cli.large_run import DEFAULTS, EMBEDDINGS, GRAPH, PICTURE, REPORT
+from staticgraph.cli.loading import look_for_graph
 from staticgraph.files.json_text import save_json, to_json
 
 EXAMPLE = """\
@@ -34,9 +35,11 @@ def register(commands: Any) -> None:
         help="train on one graph larger than memory",
         description="Train on one graph whose partitions lie on disk.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--task", choices=("link", "node"), required=True)
+    parser.add_argument(
+        "--task", choices=("link", "node"), required=True,
+        help="predict missing links, or the labels of nodes; required",
+    )  # fmt: skip
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC",
         help="fb15k-237, cora, citeseer, cornell5, or a .npz file",
@@ -44,7 +47,7 @@ def register(commands: Any) -> None:
     _add_sizes(parser.add_argument_group("buffer"))
     _add_training(parser)
     parser.add_argument(
-        "--out", type=values.folder, default=Path("runs/large"), metavar="DIR",
+        "--out", type=values.folder_to_write, default=Path("runs/large"), metavar="DIR",
         help="the run's folder (default: runs/large)",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace the run in --out")
@@ -58,9 +61,17 @@ def _add_sizes(buffer: Any) -> None:
         "--policy", choices=tuple(DEFAULTS), default="comet",
         help="comet and beta for links, node-cache and dispersed for nodes (default: comet)",
     )  # fmt: skip
-    buffer.add_argument("--partitions", type=values.whole(), metavar="P", help="on disk")
     buffer.add_argument(
-        "--buffer", type=values.whole(), metavar="C", help="partitions resident at once"
+        "--partitions",
+        type=values.whole(),
+        metavar="P",
+        help="how many on disk (default: 32 for comet, 1 for in-memory, else 16)",
+    )
+    buffer.add_argument(
+        "--buffer",
+        type=values.whole(),
+        metavar="C",
+        help="partitions in memory at once (default: 4 for beta, 1 for in-memory, else 8)",
     )
     buffer.add_argument(
         "--logical", type=values.whole(), metavar="L", help="comet's groups (default: 2P/C)"
@@ -76,43 +87,75 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     width = values.whole(1, values.WIDEST)
     training = parser.add_argument_group("training")
     training.add_argument(
-        "--epochs", type=values.whole(), help="(default: 10 for links, 50 for nodes)"
+        "--epochs",
+        type=values.whole(),
+        help="passes over the edges or the training nodes (default: 10 for links, 50 for nodes)",
     )
     training.add_argument(
-        "--batch-size", type=values.whole(), help="(default: 1000 edges, 64 nodes)"
+        "--batch-size",
+        type=values.whole(),
+        help="edges or training nodes per batch (default: 1000 edges, 64 nodes)",
     )
     training.add_argument(
-        "--rate", type=values.rate, help="(default: 0.1 for links, 0.01 for nodes)"
+        "--rate", type=values.rate, help="learning rate (default: 0.1 for links, 0.01 for nodes)"
     )
-    training.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
+    training.add_argument(
+        "--seed", type=values.seed, default=0, help="of weights, order and samples (default: 0)"
+    )
     links = parser.add_argument_group("links")
-    links.add_argument("--decoder", choices=("distmult", "complex", "transe"), default="distmult")
-    links.add_argument("--dimension", type=width, default=50, help="(default: 50)")
     links.add_argument(
-        "--chunks", type=values.whole(), help="of a batch (default: 10, or 1 with an encoder)"
+        "--decoder",
+        choices=("distmult", "complex", "transe"),
+        default="distmult",
+        help="what scores a link (default: distmult)",
     )
     links.add_argument(
-        "--negatives", type=values.whole(), default=500, help="per chunk and side (default: 500)"
+        "--dimension", type=width, default=50, help="numbers per embedding (default: 50)"
     )
-    links.add_argument("--degree-fraction", type=values.share, default=0.0, help="(default: 0)")
+    links.add_argument(
+        "--chunks",
+        type=values.whole(),
+        help="parts of a batch that share negatives (default: 10, or 1 with an encoder)",
+    )
+    links.add_argument(
+        "--negatives",
+        type=values.whole(),
+        default=500,
+        help="wrong ends per chunk and side (default: 500)",
+    )
+    links.add_argument(
+        "--degree-fraction",
+        type=values.share,
+        default=0.0,
+        help="share of negatives drawn by degree (default: 0)",
+    )
     links.add_argument(
         "--encoder",
         choices=("sage", "gcn", "gat"),
-        help="of sampled neighbourhoods (default: none)",
+        help="layers over sampled neighbourhoods (default: none)",
     )
     links.add_argument(
         "--encoder-rate",
         type=values.rate,
         default=0.01,
-        help="Adagrad's on the encoder (default: 0.01)",
+        help="learning rate of the encoder (default: 0.01)",
     )
     nodes = parser.add_argument_group("nodes")
-    nodes.add_argument("--model", choices=("sage", "gcn", "gat"), default="sage")
-    nodes.add_argument("--hidden", type=width, default=64, help="(default: 64)")
-    nodes.add_argument("--dropout", type=values.share, default=0.5, help="(default: 0.5)")
+    nodes.add_argument(
+        "--model",
+        choices=("sage", "gcn", "gat"),
+        default="sage",
+        help="layers over sampled neighbourhoods (default: sage)",
+    )
+    nodes.add_argument(
+        "--hidden", type=width, default=64, help="columns of every layer (default: 64)"
+    )
+    nodes.add_argument(
+        "--dropout", type=values.share, default=0.5, help="between layers (default: 0.5)"
+    )
     parser.add_argument(
         "--fanouts", type=values.fanouts, default=[10, 10], metavar="K,K",
-        help="with --model and --encoder: a layer each, from the seeds on (default: 10,10)",
+        help="neighbours sampled, one number per layer, from the seeds on (default: 10,10)",
     )  # fmt: skip
 
 
@@ -121,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
     allowed = LINK_POLICIES if args.task == "link" else NODE_POLICIES
     if args.policy not in allowed:
         args.parser.error(f"--task {args.task} takes --policy {', '.join(allowed)}")
+    look_for_graph(args.data)
     if args.task == "link":
         from staticgraph.cli.large_links import links as task
     else:

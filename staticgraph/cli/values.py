@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,7 @@ def file_to_write(text: str) -> Path:
         raise _refused(text, "that is a folder; give a file")
     if not path.parent.is_dir():
         raise _refused(text, f"there is no folder {path.parent} to write it to")
+    _refuse_closed(text, path)
     return path
 
 
@@ -158,6 +160,20 @@ def folder(text: str) -> Path:
     if not nearest.is_dir():
         raise _refused(text, f"{nearest} is a file; give a folder")
     return path
+
+
+def folder_to_write(text: str) -> Path:
+    """The path of a folder that can be written to, or made."""
+    path = folder(text)
+    _refuse_closed(text, path)
+    return path
+
+
+def _refuse_closed(text: str, path: Path) -> None:
+    """Refuses what may not be written, before minutes of work for it."""
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not os.access(nearest, os.W_OK):
+        raise _refused(text, f"{nearest} may not be written to; choose another place")
 
 
 def _path(text: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staticgraph.cli import values
+from staticgraph.cli.loading import look_for
 from staticgraph.cli.loss_option import loss_of
 from staticgraph.cli.model_options import add_model, check_sizes, model_of
 from staticgraph.files.json_text import to_json
@@ -38,7 +39,6 @@ def register(subparsers: Any) -> None:
         description="Train a model by plain PyG and by this library in turn for about a minute, "
         "and say which is faster, at what memory, and whether both compute the same.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
@@ -54,7 +54,7 @@ def register(subparsers: Any) -> None:
     )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(
-        "--batch-size", type=values.whole(), default=128, help="graphs in a batch (default: 128)"
+        "--batch-size", type=values.whole(), default=128, help="graphs per batch (default: 128)"
     )
     how.add_argument(
         "--seconds", type=values.number(0, more=True), default=60.0,
@@ -65,11 +65,16 @@ def register(subparsers: Any) -> None:
         help="what is tried (default: on a CPU eager, eager+kernels and fused; on CUDA also "
         "compiled and recorded)",
     )  # fmt: skip
-    how.add_argument("--device", type=values.device, default="auto", help="(default: auto)")
-    how.add_argument("--seed", type=values.seed, default=0, help="(default: 0)")
+    how.add_argument(
+        "--device", type=values.device, default="auto",
+        help="cpu, cuda, cuda:1, or auto (default: auto)",
+    )  # fmt: skip
+    how.add_argument(
+        "--seed", type=values.seed, default=0, help="of split, model and order (default: 0)"
+    )
     out = parser.add_argument_group("output")
     out.add_argument(
-        "--out", type=values.folder, default=OUT, metavar="DIR",
+        "--out", type=values.folder_to_write, default=OUT, metavar="DIR",
         help=f"gets {REPORT} and {PICTURE} (default: {OUT})",
     )  # fmt: skip
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -79,6 +84,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, prints, and writes report and picture."""
     check_sizes(args)
+    look_for(args.data, args.target)
     import torch
 
     from staticgraph import datasets
@@ -86,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from staticgraph.training.versus.picture import save_versus_picture
     from staticgraph.training.versus.versus import versus
 
+    args.out.mkdir(parents=True, exist_ok=True)  # or say so before a minute of measuring
     device = device_of(args.device)
     store = datasets.open(args.data, target=args.target, seed=args.seed)
     loss, outputs = loss_of(args.loss, store)
@@ -100,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
         device=device,
         seed=args.seed,
     )
-    args.out.mkdir(parents=True, exist_ok=True)
     report.save(args.out / REPORT)
     print(to_json(report.to_dict()) if args.json else report)
     written = [args.out / REPORT]

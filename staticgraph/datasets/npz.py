@@ -12,15 +12,18 @@ Bond ``i`` becomes the edges ``2i`` (a, b) and ``2i + 1`` (b, a), as in OGB.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from staticgraph.errors import BadGraph, UnknownDataset
+from staticgraph.files.numpy_file import why_unreadable
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 MOLECULES = ("num_nodes", "num_bonds", "atom_feat", "bond_feat", "bonds", "label")
 TU = ("num_nodes", "num_edges_undirected", "edges", "label")
@@ -44,8 +47,12 @@ def open_npz(path: Path) -> GraphStore:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UnknownDataset(f"{path} is not an .npz of plain arrays: {error}") from None
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # may not be read
+            raise
+        raise UnknownDataset(
+            f"{path} is not an .npz of plain arrays: {why_unreadable(path)}"
+        ) from None
     if set(MOLECULES) <= set(arrays):
         return _molecules(arrays, path.stem)
     if set(TU) <= set(arrays):
@@ -53,7 +60,14 @@ def open_npz(path: Path) -> GraphStore:
     raise UnknownDataset(
         f"{path} holds {', '.join(sorted(arrays)) or 'nothing'}; expected molecules "
         f"({', '.join(MOLECULES)}) or a TU set ({', '.join(TU)})"
+        + ("; one large graph is for staticgraph train-large" if _is_one_graph(arrays) else "")
     )
+
+
+def _is_one_graph(arrays: dict[str, Array]) -> bool:
+    """Whether these are the nodes and edges of one graph, as ``train-large`` takes it."""
+    nodes = arrays.get("num_nodes", arrays.get("num_entities"))
+    return nodes is not None and nodes.ndim == 0
 
 
 def _molecules(arrays: dict[str, Array], name: str) -> GraphStore:
@@ -126,12 +140,12 @@ def both_directions(pairs: Array) -> tuple[IntArray, IntArray]:
 
 
 def _check_length(name: str, key: str, values: Array, graphs: int) -> None:
-    """Refuses an array that has not one entry a graph."""
+    """Refuses an array that has not one entry per graph."""
     found = len(values) if values.ndim else 1
     if found != graphs:
         raise BadGraph(
-            f"{name}: {key!r} has {found} entries for {graphs} graphs (num_nodes); one a graph is "
-            "needed: write the file again from one list of graphs"
+            f"{name}: {key!r} has {how_many(found, 'entry')} for {how_many(graphs, 'graph')} "
+            "(num_nodes); one per graph is needed: write the file again from one list of graphs"
         )
 
 

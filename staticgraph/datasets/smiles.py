@@ -20,6 +20,7 @@ from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar
 
 CHIRALITY = ("CHI_UNSPECIFIED", "CHI_TETRAHEDRAL_CW", "CHI_TETRAHEDRAL_CCW", "CHI_OTHER")
@@ -101,8 +102,9 @@ def each_row(path: Path) -> Iterator[tuple[dict[str, str], int]]:
                     continue
                 if len(cells) != len(header):
                     raise BadGraph(
-                        f"{path}, line {reader.line_num}: {len(cells)} cells where the header has "
-                        f"{len(header)} columns; put quotes around a cell with a comma in it"
+                        f"{path}, line {reader.line_num}: {how_many(len(cells), 'cell')} where the "
+                        f"header has {how_many(len(header), 'column')}; put quotes around a cell "
+                        "with a comma in it"
                     )
                 empty = False
                 yield dict(zip(header, cells, strict=True)), reader.line_num

@@ -26,6 +26,7 @@ from torch import Tensor
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.distributed.share import Share
 from staticgraph.internals.foreach import copy_all
+from staticgraph.text.how_many import how_many
 
 # torch's DistributedDataParallel takes as much; most GNNs fit into one.
 BUFFER_BYTES = 25 << 20
@@ -65,7 +66,7 @@ class Reduction:
         self._buffer_bytes = buffer_bytes
         devices = {parameter.device for parameter in self._parameters}
         if len(devices) > 1:
-            raise ValueError(f"parameters on {len(devices)} devices: a rank has one")
+            raise ValueError(f"parameters on {how_many(len(devices), 'device')}: a rank has one")
         self._device = next(iter(devices), torch.device("cpu"))
         self._asks = self._device.type == "cpu"  # reading a device would stop it
         self._buffers: dict[tuple[int, ...], _Buffers] = {}

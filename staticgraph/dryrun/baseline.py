@@ -58,7 +58,7 @@ class Column:
 
 
 def squared_error(out: Tensor, batch: Any) -> Tensor:
-    """A loss that plain PyG and a child process can have, too: one value a graph."""
+    """A loss that plain PyG and a child process can have, too: one value per graph."""
     return F.mse_loss(out.view(-1), batch.y[:, 0].float().view(-1), reduction="none")
 
 

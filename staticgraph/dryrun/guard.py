@@ -1,7 +1,7 @@
 """The C++ half: a device guard and CUDA hooks that do nothing, built once, loaded before torch.
 
 The compiled file is kept beside the library's other downloads and builds, named by torch's version
-and its own source, so that a new torch or a new guard is built anew. No function of this file may
+and its own source, so that a new torch or a new guard is built again. No function of this file may
 import torch: its hooks are made once, when it is first imported.
 """
 

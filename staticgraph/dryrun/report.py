@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 PARTS = ("forward", "backward", "optimizer")
@@ -290,8 +291,9 @@ def _uses_table(uses: tuple[KernelUse, ...]) -> str:
         for u in shown
     ]
     summary = (
-        f"Inductor's: {len(inductors)} kernels, at most {max(u.registers for u in inductors)} "
-        f"registers, {sum(bool(u.spill_bytes) for u in inductors)} spill, "
+        f"Inductor's: {how_many(len(inductors), 'kernel')}, at most "
+        f"{max(u.registers for u in inductors)} registers, "
+        f"{sum(bool(u.spill_bytes) for u in inductors)} spill, "
         f"{sum(bool(u.atomics) for u in inductors)} use atomics"
         if inductors
         else ""

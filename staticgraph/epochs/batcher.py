@@ -75,7 +75,7 @@ class Batcher:
         oversize: what to do with a graph that fits no bucket: raise, leave it out, or give the
             plan one more bucket that holds it (then read the plan back from :attr:`plan`).
         window: open packs of the stream where ``exact`` is false; None packs the sizes once,
-            looking at all of them, and deals the graphs to the packs anew each epoch. A plan made
+            looking at all of them, and deals the graphs to the packs again each epoch. A plan made
             with ``effort="best"`` has these packs already, for the graphs that it was made for;
             ``auto`` is None there, and elsewhere :data:`WINDOW`.
 
@@ -124,7 +124,7 @@ class Batcher:
         if self.blocks is not None and not exact and self.window is None:
             raise ValueError(
                 "shuffle='blocks' keeps graphs that stand together together, and window=None deals "
-                "all of them anew: give a window, or exact=True"
+                "all of them again: give a window, or exact=True"
             )
         self.sizes: IntArray = planned_columns(narrow_sizes_of(sizes), plan)
         self.exact, self.shuffle, self.seed = exact, bool(shuffle), seed
@@ -207,7 +207,7 @@ class Batcher:
         if differing:
             raise ValueError(
                 f"this state belongs to another batcher: {'; '.join(differing)}. Build it as it "
-                "was, or start the epoch anew"
+                "was, or start the epoch again"
             )
         self.current_epoch, self.position = int(state["epoch"]), int(state["position"])
 
@@ -248,7 +248,7 @@ class Batcher:
         return self._cache
 
     def _make(self, epoch: int) -> tuple[Epoch, EpochStats]:
-        """All batches of the epoch, step by step, one a rank."""
+        """All batches of the epoch, step by step, one per rank."""
         drawn = [self._made(epoch, share) for share in range(self._shares)]
         made, exchanged = zip(*(self._kept(of_share) for of_share, _ in drawn), strict=True)
         if self._shares == 1:

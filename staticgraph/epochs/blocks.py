@@ -8,7 +8,7 @@ window of them is all that must be in memory.
 The bias: two graphs of one block meet in a batch more often than two of different blocks. In a
 store whose graphs stand in no order that is nothing. Where they are sorted, by label say, a batch's
 mean label varies as if it were drawn from one window: its variance is that of a random batch times
-``1 + rho * b / w`` (:func:`spread`), with ``b`` graphs a batch, ``w`` blocks a window, and ``rho``
+``1 + rho * b / w`` (:func:`spread`), with ``b`` graphs per batch, ``w`` a window, and ``rho``
 the share of the label's variance that lies between blocks: 1 where each block has one label.
 """
 
@@ -112,7 +112,7 @@ def spread(share_between: float, batch_size: int, blocks: Blocks) -> float:
 
     Args:
         share_between: of the variance that lies between blocks, 0 to 1.
-        batch_size: graphs a batch.
+        batch_size: graphs per batch.
         blocks: how the order is drawn.
     """
     return 1.0 + share_between * (batch_size - 1) / blocks.window

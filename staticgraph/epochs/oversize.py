@@ -15,6 +15,7 @@ from staticgraph.plans.plan import BucketPlan
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many_of
 
 Oversize = Literal["error", "skip", "bucket"]
 
@@ -65,8 +66,8 @@ def _too_large(graph: int, size: IntArray, capacities: Sequence[Capacity]) -> st
     )
     limit = f"max_{name}" if name in NODES_EDGES else f"extra[{name!r}]"
     return (
-        f"graph {graph} has {has} {name}; the largest bucket holds {holds}: plan for data that "
-        f"has it (plan_buckets), or with a larger {limit} in a capacity given by hand; "
+        f"graph {graph} has {how_many_of(has, name)}; the largest bucket holds {holds:,}: plan for "
+        f"data that has it (plan_buckets), or with a larger {limit} in a capacity given by hand; "
         "StaticLoader(oversize='skip') leaves it out, and oversize='bucket' gives it a bucket of "
         "its own"
     )

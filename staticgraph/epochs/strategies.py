@@ -210,7 +210,7 @@ def offline_epoch(
     seed: int,
     epoch: int,
 ) -> Made:
-    """The graphs of each size dealt anew to the places that the packing has for them."""
+    """The graphs of each size dealt again to the places that the packing has for them."""
     drawn = []
     for part in parts:
         order, bounds = draw_packs(part.packing, part.types, seed=seed, epoch=epoch)

@@ -16,6 +16,7 @@ from staticgraph.plans.plan import BucketPlan, sizes_of
 from staticgraph.sizes.capacity import NODES_EDGES
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.text.how_many import how_many
 
 # From so many graphs on sizes and order are kept in narrow types: 8 bytes a molecule, not 24.
 NARROW_FROM = 1 << 22
@@ -42,11 +43,13 @@ def checked_bounds(bounds: ArrayLike | None, world_size: int, graphs: int) -> In
     given = whole_numbers(np.asarray(bounds), "rank_bounds")
     if given.shape != (world_size + 1,) or (np.diff(given) < 0).any() or given[0] != 0:
         raise ValueError(
-            f"rank_bounds={given.tolist()} for {world_size} ranks: give where each rank's graphs "
-            f"begin, from 0, and last their number, {graphs}"
+            f"rank_bounds={given.tolist()} for {how_many(world_size, 'rank')}: give where each "
+            f"rank's graphs begin, from 0, and last their number, {graphs}"
         )
     if given[-1] != graphs:
-        raise ValueError(f"rank_bounds end at {given[-1]}, and there are {graphs} graphs")
+        raise ValueError(
+            f"rank_bounds end at {given[-1]}, and there are {how_many(graphs, 'graph')}"
+        )
     return given
 
 
@@ -70,8 +73,9 @@ def planned_columns(sizes: IntArray, plan: BucketPlan) -> IntArray:
         return np.ascontiguousarray(sizes[:, :planned])
     if sizes.shape[1] != planned or any(len(c.size_limits) != planned for c in plan.capacities):
         raise ValueError(
-            f"the graphs have {sizes.shape[1]} components, the plan {plan.capacities[0]} limits "
-            f"{planned}: make the plan with plan_buckets(store, ...) of the same data"
+            f"the graphs have {how_many(sizes.shape[1], 'component')}, and the plan's "
+            f"{plan.capacities[0]} limits {planned}: make the plan with "
+            "plan_buckets(store, ...) of the same data"
         )
     return sizes
 
@@ -84,7 +88,7 @@ def checked_indices(indices: ArrayLike | None, total: int) -> IntArray:
     given = np.asarray(indices)
     if given.dtype == bool:
         if given.shape != (total,):
-            raise ValueError(f"a mask of shape {given.shape} for {total} graphs")
+            raise ValueError(f"a mask of shape {given.shape} for {how_many(total, 'graph')}")
         given = np.flatnonzero(given)
     given = np.array(whole_numbers(given, "indices")).reshape(-1)
     bad = np.flatnonzero((given < 0) | (given >= total))

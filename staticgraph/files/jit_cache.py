@@ -30,7 +30,7 @@ def ensure() -> None:
     except OSError:
         _never_cache()
         warnings.warn(
-            "no folder can be written, so loops are compiled anew by every process; set "
+            "no folder can be written, so loops are compiled again by every process; set "
             "NUMBA_CACHE_DIR to one that can",
             stacklevel=2,
         )

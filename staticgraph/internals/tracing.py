@@ -43,7 +43,7 @@ class Traced(NamedTuple):
 
     Attributes:
         holds: of the function's locals by their names, whether all guards hold.
-        run: the function as Dynamo wrote it anew, around the compiled graph; takes the same
+        run: the function as Dynamo wrote it again, around the compiled graph; takes the same
             arguments and asks no guard.
     """
 

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
+from staticgraph.text.how_many import how_many
+
 # Triton's interpreter keeps bfloat16 as integers, and multiplies these in a product of tiles.
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 # Wider rows would spill registers; nothing in the model zoo comes near.
@@ -37,7 +39,9 @@ def product(a, b):
 def block(width: int) -> int:
     """The block that holds a row, at least 16 (the smallest side of a matrix instruction)."""
     if width > MAX_WIDTH:
-        raise ValueError(f"rows of {width} columns; the kernels take at most {MAX_WIDTH}")
+        raise ValueError(
+            f"rows of {how_many(width, 'column')}; the kernels take at most {MAX_WIDTH}"
+        )
     return max(16, triton.next_power_of_2(width))
 
 

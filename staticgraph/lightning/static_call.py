@@ -32,7 +32,7 @@ from staticgraph.steps.subject import Subject
 # What an argument is: the batch, an array of it, a count of it, or a value that is the same always.
 Named = tuple[str, Any]
 # Runners for one module. Each is for the values that it is called with, and a value that is another
-# at every step (a temperature) would make one a step.
+# at every step (a temperature) would make one per step.
 MOST_RUNNERS = 8
 _ALWAYS = (type(None), bool, int, float, str, torch.dtype)
 

@@ -22,6 +22,7 @@ from staticgraph.errors import BudgetExceeded, FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes, parse_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 __all__ = [
@@ -275,10 +276,11 @@ class MemoryBudget:
         steps = 1 << 20
         at_most = largest(lambda k: fits(scaled(bucket, k / steps)), 0, steps)
         fitting = scaled(bucket, at_most / steps)
-        own = "".join(f", {rows:,} rows of {name}" for name, rows in fitting.extra)
+        own = "".join(f", {how_many(rows, 'row')} of {name}" for name, rows in fitting.extra)
         return (
-            f"Either {raise_it}, or take batches of at most {fitting.graph_limit} graphs, or "
-            f"buckets of at most {fitting.nodes:,} nodes (with {fitting.edges:,} edges{own})"
+            f"Either {raise_it}, or take batches of at most "
+            f"{how_many(fitting.graph_limit, 'graph')}, or buckets of at most "
+            f"{how_many(fitting.nodes, 'node')} (with {how_many(fitting.edges, 'edge')}{own})"
         )
 
     def __str__(self) -> str:

@@ -55,6 +55,7 @@ from staticgraph.memory.regime import Regime
 from staticgraph.memory.series import Moments, planes_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 Array = NDArray[np.float64]
 
@@ -246,8 +247,8 @@ def _fit_form(
         return _checked(found._replace(residual=max(errors)), held_out)
     if len(points) <= len(terms):
         raise FitRefused(
-            f"{len(points)} points for the {len(terms)} unknowns of the {form} form "
-            f"({', '.join(terms)}): measure at least {len(terms) + 1}"
+            f"{how_many(len(points), 'point')} for the {how_many(len(terms), 'unknown')} of the "
+            f"{form} form ({', '.join(terms)}): measure at least {len(terms) + 1}"
         )
     if any(not (math.isfinite(p.nbytes) and p.nbytes > 0) for p in points):
         raise FitRefused("a point has no positive number of bytes: was the step really run?")

@@ -1,6 +1,6 @@
 """Which capacities one sum of counts is for, where a step runs other operations at others.
 
-A layer that keeps ``k`` rows a graph copies where graphs are larger and does not where they are
+A layer that keeps ``k`` rows per graph copies where graphs are larger and does not where they are
 smaller, and its block is ``max(M, k)`` places wide: flat on one side, a sum of counts on the other,
 with a step between. Attention runs once over one block, and once for each of several. So the bytes
 of a step are piecewise: an exact sum on either side, which no single sum is near. Pure numbers.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from staticgraph.sizes.attention import attention_path
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 
 class Regime(NamedTuple):
@@ -31,8 +32,14 @@ class Regime(NamedTuple):
         return self.several is None or self.several == has_several_blocks(capacity)
 
     def __str__(self) -> str:
-        parts = [f"more than {self.above} nodes in the largest graph"] if self.above else []
-        parts += [] if self.upto is None else [f"at most {self.upto} nodes in the largest graph"]
+        parts = (
+            [f"more than {how_many(self.above, 'node')} in the largest graph"] if self.above else []
+        )
+        parts += (
+            []
+            if self.upto is None
+            else [f"at most {how_many(self.upto, 'node')} in the largest graph"]
+        )
         if self.several is not None:
             parts.append("several blocks by size" if self.several else "one block")
         return ", ".join(parts) or "any capacity"

@@ -18,6 +18,7 @@ from staticgraph.errors import FitRefused
 from staticgraph.memory.counts import IN_TURN, TURNS
 from staticgraph.memory.least_squares import non_negative
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 Array = NDArray[np.float64]
 # ``[blocks, terms]`` float64 of a capacity: its counts in each block's turn.
@@ -99,7 +100,10 @@ class _Group:
         self._values = np.unique(values, axis=1)
         most = np.abs(self._columns).max(axis=0)
         if len(counts) < used.sum() or not most.all():
-            raise FitRefused(f"{len(counts)} equations for {used.sum()} unknowns of a loop")
+            raise FitRefused(
+                f"{how_many(len(counts), 'equation')} for {how_many(used.sum(), 'unknown')} of a "
+                "loop"
+            )
         if np.linalg.matrix_rank(self._columns / most, tol=1e-6) < used.sum():
             raise FitRefused("the readings do not tell the blocks of a loop apart")
 

@@ -42,7 +42,7 @@ class GraphModel(nn.Module):
         batch: Tensor | None = None,
         batch_size: int | None = None,
     ) -> Tensor:
-        """One row a graph.
+        """One row per graph.
 
         Args:
             x: ``[n, F]`` or ``[n]`` node features, as in the store.

@@ -30,6 +30,7 @@ from torch_geometric.nn import (
 from staticgraph.models.encoders import encoder
 from staticgraph.models.graph_model import GraphModel
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many
 
 ModelName = Literal["gine", "gps", "gin", "gcn", "gat", "sage"]
 NAMES: tuple[ModelName, ...] = get_args(ModelName)
@@ -68,7 +69,9 @@ def build(
     if pool not in POOLS:
         raise ValueError(f"there is no pool {pool!r}; choose of {', '.join(POOLS)}")
     if name in ("gps", "gat") and hidden % heads:
-        raise ValueError(f"{name} has {heads} heads, which do not divide hidden={hidden}")
+        raise ValueError(
+            f"{name} has {how_many(heads, 'head')}, which do not divide hidden={hidden}"
+        )
     if "x" not in store.schema:
         raise ValueError(f"{store.name} has no node features x: add some, such as ones")
     has_edges = "edge_attr" in store.schema

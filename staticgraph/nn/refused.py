@@ -41,7 +41,7 @@ REFUSED_LAYERS: dict[str, tuple[str, str]] = {
         "it frees and resizes the memory of its input during autograd",
         "pass disable=True, which keeps the activations",
     ),
-    "MeshCNNConv": ("it takes four edges a node in order, which padding breaks", "use EdgeConv"),
+    "MeshCNNConv": ("it takes four edges per node in order, which padding breaks", "use EdgeConv"),
 }
 
 # Function -> what keeps it from fixed shapes, and what to do.

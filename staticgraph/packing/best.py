@@ -31,6 +31,7 @@ from staticgraph.packing.pricing import Grid, grid_of
 from staticgraph.packing.swap import MIN_GRAPHS, join, pack_by_swaps
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar
 
 QuickPacker = Callable[[SizeHistogram, IntArray, int | None], Packing]
@@ -121,7 +122,7 @@ def _mended(best: Packing, bound: int, until: float, shown: Bar) -> Packing:
         return _deal_again(best, bound, until)
 
     def tell(packs: int) -> None:
-        shown.set_postfix_str(f"{packs:,} packs, at least {bound:,}")
+        shown.set_postfix_str(f"{how_many(packs, 'pack')}, at least {bound:,}")
 
     return fewer_by_mending(best, bound, until, shown=tell)
 

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.random import shuffle, stream_of
 from staticgraph.sizes.whole_numbers import IntArray, distinct_rows
+from staticgraph.text.how_many import how_many
 
 
 def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
@@ -29,8 +30,9 @@ def types_of(packing: Packing, sizes: ArrayLike) -> IntArray:
     known = packing.histogram
     if not (np.array_equal(distinct, known.sizes) and np.array_equal(counts, known.counts)):
         raise ValueError(
-            f"{len(rows)} graphs of {len(distinct)} sizes, but the packing holds "
-            f"{known.num_graphs} graphs of {len(known.counts)} sizes: pack the histogram of these"
+            f"{how_many(len(rows), 'graph')} of {how_many(len(distinct), 'size')}, but the packing "
+            f"holds {how_many(known.num_graphs, 'graph')} of "
+            f"{how_many(len(known.counts), 'size')}: pack the histogram of these"
         )
     return types.astype(np.int64)
 

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from staticgraph.errors import GraphTooLarge
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many, how_many_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,8 +160,8 @@ def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int 
     names = histogram.components
     if bounds.shape != (len(names),):
         raise ValueError(
-            f"{bounds.size} limits for the {len(names)} components {', '.join(names)}: "
-            "give one limit for each"
+            f"{how_many(bounds.size, 'limit')} for the {len(names)} components "
+            f"{', '.join(names)}: give one limit for each"
         )
     if max_graphs is not None and max_graphs < 1:
         raise ValueError(f"max_graphs={max_graphs} must be at least 1")
@@ -168,10 +169,13 @@ def checked_limits(histogram: SizeHistogram, limits: ArrayLike, max_graphs: int 
     if len(over):
         row, column = over[0].tolist()
         size = ", ".join(
-            f"{value} {name}" for value, name in zip(histogram.sizes[row], names, strict=True)
+            how_many_of(value, name)
+            for value, name in zip(histogram.sizes[row], names, strict=True)
         )
+        graphs = histogram.counts[row]
         raise GraphTooLarge(
-            f"{histogram.counts[row]} graphs have {size}; a pack holds at most {bounds[column]} "
-            f"{names[column]}: raise the limit to {histogram.maxima[column]}, the largest there is"
+            f"{how_many(graphs, 'graph')} {'has' if graphs == 1 else 'have'} {size}; a pack holds "
+            f"at most {how_many_of(bounds[column], names[column])}: raise the limit to "
+            f"{histogram.maxima[column]:,}, the largest there is"
         )
     return bounds

@@ -24,6 +24,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 # Fewer updates an epoch than this rarely train well, however fast they are.
 MIN_STEPS = 32
@@ -55,7 +56,7 @@ def sized_plan(
         num_graphs: graphs that train, which bounds the steps of an epoch.
         memory: predicts the bytes of a capacity.
         budget: the cap.
-        min_steps_per_epoch: at least so many batches an epoch, at least 1.
+        min_steps_per_epoch: at least so many batches per epoch, at least 1.
         batch_size: given, it is only checked against the budget.
         margin: given, it is not tried for.
 
@@ -181,8 +182,8 @@ def autosize_workers(
     wanted += wanted * step_s < needed  # the quotient itself was rounded down
     count = min(wanted, most)
     reason = (
-        f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step"
-        + (f"; {wanted} wanted, {available} cores" if wanted > most else "")
+        f"{1e3 * (read_s + collate_s):.2f} ms to make a batch, {1e3 * step_s:.2f} ms per step"
+        + (f"; {wanted} wanted, {how_many(available, 'core')}" if wanted > most else "")
     )
     # One in use, one handed over, and one for each worker to fill.
     return Workers(count, 2 + count, reason)

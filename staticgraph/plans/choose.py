@@ -45,6 +45,7 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_reserves
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
 
@@ -89,8 +90,8 @@ def plan_buckets(
         indices: the graphs that will train, where the plan need only hold their mean; all
             graphs of the source must still fit alone.
         num_buckets: how many capacities; chosen by cost where None.
-        graphs: about so many graphs a batch where there is no ``batch_size``; all, where there are
-            fewer.
+        graphs: about so many graphs per batch where there is no ``batch_size``; all, where there
+            are fewer.
         margin: how far the limits of exact batches lie over the mean batch; by trial where None.
         cost: of a step, to choose between buckets; a guess for message passing where None.
         fits: whether the device holds a capacity; every capacity where None.
@@ -98,7 +99,7 @@ def plan_buckets(
             ``budget`` and no ``batch_size`` the largest batches that fit are chosen.
         budget: the cap that the plan is held to; its own memory model counts where ``memory`` is
             None.
-        min_steps_per_epoch: batches an epoch that the choice by memory leaves at least.
+        min_steps_per_epoch: batches per epoch that the choice by memory leaves at least.
         attention: of the model, among the nodes of each graph, as for :func:`staticgraph.convert`;
             None where it has none. With ``auto`` or ``size-classed`` and a batch size the main
             bucket promises how large the k-th largest graph of a batch is, as the data shows it
@@ -126,7 +127,7 @@ def plan_buckets(
     if effort != "fast" and (batch_size is not None or memory is not None or budget is not None):
         raise ValueError(
             f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
-            "number are drawn anew each epoch: give graphs= and no batch_size, memory or budget"
+            "number are drawn again each epoch: give graphs= and no batch_size, memory or budget"
         )
     if memory is None and budget is not None:
         memory = budget.memory
@@ -238,7 +239,9 @@ def _of_packings(
     packs = sum(packing.num_packs for packing in packings)
     least = sum(packing.proven or packing.volume_bound for packing in packings)
     nodes, edges, graphs = (real / np.maximum(1, rows)).tolist()
-    return f"{packs:,} packs are kept; none of fewer than {least:,} exist", (nodes, edges, graphs)
+    kept = f"{how_many(packs, 'pack')} {'is' if packs == 1 else 'are'} kept; none of fewer than "
+    kept += f"{least:,} exist"
+    return kept, (nodes, edges, graphs)
 
 
 def _exact_capacities(
@@ -390,6 +393,6 @@ def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], boo
     for capacity in capacities:
         if fits is not None and not fits(capacity):
             raise ValueError(
-                f"the device does not hold a bucket {capacity}: ask for fewer graphs a batch, or "
+                f"the device does not hold a bucket {capacity}: ask for fewer graphs per batch, or "
                 "let several buckets divide the graphs (no batch_size, num_buckets=4)"
             )

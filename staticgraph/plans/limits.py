@@ -26,6 +26,7 @@ from staticgraph.packing.swap import MIN_GRAPHS, pack_by_swaps
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 # How far above totals / packs the limits are tried, smallest first.
 EXCESS = (0.0, 0.001, 0.002, 0.004, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
@@ -154,7 +155,7 @@ def limits_for_graphs(
             if best is None or coarse.filled(found) > filled:
                 best, filled = found, coarse.filled(found)
             if filled >= efficiency:
-                how = f"limits {excess:.1%} over the mean of {wanted} packs"
+                how = f"limits {excess:.1%} over the mean of {how_many(wanted, 'pack')}"
                 return LimitsChoice(coarse.expanded(best), True, how)
             if method is swaps:
                 break
@@ -230,5 +231,8 @@ def _why_not(histogram: SizeHistogram, best: Packing, wanted: int, efficiency: f
             "pack, or for several buckets"
         )
     if wanted < 4:
-        return f"{reached}: only {wanted} packs, so one graph more or less is much: {best.method}"
-    return f"{reached}: the sizes do not add up better at {best.num_packs} packs"
+        return (
+            f"{reached}: only {how_many(wanted, 'pack')}, so one graph more or less is much: "
+            f"{best.method}"
+        )
+    return f"{reached}: the sizes do not add up better at {how_many(best.num_packs, 'pack')}"

@@ -78,7 +78,7 @@ def find_margin(sizes: IntArray, batch_size: int, *, whole: bool = True, seed: i
 
     Args:
         sizes: ``[n, C]`` the graphs that will train, or all where ``whole`` is false.
-        batch_size: graphs a batch.
+        batch_size: graphs per batch.
         whole: these are the graphs that will train; else allow for a random part of them.
         seed: of the trial.
     """
@@ -101,7 +101,7 @@ def whole_limits(
 
     Args:
         sizes: ``[n, C]`` the graphs that will train.
-        batch_size: graphs a batch.
+        batch_size: graphs per batch.
         margin: over the mean batch.
         maxima: ``[C]`` the largest nodes and edges of any graph that the plan must hold.
         seed: of the trial.
@@ -145,7 +145,7 @@ def rare_cut(
 
     Args:
         sizes: ``[n, C]`` the graphs that will train.
-        batch_size: graphs a batch.
+        batch_size: graphs per batch.
         typical: the capacity that the mean batch of some graphs ``[., C]`` needs, without regard
             to the largest graph. It is asked of those below the cut: five giants among 5,000 graphs
             may have more nodes than all the others.

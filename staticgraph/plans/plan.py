@@ -27,6 +27,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.capacity import NODES_EDGES, Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.text.how_many import how_many, how_many_of
 
 FORMAT = "staticgraph.plan"
 VERSION = 1
@@ -81,9 +82,9 @@ class BucketPlan:
             most = max(capacity.graph_limit for capacity in self.capacities)
             if most < self.batch_size:
                 raise ValueError(
-                    f"batch_size={self.batch_size}, but the largest bucket takes {most} graphs "
-                    f"(one graph is kept for padding): give a capacity of at least "
-                    f"{self.batch_size + 1} graphs, or a smaller batch_size"
+                    f"batch_size={self.batch_size}, but the largest bucket takes "
+                    f"{how_many(most, 'graph')} (one graph is kept for padding): give a capacity "
+                    f"of at least {how_many(self.batch_size + 1, 'graph')}, or a smaller batch_size"
                 )
 
     @classmethod
@@ -138,11 +139,13 @@ class BucketPlan:
             return
         changes = [f"digest {self.digest} then, {histogram.digest} now"]
         if self.num_graphs != histogram.num_graphs:
-            changes.append(f"{self.num_graphs} graphs then, {histogram.num_graphs} now")
+            changes.append(
+                f"{how_many(self.num_graphs, 'graph')} then, {histogram.num_graphs:,} now"
+            )
         maxima = tuple(histogram.maxima.tolist())
         for name, then, now in zip(histogram.components, self.maxima, maxima, strict=False):
             if then != now:
-                changes.append(f"at most {then} {name} a graph then, {now} now")
+                changes.append(f"at most {how_many_of(then, name)} per graph then, {now:,} now")
         if len(changes) == 1:
             changes.append("as many graphs and the same maxima, but other sizes between")
         raise PlanMismatch(
@@ -229,8 +232,8 @@ def sizes_of(source: Any) -> IntArray:
     if isinstance(source, SizeHistogram):
         if source.num_graphs > MOST_GRAPHS:
             raise ValueError(
-                f"the histogram counts {source.num_graphs:,} graphs, and a plan draws them one by "
-                f"one, at most {MOST_GRAPHS:,}: scale the counts down"
+                f"the histogram counts {how_many(source.num_graphs, 'graph')}, and a plan draws "
+                f"them one by one, at most {MOST_GRAPHS:,}: scale the counts down"
             )
         return np.repeat(source.sizes, source.counts, axis=0)
     if not hasattr(source, "sizes") and any(hasattr(g, "num_nodes") for g in _first(source)):

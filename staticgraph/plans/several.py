@@ -26,6 +26,7 @@ from staticgraph.plans.limits import limits_for_graphs
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 # Values of M considered as cuts: spread evenly by share of the graphs and by ratio.
 CANDIDATES = 40
@@ -99,7 +100,7 @@ def choose_buckets(
     Args:
         histogram: the sizes.
         most: the largest K.
-        graphs: about so many graphs a pack at most; a class of large graphs may get fewer.
+        graphs: about so many graphs per pack at most; a class of large graphs may get fewer.
         cost: of a step; a guess where None.
         fits: whether a capacity fits the device; every capacity where None.
 
@@ -111,7 +112,10 @@ def choose_buckets(
         ValueError: no graphs, or the largest graph fits the device in no class.
     """
     if most < 1 or not histogram.num_graphs:
-        raise ValueError(f"{most} buckets for {histogram.num_graphs} graphs: one of each at least")
+        raise ValueError(
+            f"{how_many(most, 'bucket')} for {how_many(histogram.num_graphs, 'graph')}: one of "
+            "each at least"
+        )
     price = cost or StepCost()
     fine, histogram = histogram, coarsened(histogram).histogram
     nodes, edges = (fine.totals[:2] / np.maximum(1, histogram.totals[:2])).tolist()
@@ -119,8 +123,8 @@ def choose_buckets(
     costs, shares = _segment_costs(histogram, cuts, graphs, price, fits)
     if not np.isfinite(costs[:, -1]).any():
         raise ValueError(
-            f"the largest graph ({histogram.maxima[0]} nodes) fits the device in no bucket: give "
-            "more memory, or leave it out with oversize='skip'"
+            f"the largest graph ({how_many(histogram.maxima[0], 'node')}) fits the device in no "
+            "bucket: give more memory, or leave it out with oversize='skip'"
         )
     choices: list[SeveralChoice] = []
     for path in _paths(costs, most):
@@ -211,7 +215,7 @@ def _band(histogram: SizeHistogram, low: int, high: int) -> _Part:
 
 
 def _estimate(part: _Part, graphs: float) -> tuple[Capacity, int]:
-    """About which capacity and how many packs a class has at so many graphs a pack."""
+    """About which capacity and how many packs a class has at so many graphs per pack."""
     packs = max(1, round(part.num_graphs / graphs))
     limits = np.maximum(np.ceil(LEFT_OPEN * part.totals / packs), part.maxima)
     slots = -(-part.num_graphs // packs)

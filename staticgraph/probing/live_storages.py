@@ -29,6 +29,7 @@ from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
 from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
+from staticgraph.text.how_many import how_many
 
 # The CUDA caching allocator's smallest step (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
@@ -131,7 +132,8 @@ class LiveStorages(TorchDispatchMode):
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         if self.limit_bytes is not None and self.live_bytes > self.limit_bytes:
             raise torch.OutOfMemoryError(
-                f"out of memory: {self.live_bytes} bytes are live, the limit is {self.limit_bytes}"
+                f"out of memory: {how_many(self.live_bytes, 'byte')} are live, the limit is "
+                f"{self.limit_bytes}"
             )
 
     def reset_peak(self) -> tuple[list[int], list[int], list[Turn | None]]:

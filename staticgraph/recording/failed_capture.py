@@ -69,5 +69,5 @@ def _put_right(
     except Exception as further:
         error.add_note(
             "the random generator may be left as during a capture, so that dropout fails "
-            f"(start the process anew): {type(further).__name__}: {further}"
+            f"(start the process again): {type(further).__name__}: {further}"
         )

@@ -4,7 +4,7 @@ The problem: a recording writes its results to the same addresses every time, an
 one pool write over each other's, so whoever holds a result over the next replay of any of them
 would find other numbers in it. Copying everything is safe and, for
 outputs a node or an edge, costs their memory a second time. So what is small is copied (losses,
-metrics, a row a graph), and what is large is lent: a tensor that knows which replay wrote it, and
+metrics, a row per graph), and what is large is lent: a tensor that knows which replay wrote it, and
 whose use after the next replay, of whichever recording, is an error instead of wrong numbers.
 
 Invariant: a lent tensor's views are lent, too; whatever is computed from it is an ordinary tensor.
@@ -24,6 +24,7 @@ from staticgraph.errors import NotStatic, StaleOutput
 from staticgraph.internals.dispatch import DisableTorchFunctionSubclass
 from staticgraph.internals.trees import tree_map_only
 from staticgraph.recording.replays import Replays
+from staticgraph.text.how_many import how_many
 
 # Below this a copy is one kernel of about a microsecond at an H200's 4.3 TB/s (modelled, not
 # measured): less than a lend costs the host.
@@ -83,9 +84,9 @@ class LentTensor(Tensor):
         if late:
             raise StaleOutput(
                 f"{getattr(func, '__name__', func)}() of an output of shape {list(self.shape)} "
-                f"that was lent for one step: recordings ran {late} more times since, and share "
-                "the memory that it stands in; keep it with out.clone() before the runner's next "
-                "call, of whatever bucket"
+                f"that was lent for one step: recordings ran {how_many(late, 'more time')} since, "
+                "and share the memory that it stands in; keep it with out.clone() before the "
+                "runner's next call, of whatever bucket"
             )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

@@ -49,6 +49,7 @@ from staticgraph.steps.subject import Subject
 from staticgraph.steps.training_state import train
 from staticgraph.steps.update import Update
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.how_many import how_many
 
 REMEDY = (
     "A host read, a copy from the host, a hook that synchronises, or activation checkpointing "
@@ -378,11 +379,12 @@ class RecordedSteps:
     def missed(self) -> list[str]:
         """A sentence for whatever ran for want of a recording."""
         return [
-            f"{key}: no recording, ran in eager {count} times; name its phase in warmup(phases=...)"
+            f"{key}: no recording, ran in eager {how_many(count, 'time')}; name its phase in "
+            "warmup(phases=...)"
             for key, count in self.misses.items()
         ] + [
-            f"{count} batches were made from ids outside the recordings; pass the store on the "
-            "device to warmup(store)"
+            f"made from ids outside the recordings: {how_many(count, 'batch')}; pass the store on "
+            "the device to warmup(store)"
             for count in [self._inputs.unrecorded_fills]
             if count
         ]

@@ -96,7 +96,7 @@ class RecordedModel:
         model: is watched; see :mod:`staticgraph.recording.signature`.
         optimizer: whose state is put back after recording, too; None for none.
         steps_outside: gradients are read after every replay, so each is the parameter's then,
-            whatever was done to it meanwhile. Else it is one to be looked at, and is given anew
+            whatever was done to it meanwhile. Else it is one to be looked at, and is given again
             after another recording's replay, or once gradients were set to None.
     """
 
@@ -160,7 +160,7 @@ class RecordedModel:
         """
         signature = self._signature or Signature(self._model)
         if changes := signature.changes():
-            raise NotStatic(f"{what}: {told(changes, 'record all anew')}")
+            raise NotStatic(f"{what}: {told(changes, 'record all again')}")
         try:
             with untouched(self._model, self._optimizer):
                 yield signature

@@ -5,7 +5,7 @@ evaluation mode, a layer frozen with ``requires_grad_(False)``, a buffer exchang
 follows, a compiled one is refused by its guards, and a replay goes on as it was recorded, in
 silence. The idea: note at the recording what a forward may depend on, and look again when an epoch
 begins and every :data:`EVERY` replays. Torch tells at once of a parameter, a buffer or a module
-that is registered anew; the next replay then looks.
+that is registered again; the next replay then looks.
 
 Noted are of each module its class, its submodules, the objects and addresses of its parameters and
 buffers, its hooks, and its public attributes that are plain values, tensors or functions; of each
@@ -145,7 +145,7 @@ class Signature:
         model: what is recorded.
 
     Attributes:
-        doubtful: torch told of something registered anew, or a change was found: look before the
+        doubtful: torch told of something registered again, or a change was found: look before the
             next replay.
     """
 

@@ -50,6 +50,7 @@ from staticgraph.rewrites.words import (
     shape,
     tensor,
 )
+from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
 _OF_MODULE = tuple(inspect.signature(F.multi_head_attention_forward).parameters)
@@ -202,7 +203,10 @@ class _Reader:
         if not whole:
             raise Odd("its block leaves nodes out (max_num_nodes)")
         if width > WIDEST:
-            raise Odd(f"its graphs have up to {width} nodes, where torch's products are faster")
+            raise Odd(
+                f"its graphs have up to {how_many(width, 'node')}, where torch's products are "
+                "faster"
+            )
         if node in captured.differentiated:
             raise Odd("its derivative is taken in the forward, and has one of its own")
         if dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:

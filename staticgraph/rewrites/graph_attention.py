@@ -15,6 +15,7 @@ from staticgraph.kernels.graph_attention import graph_attention
 from staticgraph.nn.attention.paths import attend_blocks
 from staticgraph.rewrites.captured import Captured
 from staticgraph.rewrites.words import Call, dtype, is_call
+from staticgraph.text.how_many import how_many
 
 NAME = "graph_attention"
 # Nodes that a graph of the bucket may have: the loop keeps one row of weights at a time, and among
@@ -46,7 +47,9 @@ def _at(captured: Captured, node: Call, number: int) -> int:
     if node in captured.differentiated:
         reason = "its derivative is taken in the forward, and has one of its own"
     elif widest > WIDEST:
-        reason = f"its graphs have up to {widest} nodes, where torch's products are faster"
+        reason = (
+            f"its graphs have up to {how_many(widest, 'node')}, where torch's products are faster"
+        )
     elif dtype(node) not in (torch.float32, torch.float64) or not 0 <= dropout < 1:
         reason = "half precision, or all of the weights are dropped"
     if reason is not None:

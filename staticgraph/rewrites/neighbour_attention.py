@@ -224,7 +224,7 @@ def _summed(captured: Captured, scores: Any, pair: Any, rows: int, heads: int) -
         read = shape(term.args[0]) if place < 2 else shape(term)
         wanted = (captured.nodes if place < 2 else rows, heads)
         if parts[place] is not None or not is_float(term) or read != wanted:
-            return "the scores are no sum of one number at each end and one an edge"
+            return "the scores are no sum of one number at each end and one per edge"
         parts[place] = term.args[0] if place < 2 else term
     if (parts[0] is None) != (parts[1] is None):
         return "the scores read one end of the edges alone"

@@ -11,11 +11,13 @@ from dataclasses import replace
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.plan import BucketPlan
 from staticgraph.runner.commitments import Commitments, RunnerStats
-from staticgraph.runner.report import BucketReport, Report, device_name
+from staticgraph.runner.device_name import device_name
+from staticgraph.runner.report import BucketReport, Report
 from staticgraph.runner.statistics import BucketStatistics
 from staticgraph.runner.warming import Warming
 from staticgraph.runner.ways import Steps
-from staticgraph.steps.attention_choices import AttentionRow, attention_choices
+from staticgraph.steps.attention_choices import attention_choices
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.steps.compiled import skipped_recordings_of
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.subject import Subject

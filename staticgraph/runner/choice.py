@@ -31,7 +31,7 @@ ATTENTION = "attention in "
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way and what it took: milliseconds a step, or why it cannot run (``refused``)."""
+    """One way and what it took: milliseconds per step, or why it cannot run (``refused``)."""
 
     way: str
     rounds: int = 0

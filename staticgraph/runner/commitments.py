@@ -31,6 +31,7 @@ from staticgraph.schema import Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.steps.subject import Subject
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 STEP, GRADIENTS = "step (largest bucket)", "gradients"
 FROM_IDS = "gradients of steps from ids"
@@ -102,7 +103,7 @@ class Commitments:
 
         Args:
             subject, plan, budget: the runner's.
-            records: whether its training steps may be recorded, one a bucket.
+            records: whether its training steps may be recorded, one per bucket.
         """
         memory = budget.memory
         if memory is None:
@@ -158,9 +159,9 @@ class Commitments:
         needed = self.breakdown.total_bytes + others + wanted
         if cap is not None and needed > cap:
             raise BudgetExceeded(
-                f"{name}, a set for each of {buckets} buckets, want {human_bytes(wanted)} "
-                f"beside the plan; that makes {human_bytes(needed)}, the cap is "
-                f"{human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
+                f"{name}, a set for each of {how_many(buckets, 'bucket')}, want "
+                f"{human_bytes(wanted)} beside the plan; that makes {human_bytes(needed)}, the cap "
+                f"is {human_bytes(cap)}: raise the cap to {needed:,} bytes, or {remedy}",
                 self.breakdown,
                 needed,
             )

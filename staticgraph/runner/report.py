@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from staticgraph.files.document import read_document
 from staticgraph.files.json_text import save_json
 from staticgraph.runner.choice import WayChoice
-from staticgraph.steps.attention_choices import AttentionRow
+from staticgraph.steps.attention_row import AttentionRow
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 
@@ -88,52 +87,40 @@ class Report:
         }
         return cls(**{**values, **given})
 
+    def _table(self) -> str:
+        """A line per bucket; columns in which there is nothing to tell are left out."""
+        found = self.buckets
+        columns: dict[str, list[object]] = {
+            "bucket": [b.bucket for b in found],
+            "nodes": [f"{b.nodes:,}" for b in found],
+            "edges": [f"{b.edges:,}" for b in found],
+            "graphs": [f"{b.graphs:,}" for b in found],
+            "steps": [f"{b.batches:,}" for b in found],
+            "evals": [f"{b.eval_batches:,}" for b in found],
+            "nodes filled": [_percent(b.node_efficiency) for b in found],
+            "edges filled": [_percent(b.edge_efficiency) for b in found],
+            "graphs filled": [_percent(b.graph_efficiency) for b in found],
+            "compiles": [
+                f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else "")
+                for b in found
+            ],
+        }
+        if any(b.graph_breaks for b in found):
+            columns["graph breaks"] = [b.graph_breaks for b in found]
+        if any(b.recordings for b in found):
+            columns["recordings"] = [b.recordings for b in found]
+        columns["step ms"] = [_ms(b.step_ms) for b in found]
+        columns["p90 ms"] = [_ms(b.step_ms_p90) for b in found]
+        if any(b.predicted_bytes is not None for b in found):
+            columns["predicted"] = [_bytes(b.predicted_bytes) for b in found]
+            columns["measured"] = [_bytes(b.measured_bytes) for b in found]
+        return table(list(columns), zip(*columns.values(), strict=True))
+
     def __str__(self) -> str:
-        rows = [
-            (
-                b.bucket,
-                f"{b.nodes:,}",
-                f"{b.edges:,}",
-                f"{b.graphs:,}",
-                f"{b.batches:,}",
-                f"{b.eval_batches:,}",
-                _percent(b.node_efficiency),
-                _percent(b.edge_efficiency),
-                _percent(b.graph_efficiency),
-                f"{b.compiles}" + (f" (+{b.late_compiles} late)" if b.late_compiles else ""),
-                b.graph_breaks,
-                b.recordings,
-                "-" if b.step_ms is None else f"{b.step_ms:.2f}",
-                "-" if b.step_ms_p90 is None else f"{b.step_ms_p90:.2f}",
-            )
-            for b in self.buckets
-        ]
-        headers = (
-            "bucket",
-            "nodes",
-            "edges",
-            "graphs",
-            "steps",
-            "evals",
-            "node eff",
-            "edge eff",
-            "graph eff",
-            "compiles",
-            "breaks",
-            "recordings",
-            "step ms",
-            "p90",
-        )
-        if any(b.predicted_bytes is not None for b in self.buckets):
-            headers = (*headers, "predicted", "measured")
-            rows = [
-                (*row, _bytes(b.predicted_bytes), _bytes(b.measured_bytes))
-                for row, b in zip(rows, self.buckets, strict=True)
-            ]
         precision = f", autocast {self.autocast}" if self.autocast else ""
         lines = [
             f"{self.model} on {self.device}, mode {self.mode} ({self.mode_reason}){precision}",
-            table(headers, rows),
+            self._table(),
         ]
         if self.warmup_s is not None:
             source = "compiling"
@@ -141,18 +128,17 @@ class Report:
                 source = "from compiled code of an earlier process"
                 source += f", which took {self.cold_start_s:.1f} s" if self.cold_start_s else ""
             lines.append(f"warm-up: {self.warmup_s:.1f} s, {source}")
-        lines += [f"recorded: {key}, replayed {n:,} times" for key, n in self.replays.items()]
+        lines += [
+            f"recorded: {key}, replayed {how_many(n, 'time')}" for key, n in self.replays.items()
+        ]
         lines += [f"choice: {made}" for made in self.choices]
         lines += [str(row) for row in self.attention]
         lines += [f"fallback: {reason}" for reason in self.fallbacks] or ["fallbacks: none"]
         return "\n".join(lines)
 
 
-def device_name(device: torch.device) -> str:
-    """What a person calls the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({torch.get_num_threads()} threads)"
+def _ms(time: float | None) -> str:
+    return "-" if time is None else f"{time:.2f}"
 
 
 def _bytes(count: int | None) -> str:

@@ -1,7 +1,7 @@
 """StaticGraphRunner: a PyG model, one step per bucket, each compiled once.
 
-The problem: a batch of graphs has another shape every time, so every step launches its kernels anew
-and every shape compiles anew. Here batches come in the few shapes of a plan; for each the runner
+The problem: a batch of graphs has another shape every time, so every step launches its kernels one
+by one, and every shape compiles. Here batches come in the few shapes of a plan; for each the runner
 makes one function (forward and loss, or forward alone), compiles it before the first step, and from
 then on only calls it. What cannot be static is an error that names it, never a silent fallback.
 
@@ -81,7 +81,7 @@ class StaticGraphRunner:
             this library; or ``auto``, or an :class:`staticgraph.Auto`: on CUDA, for each bucket,
             the fastest of eager, compiled and recorded as :meth:`warmup` measures it; on the CPU
             of eager and ``fused``, and, with ``Auto(on_cpu=True)``, compiled; ``eager`` until then.
-        loss: ``loss(out, batch)``, one value a graph (or node, or edge); the runner takes the mean
+        loss: ``loss(out, batch)``, one value per graph (node, edge); the runner takes the mean
             over the real rows.
         optimizer: over the model's parameters. Where its step will be recorded, one that has not
             stepped yet is made ready for it (``capturable``, ``fused``).
@@ -190,7 +190,7 @@ class StaticGraphRunner:
 
     @property
     def loss(self) -> Loss | None:
-        """One value a row, as given."""
+        """One value per row, as given."""
         return self.subject.loss
 
     @property
@@ -348,8 +348,8 @@ class StaticGraphRunner:
             graphs: a list of ``Data``, a PyG data set, or a :class:`GraphStore`, on a device too.
 
         Returns:
-            For an output a graph a tensor ``[n, ...]`` on the CPU; for an output a node or an edge
-            a list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
+            For an output per graph a tensor ``[n, ...]`` on the CPU; for one per node or per edge a
+            list of ``n`` tensors, edges in the order of each graph's ``edge_index``. Tuples,
             lists and dicts of these as the model returns them; in them a scalar tensor gives one
             value a batch, and None stays None.
 

@@ -241,7 +241,7 @@ def _fixed(
     try:
         found = load(file, made_for)
     except ValueError as error:
-        warnings.warn(f"{error}; measuring anew and replacing it", stacklevel=4)
+        warnings.warn(f"{error}; measuring again and replacing it", stacklevel=4)
         return None
     return found if {(choice.bucket, choice.phase) for choice in found} >= set(keys) else None
 

@@ -1,7 +1,7 @@
 """Compiled code kept beside a plan, so that the next process starts without compiling.
 
 torch collects what it compiled as one blob of bytes, valid for the same torch, device and code
-(``torch.compiler.save_cache_artifacts``). Tracing is done anew in every process; what is saved is
+(``torch.compiler.save_cache_artifacts``). Tracing is done again in every process; what is saved is
 the compilation after it, most of a warm-up. A file of another torch or device is not used, and said
 so.
 
@@ -9,7 +9,7 @@ so.
 can do what you can do. It is therefore read only where it is yours: owned by you, writable by
 nobody else, and signed with a key that stands in your own cache folder
 (:mod:`staticgraph.files.own_cache`). Anything else is not used, with a warning, and compilation
-begins anew. Do not take such a file from others; they cannot sign it for you either.
+begins again. Do not take such a file from others; they cannot sign it for you either.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def load(path: str | Path, device: torch.device) -> float | None:
     if expected != _made_for(device):
         warnings.warn(
             f"{source} was not made by torch {torch.__version__} for this device (it says "
-            f"{expected}); compiling anew and replacing it",
+            f"{expected}); compiling again and replacing it",
             stacklevel=3,
         )
         return None
@@ -117,7 +117,7 @@ def load(path: str | Path, device: torch.device) -> float | None:
 
 
 def _refuse(source: Path, why: str) -> None:
-    warnings.warn(f"{source} holds programs and is not read: {why}; compiling anew", stacklevel=4)
+    warnings.warn(f"{source} holds programs and is not read: {why}; compiling again", stacklevel=4)
 
 
 def _made_for(device: torch.device) -> dict[str, str]:

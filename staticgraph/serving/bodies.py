@@ -26,6 +26,7 @@ from staticgraph.serving.flat_graphs import TARGET, FlatGraphs, fields_of
 from staticgraph.serving.npz import arrays_of
 from staticgraph.serving.plain_json import plain_graphs
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 # Of a SMILES, in characters; the longest of ogbg-molhiv has 529.
 LONGEST_SMILES = 4000
@@ -159,7 +160,9 @@ class Reader:
         if not graphs:
             raise BadBody("no graph is in the request")
         if graphs > self.most_graphs:
-            raise BadBody(f"{graphs} graphs; a request has at most {self.most_graphs}", 413)
+            raise BadBody(
+                f"{how_many(graphs, 'graph')}; a request has at most {self.most_graphs}", 413
+            )
 
     def _molecule(self, smiles: object, number: int) -> Arrays:
         if not self.smiles:
@@ -207,7 +210,7 @@ class Reader:
             expected = rows.get(item.level, item.rows)
             if len(made[item.name]) != expected:
                 raise BadBody(
-                    f"{item.name!r} has {len(made[item.name])} rows, and the graph has "
+                    f"{item.name!r} has {how_many(len(made[item.name]), 'row')}, and the graph has "
                     f"{expected} ({item.describe()})"
                 )
         if rows["node"] > self.most_bytes * MOST_INFLATED:

@@ -15,6 +15,7 @@ from staticgraph.serving.bad_body import BadBody
 from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 Categories = Mapping[str, tuple[int, ...]]
 
@@ -48,8 +49,8 @@ def checked(
             found.ndim != 1 and found.shape != (rows, *item.shape)
         ):
             raise BadBody(
-                f"{item.name!r} has not {rows} rows, one a {item.level} ({item.describe()}), but "
-                f"shape {list(found.shape)}"
+                f"{item.name!r} has not {how_many(rows, 'row')}, one per {item.level} "
+                f"({item.describe()}), but shape {list(found.shape)}"
             )
         made = cast(found, item.name, item.dtype).reshape(rows, *item.shape)
         if (sizes := categories.get(item.name)) is not None:

@@ -1,4 +1,4 @@
-"""Graphs as bytes without a Python object a graph: a header, and one stretch of bytes an array.
+"""Graphs as bytes without a Python object per graph: a header, and one stretch of bytes per array.
 
 Everything is little-endian. The header is ``SGF1`` (4 bytes), the number of graphs (uint32), of
 arrays (uint32) and four zero bytes; then for each array, in the order of :func:`names`, the code of
@@ -20,6 +20,7 @@ import numpy as np
 from staticgraph.schema import EDGE_INDEX, Schema
 from staticgraph.serving.flat_graphs import FlatGraphs, fields_of
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 MAGIC = b"SGF1"
 CONTENT_TYPE = "application/x-staticgraph"
@@ -83,7 +84,7 @@ def decode(body: bytes | bytearray | memoryview, wanted: Sequence[str]) -> dict[
         raise ValueError(f"it does not begin with {MAGIC.decode()} and a header")
     _, graphs, count, zero = _HEADER.unpack_from(body)
     if count != len(wanted) or zero:
-        raise ValueError(f"its header has {count} arrays; they are {', '.join(wanted)}")
+        raise ValueError(f"its header has {how_many(count, 'array')}; they are {', '.join(wanted)}")
     found, at = {}, _HEADER.size + _ARRAY.size * count
     for number, name in enumerate(wanted):
         code, size = _ARRAY.unpack_from(body, _HEADER.size + _ARRAY.size * number)
@@ -94,9 +95,11 @@ def decode(body: bytes | bytearray | memoryview, wanted: Sequence[str]) -> dict[
         found[name] = np.frombuffer(body, dtype, size, at)
         at += size * dtype.itemsize
     if at != len(body):
-        raise ValueError(f"{len(body) - at} bytes follow its arrays")
+        raise ValueError(f"it has {how_many(len(body) - at, 'byte')} more than its arrays")
     if len(found["num_nodes"]) != graphs:
-        raise ValueError(f"its header has {graphs} graphs, its num_nodes {len(found['num_nodes'])}")
+        raise ValueError(
+            f"its header has {how_many(graphs, 'graph')}, its num_nodes {len(found['num_nodes'])}"
+        )
     return found
 
 

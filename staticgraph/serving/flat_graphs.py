@@ -1,4 +1,4 @@
-"""The graphs of requests as flat arrays: a few for all of them, and no Python object a graph.
+"""The graphs of requests as flat arrays: a few for all of them, and no Python object per graph.
 
 The problem: a ``Data`` a graph, its tensors and a store of them cost a third of a millisecond a
 request, more than the model takes for a molecule in a full batch. The idea: a body becomes one

@@ -1,7 +1,7 @@
 """What the process that reads bodies and the one that has the device say to each other.
 
 A frame is its length (uint32), its kind (uint32) and that many bytes. Requests go as the compact
-bytes of all their graphs together, which the other side reads without a Python object a graph;
+bytes of all their graphs together, which the other side reads without a Python object per graph;
 answers, settings and numbers go as JSON; nothing is pickled. What a body holds was checked by the
 process that read it, and is not checked again: the two are one program.
 

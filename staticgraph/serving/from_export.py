@@ -73,4 +73,4 @@ def app_of_export(folder: Path, **options: Any) -> FastAPI:
 
 def _described(field: tuple[str, tuple[int, ...], str]) -> str:
     level, shape, dtype = field
-    return f"{dtype} {list(shape)} a {level}"
+    return f"{dtype} {list(shape)} per {level}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from staticgraph.serving.bad_body import BadBody
 from staticgraph.store.columns import Array
+from staticgraph.text.how_many import how_many
 
 # Of a graph there are a few; each costs time to open, and a body has room for a hundred thousand.
 MOST_ARRAYS = 256
@@ -32,12 +33,13 @@ def arrays_of(body: bytes, most_bytes: int) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             if len(archive.infolist()) > MOST_ARRAYS:
-                raise BadBody(f"the npz has {len(archive.infolist())} arrays", 422)
+                raise BadBody(f"the npz has {how_many(len(archive.infolist()), 'array')}", 422)
             if any(entry.compress_type not in METHODS for entry in archive.infolist()):
                 raise BadBody("the npz is packed otherwise than NumPy packs one", 422)
             inflated = sum(max(0, entry.file_size) for entry in archive.infolist())
             if inflated > most_bytes:
-                raise BadBody(f"the npz unfolds to {inflated} bytes, more than {most_bytes}", 413)
+                size = how_many(inflated, "byte")
+                raise BadBody(f"the npz unfolds to {size}, more than {most_bytes:,}", 413)
             entries = {e.filename.removesuffix(".npy"): archive.read(e) for e in archive.infolist()}
     except BadBody:
         raise

@@ -17,6 +17,7 @@ from staticgraph.serving.bad_body import BadBody
 from staticgraph.serving.bodies import Reader
 from staticgraph.serving.flat_graphs import FlatGraphs
 from staticgraph.serving.refusal import Reply, refused
+from staticgraph.text.how_many import how_many
 
 PATH = "/predict"
 JSON, NPZ = "application/json", ("application/octet-stream", "application/x-npz")
@@ -145,7 +146,7 @@ async def _pieces(message: Message, receive: Receive, most: int) -> bytes:
 
 
 def _too_long(most: int) -> BadBody:
-    return BadBody(f"the body has more than {most} bytes", 413)
+    return BadBody(f"the body has more than {how_many(most, 'byte')}", 413)
 
 
 def _reply(outputs: Any, task: str | None) -> Reply:
@@ -160,7 +161,7 @@ def _reply(outputs: Any, task: str | None) -> Reply:
 
 
 def _is_table(outputs: Any) -> bool:
-    """Whether it is a row a graph, of numbers."""
+    """Whether it is a row per graph, of numbers."""
     return isinstance(outputs, list) and all(
         isinstance(row, list) and not any(isinstance(value, list) for value in row)
         for row in outputs

@@ -16,6 +16,7 @@ from staticgraph.serving.outputs import Output, answer, plain_of
 from staticgraph.serving.plain_values import plain
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -126,9 +127,10 @@ class Request:
         except BaseException as error:  # a container of the model's own class may do anything
             words = f"{type(error).__name__}: {words_of(error)}"
             failed = BatchFailed(
-                f"these {len(self)} graphs ran in {len(self._found)} batches, whose outputs do not "
-                f"go together ({words}): ask for fewer at a time, or give outputs of the same form "
-                "and width from every batch"
+                f"a request of {how_many(len(self), 'graph')} ran in "
+                f"{how_many(len(self._found), 'batch')}, whose outputs do not go together "
+                f"({words}): ask for fewer at a time, or give outputs of the same form and width "
+                "from every batch"
             )
             failed.__cause__ = error
             return failed

@@ -44,6 +44,7 @@ from staticgraph.serving.waiting import Taken, Waiting
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.graph_store import GraphStore
+from staticgraph.text.how_many import how_many, how_many_of
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
 
@@ -263,8 +264,8 @@ class Server:
     def _check_size(self, graphs: int) -> None:
         if graphs > self.max_queue:
             raise ValueError(
-                f"{graphs} graphs in one request, and the queue holds {self.max_queue}: ask "
-                "for fewer at a time, or raise max_queue"
+                f"{how_many(graphs, 'graph')} in one request, and the queue holds "
+                f"{self.max_queue}: ask for fewer at a time, or raise max_queue"
             )
 
     def _check_room(self, graphs: int, accepted: int = 0) -> None:
@@ -279,8 +280,8 @@ class Server:
         over = waiting + graphs - self.max_queue
         retry = max(SOONEST_RETRY_S, self._max_wait_s, self._counts.seconds_for(over))
         raise ServerBusy(
-            f"{waiting} graphs wait, and with {graphs} more they pass max_queue={self.max_queue}: "
-            f"ask again in {retry:.3f} s",
+            f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
+            f"{graphs:,} more they pass max_queue={self.max_queue}: ask again in {retry:.3f} s",
             retry,
         )
 
@@ -305,11 +306,12 @@ class Server:
     def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
         capacities = self.runner.plan.capacities
         size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
+        has = " and ".join(how_many_of(n, what) for what, n in size.items())
         return GraphTooLarge(
-            f"graph {graph} has {' and '.join(f'{n} {what}' for what, n in size.items())} "
-            f"and fits no bucket; they are {', '.join(map(str, capacities))}, for single "
-            f"graphs of at most {max(c.max_graph_nodes for c in capacities)} nodes: make a "
-            "plan whose data has graphs as large, or leave it out"
+            f"graph {graph} has {has} and fits no bucket; they are "
+            f"{', '.join(map(str, capacities))}, for single graphs of at most "
+            f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan whose "
+            "data has graphs as large, or leave it out"
         )
 
     def _note_cancelled(self, future: Future[Any]) -> None:
@@ -452,8 +454,8 @@ def _ring(requests: list[Request]) -> None:
 def _failed(error: BaseException, graphs: int, requests: int) -> BatchFailed:
     first = first_line(error) or "no message"
     failed = BatchFailed(
-        f"the model failed on a batch of {graphs} graphs of {requests} requests: "
-        f"{type(error).__name__}: {first}"
+        f"the model failed on a batch of {how_many(graphs, 'graph')} of "
+        f"{how_many(requests, 'request')}: {type(error).__name__}: {first}"
     )
     failed.__cause__ = error
     return failed

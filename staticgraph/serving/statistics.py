@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 # Percentiles are of so many last requests, and the pace is of so many last batches.
@@ -75,9 +76,9 @@ class ServerStats:
             for name, each in (("wait", self.wait_s), ("latency", self.latency_s))
         ]
         return (
-            f"{self.answered:,} requests answered ({self.graphs:,} graphs in {self.batches:,} "
-            f"batches), {self.failed:,} failed, {self.refused:,} refused, {self.cancelled:,} "
-            f"cancelled; {self.queue:,} graphs wait\n"
+            f"{how_many(self.answered, 'request')} answered ({how_many(self.graphs, 'graph')} in "
+            f"{how_many(self.batches, 'batch')}), {self.failed:,} failed, {self.refused:,} "
+            f"refused, {self.cancelled:,} cancelled; {how_many(self.queue, 'graph')} waiting\n"
             f"filling: nodes {nodes:.1%}, edges {edges:.1%}, graphs {graphs:.1%}\n\n"
             + table(("", "p50", "p90", "p99"), rows)
         )

@@ -1,7 +1,7 @@
 """Graphs that wait, and which of them go together next.
 
 The problem: single graphs come at any time, and a recorded step costs the same for one graph as for
-a full bucket. The idea: all that wait are packed as a stream, each time anew, in the order of their
+a full bucket. The idea: all that wait are packed as a stream, again each time, in order of
 arrival (:mod:`staticgraph.packing.stream`); a pack is ripe once a graph did not fit it any more, or
 once its oldest graph has waited long enough. Buckets that differ only in how much they take, and
 not in how large a graph may be, are one line: packed by the limits of the largest of them, run in

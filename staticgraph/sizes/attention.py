@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from staticgraph.errors import NotStatic
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 PATHS = ("auto", "dense", "size-classed", "flex", "varlen", "kernel")
 # Entries that a block must be worth: it costs half a dozen kernels forward and backward, 2 us
@@ -103,14 +104,17 @@ class Setting(NamedTuple):
         if size is None:
             return f"no CUDA kernel for {self.dtype}"
         if path == "flex" and 0 < self.head < FLEX_LEAST_HEAD:
-            return f"heads of {self.head} columns, fewer than {FLEX_LEAST_HEAD}"
+            return f"heads of {how_many(self.head, 'column')}, fewer than {FLEX_LEAST_HEAD}"
         if path == "varlen" and self.head * size % HEAD_ALIGNMENT_BYTES:
             columns = HEAD_ALIGNMENT_BYTES // size
-            return f"heads of {self.head} columns, no multiple of {columns} for {self.dtype}"
+            return (
+                f"heads of {how_many(self.head, 'column')}, no multiple of {columns} for "
+                f"{self.dtype}"
+            )
         if path == "varlen" and self.head > VARLEN_MOST_HEAD:
-            return f"heads of {self.head} columns, more than {VARLEN_MOST_HEAD}"
+            return f"heads of {how_many(self.head, 'column')}, more than {VARLEN_MOST_HEAD}"
         if path == "kernel" and self.head > KERNEL_MOST_HEAD:
-            return f"heads of {self.head} columns, more than {KERNEL_MOST_HEAD}"
+            return f"heads of {how_many(self.head, 'column')}, more than {KERNEL_MOST_HEAD}"
         return ""
 
     def discourages(self, path: str) -> str:
@@ -165,7 +169,7 @@ class AttentionPath(NamedTuple):
         ]
         how = "auto, by time" if self.by_time else "auto"
         how = "as asked" if self.asked == self.name else how
-        blocks = f", {len(self.blocks)} blocks" if self.name == "size-classed" else ""
+        blocks = f", {how_many(len(self.blocks), 'block')}" if self.name == "size-classed" else ""
         return f"{how}{blocks}; entries at most: {'; '.join(shown)}; pairs of nodes {self.pairs:,}"
 
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from staticgraph.text.how_many import how_many
+
 NODES_EDGES = ("nodes", "edges")
 
 
@@ -94,8 +96,8 @@ class Capacity:
         if self.max_graph_nodes > max(1, self.node_limit):
             kept = "the padding node" if self.node_reserve == 1 else "its padding nodes"
             raise ValueError(
-                f"{self}: a graph of {self.max_graph_nodes} nodes does not fit beside {kept}; "
-                f"raise nodes to {self.max_graph_nodes + self.node_reserve}"
+                f"{self}: a graph of {how_many(self.max_graph_nodes, 'node')} does not fit beside "
+                f"{kept}; raise nodes to {self.max_graph_nodes + self.node_reserve}"
             )
         if self.order_statistics:
             pairs = tuple((int(k), int(w)) for k, w in self.order_statistics)

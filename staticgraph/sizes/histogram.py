@@ -23,6 +23,7 @@ from staticgraph.sizes.whole_numbers import (
     distinct_rows,
     whole_numbers,
 )
+from staticgraph.text.how_many import how_many
 
 # Rows that are counted at once; sorting them takes some ten times their 16 bytes.
 AT_ONCE = 1 << 21
@@ -49,7 +50,9 @@ class SizeHistogram:
                 f"for the components {', '.join(self.components)}"
             )
         if self.counts.shape != self.sizes.shape[:1]:
-            raise ValueError(f"{len(self.counts)} counts for {len(self.sizes)} sizes")
+            raise ValueError(
+                f"{how_many(len(self.counts), 'count')} for {how_many(len(self.sizes), 'size')}"
+            )
         if len(self.counts) and (self.counts.min() < 1 or self.sizes.min() < 0):
             raise ValueError("counts must be at least 1 and sizes at least 0")
         totals = self.counts.astype(np.float64) @ self.sizes.astype(np.float64)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -18,41 +16,7 @@ from staticgraph.nn.context.batch_context import BatchContext
 from staticgraph.nn.conv.gps import StaticGPSConv
 from staticgraph.sizes.attention import AttentionPath, attention_path
 from staticgraph.sizes.capacity import Capacity
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionRow:
-    """One path, in one bucket, of the layers that take it.
-
-    Attributes:
-        bucket: its number.
-        layers: names in the model.
-        path: ``dense``, ``size-classed``, ``flex``, ``varlen`` or ``kernel``.
-        entries: that it looks at, at most.
-        pairs: pairs of nodes that attend to each other, at most.
-        costs: entries at most, of every path.
-        ruled_out: why a path was not compared, by path.
-        reason: all of it in words.
-    """
-
-    bucket: int
-    layers: tuple[str, ...]
-    path: str
-    entries: int
-    pairs: int
-    costs: dict[str, int]
-    ruled_out: dict[str, str]
-    reason: str
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> AttentionRow:
-        """What ``dataclasses.asdict`` gave, after JSON too."""
-        return cls(**{**values, "layers": tuple(values["layers"])})
-
-    def __str__(self) -> str:
-        more = len(self.layers) - 1
-        layers = self.layers[0] + (f" and {more} more" if more else "")
-        return f"attention in bucket {self.bucket} ({layers}): {self.path}, {self.reason}"
+from staticgraph.steps.attention_row import AttentionRow
 
 
 def attention_choices(

@@ -21,6 +21,7 @@ from staticgraph.distributed.share import Share
 from staticgraph.errors import NotStatic
 from staticgraph.steps.finite import FiniteLosses
 from staticgraph.steps.subject import Subject
+from staticgraph.text.how_many import how_many
 
 
 class Averaging:
@@ -78,9 +79,9 @@ class Averaging:
         firsts = self.reduction.table[:, 3].tolist()
         if len(firsts) > 1 and len(set(firsts)) == 1 and firsts[0] != NO_GRAPH:
             warnings.warn(
-                f"all {len(firsts)} ranks took a batch that begins with graph {firsts[0]:.0f}: "
-                "each trains on the same graphs; make the loader with runner.loader(...), or with "
-                "rank= and world_size=",
+                f"all {how_many(len(firsts), 'rank')} took a batch that begins with graph "
+                f"{firsts[0]:.0f}: each trains on the same graphs; make the loader with "
+                "runner.loader(...), or with rank= and world_size=",
                 stacklevel=5,
             )
 

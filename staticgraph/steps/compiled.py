@@ -28,6 +28,7 @@ from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
 from staticgraph.steps.tracing import tracing_options
+from staticgraph.text.how_many import how_many
 
 
 @dataclass(slots=True)
@@ -227,8 +228,8 @@ class CompiledFunction:
 def skipped_recordings_of(counts: Iterable[tuple[Any, CompileCounts]]) -> list[str]:
     """A sentence for every key of which torch recorded less than it was asked to."""
     return [
-        f"{key}: torch declined to record {count.skipped} graphs; TORCH_LOGS=cudagraphs names the "
-        "reason"
+        f"{key}: torch declined to record {how_many(count.skipped, 'graph')}; "
+        "TORCH_LOGS=cudagraphs names the reason"
         for key, count in counts
         if count.skipped
     ]

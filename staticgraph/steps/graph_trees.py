@@ -17,6 +17,7 @@ import torch
 from staticgraph.errors import NotStatic
 from staticgraph.internals.inductor import counting_pieces, drop_trees, roots_of_trees
 from staticgraph.internals.tracing import counters
+from staticgraph.text.how_many import how_many
 
 # Graphs of a whole recording: a forward and a backward, or a forward alone.
 WHOLE = {"step": 2, "eval": 1}
@@ -82,11 +83,11 @@ def whole_recording(device: torch.device, phase: str, name: str) -> Iterator[Cou
     if whole is None or pieces == whole <= found.graphs:
         return
     raise NotStatic(
-        f"{name} is not recorded whole: torch recorded {found.graphs} of {pieces} pieces, where a "
-        f"whole recording has {whole} (one each way). Something in it cannot be recorded, such as "
-        "a part on the CPU, an operator tagged cudagraph_unsafe, or an input that is written and "
-        "may move; TORCH_LOGS=cudagraphs or `staticgraph check --for h100` names it. Or use "
-        "mode='cuda-graph' or 'default'"
+        f"{name} is not recorded whole: torch recorded {found.graphs} of "
+        f"{how_many(pieces, 'piece')}, where a whole recording has {whole} (one each way). "
+        "Something in it cannot be recorded, such as a part on the CPU, an operator tagged "
+        "cudagraph_unsafe, or an input that is written and may move; TORCH_LOGS=cudagraphs or "
+        "`staticgraph check --for h100` names it. Or use mode='cuda-graph' or 'default'"
     )
 
 

@@ -85,7 +85,7 @@ def _check_weights(values: Tensor, weights: object) -> None:
         raise ValueError(
             f"the loss gives weights of shape {list(weights.shape)} with values of shape "
             f"{list(values.shape)}: give as many dimensions, each as long or 1 (weights[:, None] "
-            "for one a row, weights[None] for one a task)"
+            "for one per row, weights[None] for one per task)"
         )
 
 

@@ -103,8 +103,8 @@ KINDS: dict[str, tuple[str, str]] = {
 # What some operations are mostly called for, and has a fixed shape.
 INSTEAD = {
     "nonzero": "each graph's first node is batch.ptr[:-1], its last batch.ptr[1:] - 1",
-    "unique": "the number of graphs is batch.num_graphs, nodes a graph batch.ptr.diff()",
-    "bincount": "nodes a graph are batch.ptr.diff()",
+    "unique": "the number of graphs is batch.num_graphs, nodes per graph batch.ptr.diff()",
+    "bincount": "nodes per graph are batch.ptr.diff()",
 }
 # Those that leave a step compiled in one graph, and the rest of a recording alone.
 RECORDING_ALONE = frozenset(

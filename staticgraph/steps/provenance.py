@@ -37,6 +37,7 @@ from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.losses import LossTerms
 from staticgraph.steps.stock_means import StockMeans, warn_of_stock_means
+from staticgraph.text.how_many import how_many
 
 # A tensor in an output: its keys and places from the outside in.
 Path = tuple[Any, ...]
@@ -148,7 +149,8 @@ def _as_said(level: Level | None, path: Path, value: Tensor, batch: StaticBatch)
     if value.dim() == 0 or value.shape[0] != batch.capacity.rows(level):
         raise ValueError(
             f"rows={{{name_of(path)!r}: {level!r}}}, but the output has the shape "
-            f"{list(value.shape)} in a bucket of {batch.capacity.rows(level)} rows of this level"
+            f"{list(value.shape)} in a bucket of {how_many(batch.capacity.rows(level), 'row')} of "
+            "this level"
         )
     return level
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.text.how_many import how_many
 
 Array = NDArray[Any]
 
@@ -75,11 +76,16 @@ def checked_offsets(num_nodes: Array, num_edges: Array, name: str) -> tuple[IntA
     if not len(nodes):
         raise BadGraph(f"{name} holds no graph; a store needs at least one")
     if len(nodes) != len(edges):
-        raise BadGraph(f"{name}: node counts of {len(nodes)} graphs, edge counts of {len(edges)}")
+        raise BadGraph(
+            f"{name}: node counts of {how_many(len(nodes), 'graph')}, edge counts of {len(edges)}"
+        )
     negative = (nodes < 0) | (edges < 0)
     if negative.any():
         graph = int(negative.argmax())
-        raise BadGraph(f"graph {graph} of {name} has {nodes[graph]} nodes and {edges[graph]} edges")
+        raise BadGraph(
+            f"graph {graph} of {name} has {how_many(nodes[graph], 'node')} and "
+            f"{how_many(edges[graph], 'edge')}"
+        )
     return _offsets(nodes), _offsets(edges)
 
 
@@ -90,8 +96,8 @@ def axis_offsets(axes: Mapping[str, Array], graphs: int, name: str) -> dict[str,
         rows = whole_numbers(counts, f"{name}: axis {axis!r}", BadGraph)
         if rows.shape != (graphs,) or (len(rows) and rows.min() < 0):
             raise BadGraph(
-                f"{name}: axis {axis!r} has counts of shape {rows.shape} for {graphs} graphs; one "
-                "number of at least 0 a graph is needed"
+                f"{name}: axis {axis!r} has counts of shape {rows.shape} for "
+                f"{how_many(graphs, 'graph')}; one number of at least 0 a graph is needed"
             )
         offsets[axis] = _offsets(rows)
     return offsets
@@ -114,7 +120,7 @@ def check_endpoints(src: Array, dst: Array, node_offsets: IntArray, edge_offsets
         edge = int(wrong.argmax())
         graph = _graph_at(edge_offsets, edge)
         raise BadGraph(
-            f"graph {graph} has {nodes[edge]} nodes, but its edge "
+            f"graph {graph} has {how_many(nodes[edge], 'node')}, but its edge "
             f"{edge - edge_offsets[graph]} joins {src[edge]} -> {dst[edge]}: node numbers must be "
             f"from 0 and below {nodes[edge]}; mend edge_index or set num_nodes"
         )
@@ -143,7 +149,7 @@ def checked_columns(
         if column.ndim == 0 or len(column) != expected:
             raise BadGraph(
                 f"field {name!r} has shape {column.shape}; a {level}-level field of this data set "
-                f"has {expected} rows"
+                f"has {how_many(expected, 'row')}"
             )
         nan = column.dtype.kind == "f" and bool(np.isnan(column).any())
         rule = (rules or {}).get(name, IndexRule())
@@ -181,14 +187,15 @@ def require_finite(
 
 def checked_splits(splits: Mapping[str, Array], n: int, name: str) -> dict[str, IntArray]:
     """The splits as int64, refused where one names a graph that is not there. A mask of booleans,
-    one a graph, gives the graphs where it is true."""
+    one per graph, gives the graphs where it is true."""
     checked = {}
     for key, ids in splits.items():
         given = np.asarray(ids)
         if given.dtype == np.bool_:
             if given.shape != (n,):
                 raise BadGraph(
-                    f"split {key!r} of {name} is a mask of shape {list(given.shape)} for {n} graphs"
+                    f"split {key!r} of {name} is a mask of shape {list(given.shape)} for "
+                    f"{how_many(n, 'graph')}"
                 )
             given = np.flatnonzero(given)
         checked[key] = whole_numbers(given, f"split {key!r} of {name}", BadGraph)

@@ -1,4 +1,4 @@
-"""A store as a folder: one ``.npy`` file an array, and a manifest that says what belongs to it.
+"""A store as a folder: one ``.npy`` file per array, and a manifest that says what belongs to it.
 
 The manifest carries the format's version, the schema, and for every array its form, length and
 CRC-32, and a digest of all of that, so that a folder that was cut short or changed is refused by
@@ -25,13 +25,14 @@ from staticgraph.schema import Schema
 from staticgraph.store.checks import Checks, blocks_of, by_block, sums_of
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns, Kept
+from staticgraph.store.manifest import MANIFEST as MANIFEST
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.structure import STRUCTURE, Damage, check_forms, check_manifest
+from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.store"
 # 2: form of each array, checksums by block, digest of the manifest. 1 is read, and compared whole.
 VERSION = 2
-MANIFEST = "manifest.json"
 # Up to here a load reads every byte once to check it: cheap beside building a model.
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, SUMS = "checks.blocks", "checks.crc32"
@@ -206,7 +207,9 @@ def _array(root: Path, name: str, file: Mapping[str, Any], whole: bool) -> Array
         or min(shape, default=0) < 0
         or size >= length
     ):
-        raise Damage(f"{path.name} cannot hold {dtype} of shape {shape} in {length} bytes")
+        raise Damage(
+            f"{path.name} cannot hold {dtype} of shape {shape} in {how_many(length, 'byte')}"
+        )
     return np.memmap(path, dtype, "r", offset=length - size, shape=shape)
 
 

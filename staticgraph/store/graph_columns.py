@@ -50,6 +50,7 @@ from staticgraph.store.indices import (
 )
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import one_graph, several_graphs
+from staticgraph.text.how_many import how_many
 
 # Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
 AT_ONCE = 1 << 21
@@ -71,7 +72,7 @@ class GraphColumns:
         row_ptr: ``[sum n + 1]``, where each node's incoming edges begin among all edges.
         transpose: ``[sum e]``, per graph the permutation that sorts its edges by source (stable).
         edge_origin: ``[sum e]``, where each edge stood before sorting; empty if they were sorted.
-        columns: one array a field, ``[rows of its level, *shape]``, in a compact dtype.
+        columns: one array per field, ``[rows of its level, *shape]``, in a compact dtype.
         splits: named lists of graph numbers, such as ``train``, where the data set has them.
         name: what error messages and tables call it.
         offsets: axis -> ``[n + 1]`` int64, where each graph's rows begin, for every axis of the
@@ -83,7 +84,7 @@ class GraphColumns:
         checks: which blocks of a large store on disk are still to be compared with their
             checksums; batches and single graphs do that, a column taken by hand does not (see
             :meth:`column`).
-        objects: strings and other small objects, one a graph, which stay on the host.
+        objects: strings and other small objects, one per graph, which stay on the host.
     """
 
     schema: Schema
@@ -129,7 +130,7 @@ class GraphColumns:
             edge_dst: ``[sum e]`` destination of each edge, likewise.
             fields: attribute -> (level, ``[rows of the level, *shape]``); the array's dtype is
                 what a model will see, however compactly it is kept.
-            rows: rows a graph of graph-level attributes that have more than one.
+            rows: rows per graph of graph-level attributes that have more than one.
             splits: named lists of graph numbers.
             name: what error messages call the data set.
             check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
@@ -167,8 +168,8 @@ class GraphColumns:
                 raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
             if not len(src) == len(dst) == edge_offsets[-1]:
                 raise BadGraph(
-                    f"{name}: {len(src)} sources and {len(dst)} destinations for "
-                    f"{edge_offsets[-1]} edges"
+                    f"{name}: {how_many(len(src), 'source')} and "
+                    f"{how_many(len(dst), 'destination')} for {how_many(edge_offsets[-1], 'edge')}"
                 )
             check_endpoints(src, dst, node_offsets, edge_offsets)
             order = sort_by_destination(src, dst, node_offsets, edge_offsets)
@@ -397,6 +398,7 @@ class GraphColumns:
         described = [f"{item.name}: {item.describe()}" for item in self.schema]
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         return (
-            f"GraphStore({self.name}: {len(self):,} graphs, {self.node_offsets[-1]:,} nodes, "
-            f"{self.edge_offsets[-1]:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
+            f"GraphStore({self.name}: {how_many(len(self), 'graph')}, "
+            f"{how_many(self.node_offsets[-1], 'node')}, "
+            f"{how_many(self.edge_offsets[-1], 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )

@@ -56,7 +56,7 @@ class GraphStore(GraphColumns):
                 they are read off the data. Targets (``y``) that new graphs lack are filled with
                 zeros.
             levels: attribute -> ``"node"``, ``"edge"`` or ``"graph"``, where lengths do not tell:
-                in a data set whose every graph has three edges, a ``[3, 3]`` tensor a graph looks
+                in a data set whose every graph has three edges, a ``[3, 3]`` tensor per graph looks
                 like an edge feature. Any other word is an axis: fields of the same word have as
                 many rows.
             exclude: attributes to leave out.

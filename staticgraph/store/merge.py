@@ -24,7 +24,7 @@ from staticgraph.store import files
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
 
-# Gives one part; asked for anew in each round, so that one is open at a time.
+# Gives one part; asked for again in each round, so that one is open at a time.
 Part = Callable[[], GraphColumns]
 
 

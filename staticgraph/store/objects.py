@@ -1,7 +1,7 @@
 """Strings and other small objects of graphs, which stay on the host.
 
 A SMILES string, an identifier, a list of atom names: no tensor holds them, and a batch of PyG has
-them as a list, one entry a graph. Here a name's objects are one column of JSON text with offsets,
+them as a list, one entry per graph. Here a name's objects are one column of JSON text with offsets,
 so that a store keeps them in its folder, mapped, and nothing is unpickled. What JSON cannot give
 back as it was is no such column; tuples come back as lists. No step computes with them, so they
 are no part of a schema, a plan or a compiled step.
@@ -20,7 +20,7 @@ from staticgraph.store.columns import Array
 
 
 class ObjectColumn(NamedTuple):
-    """One object a graph.
+    """One object per graph.
 
     Attributes:
         text: ``[bytes]`` uint8, JSON in UTF-8, one after the other.
@@ -32,7 +32,7 @@ class ObjectColumn(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[Any]) -> ObjectColumn | None:
-        """The column of these objects, one a graph; None where JSON does not give them back."""
+        """The column of these objects, one per graph; None where JSON does not give them back."""
         pieces = []
         for value in values:
             plain = _without_tuples(value)

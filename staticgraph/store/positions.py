@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from staticgraph.sizes.whole_numbers import IntArray, whole_numbers
+from staticgraph.text.how_many import how_many
 
 
 def one_graph(which: object, total: int) -> int | None:
@@ -48,7 +49,7 @@ def several_graphs(which: object, total: int) -> IntArray:
     given = np.asarray(cast(ArrayLike, which))
     if given.dtype == bool:
         if given.shape != (total,):
-            raise IndexError(f"a mask of shape {list(given.shape)} for {total} graphs")
+            raise IndexError(f"a mask of shape {list(given.shape)} for {how_many(total, 'graph')}")
         return np.flatnonzero(given)
     graphs = whole_numbers(given, "graphs").reshape(-1)
     beyond = np.flatnonzero((graphs < -total) | (graphs >= total))

@@ -30,6 +30,7 @@ from staticgraph.store import files
 from staticgraph.store.columns import Array, checked_splits
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey
+from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.shards"
 VERSION = 1
@@ -211,8 +212,9 @@ def _read(root: Path) -> ShardList:
         graphs = sum(shard.graphs for shard in shards)
         if sizes.shape != (graphs, len(schema.components)) or sizes.dtype.kind != "i":
             raise StoreCorrupt(
-                f"{path}: {SIZES} has shape {sizes.shape} and dtype {sizes.dtype} for {graphs} "
-                f"graphs of {len(shards)} shards; write the store again"
+                f"{path}: {SIZES} has shape {sizes.shape} and dtype {sizes.dtype} for "
+                f"{how_many(graphs, 'graph')} of {how_many(len(shards), 'shard')}; write the store "
+                "again"
             )
         return ShardList(
             shards=shards,

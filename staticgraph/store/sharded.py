@@ -32,6 +32,7 @@ from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.merge import Survey, merge
 from staticgraph.store.shard_list import ShardList
 from staticgraph.store.shards import OpenShards, check_whole
+from staticgraph.text.how_many import how_many
 
 V = TypeVar("V")
 
@@ -234,9 +235,9 @@ class Sharded(GraphColumns):
         shards = len(self._starts) - 1
         if shards < world_size:
             raise BadGraph(
-                f"{self.name} has {shards} shards for {world_size} ranks, each of which needs one: "
-                "write it in more (StoreWriter(part_graphs=...)), or load it without "
-                "shards='by-rank'"
+                f"{self.name} has {how_many(shards, 'shard')} for {how_many(world_size, 'rank')}, "
+                "each of which needs one: write it in more (StoreWriter(part_graphs=...)), or "
+                "load it without shards='by-rank'"
             )
         wanted = np.arange(world_size + 1) * (self._starts[-1] / world_size)
         nearest = np.searchsorted(self._starts, wanted)
@@ -254,13 +255,14 @@ class Sharded(GraphColumns):
         fields = ", ".join([*described, *(f"{name}: on the host" for name in self.objects)])
         nodes, edges = (self.narrow_sizes[:, c].sum(dtype=np.int64) for c in (0, 1))
         return (
-            f"GraphStore({self.name}: {len(self):,} graphs in {len(self.shards.shards):,} shards, "
-            f"{nodes:,} nodes, {edges:,} edges, {self.nbytes / 2**20:.1f} MiB; {fields})"
+            f"GraphStore({self.name}: {how_many(len(self), 'graph')} in "
+            f"{how_many(len(self.shards.shards), 'shard')}, {how_many(nodes, 'node')}, "
+            f"{how_many(edges, 'edge')}, {self.nbytes / 2**20:.1f} MiB; {fields})"
         )
 
 
 class ObjectsOfShards:
-    """One object a graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
+    """One object per graph, read in its shard, as :class:`staticgraph.store.objects.ObjectColumn`.
 
     Args:
         store: the store.

@@ -26,6 +26,7 @@ from staticgraph.store import files
 from staticgraph.store.addresses import Opened
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.shard_list import REMEDY, Shard, ShardList
+from staticgraph.text.how_many import how_many
 
 # Descriptors for everything else; each array of an open shard holds one.
 SPARE_DESCRIPTORS = 256
@@ -161,5 +162,8 @@ def check_whole(shards: OpenShards, found: ShardList, absent: bool) -> None:
         if there != shard.nbytes:
             shards[number]  # says which file, if one of its own is wrong
             raise shards.named(
-                number, ValueError(f"{shard.folder} has {there} bytes, listed are {shard.nbytes}")
+                number,
+                ValueError(
+                    f"{shard.folder} has {how_many(there, 'byte')}, listed are {shard.nbytes}"
+                ),
             )

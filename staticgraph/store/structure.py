@@ -236,7 +236,9 @@ def _check_schema(schema: Schema) -> None:
     axes = {axis.name for axis in schema.axes}
     for field in schema:
         known = np.dtype(field.dtype).kind in "biuf" and field.level in axes | set(LEVELS)
-        alone = field.level == "graph" and field.rows == 1  # a row a graph, stacked by no dimension
+        alone = (
+            field.level == "graph" and field.rows == 1
+        )  # a row per graph, stacked by no dimension
         fits = alone if field.cat_dim is None else 0 <= field.cat_dim <= len(field.shape)
         counts = len(field.counts) in (0, 1, field.width)
         if not (known and fits and counts and field.rows > 0 and min(field.shape, default=0) >= 0):

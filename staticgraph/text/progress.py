@@ -8,16 +8,19 @@ long: what is done sooner says nothing.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 EVERY_S = 10.0
 WIDTH = 40
+# Columns of a terminal that does not say how many it has.
+UNTOLD = 80
 
 
 class Bar(Protocol):
@@ -66,9 +69,11 @@ def bar(
     count = len(items) if total is None and isinstance(items, Sized) else total
     if show and not on_terminal():
         return Lines(items, desc, unit, count, initial)
+    from tqdm import tqdm  # takes half of what `staticgraph --help` does
+
     return tqdm(
         items, desc=desc, unit=unit, disable=not show, total=count, initial=initial,
-        mininterval=0.5, leave=False,
+        mininterval=0.5, leave=False, ncols=_columns(),
     )  # fmt: skip
 
 
@@ -77,9 +82,20 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def _columns() -> int | None:
+    """The width for tqdm where it finds none: a container's terminal may say 0."""
+    try:
+        told = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # no terminal; a stream without a file
+        return None
+    return None if told else UNTOLD
+
+
 def say(text: str) -> None:
     """A line to stderr that leaves a bar below it whole."""
     if on_terminal():
+        from tqdm import tqdm
+
         tqdm.write(text, file=sys.stderr)
     else:
         print(text, file=sys.stderr, flush=True)
@@ -128,19 +144,44 @@ class Status:
 
     def __init__(self) -> None:
         self._last = time.monotonic()
-        self._open = False
+        self._width = 0
 
     def show(self, text: str) -> None:
         """Says it, in place or if it is time."""
         if on_terminal():
-            print(f"\r{text}".ljust(WIDTH), end="", file=sys.stderr, flush=True)
-            self._open = True
+            print(f"\r{text.ljust(max(WIDTH, self._width))}", end="", file=sys.stderr, flush=True)
+            self._width = max(WIDTH, len(text))
         elif time.monotonic() - self._last >= EVERY_S:
             print(text, file=sys.stderr, flush=True)
             self._last = time.monotonic()
 
     def clear(self) -> None:
         """Makes room for a line that stays."""
-        if self._open:
-            print("\r".ljust(WIDTH) + "\r", end="", file=sys.stderr, flush=True)
-            self._open = False
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Says what is waited for while the block runs, and for how long it has been: for work that
+    does not tell how far it is, such as a compiler's."""
+    began, done, status = time.monotonic(), Event(), Status()
+    every = 1.0 if on_terminal() else EVERY_S
+
+    def tick() -> None:
+        while not done.wait(every):
+            status.show(f"{text}: {time.monotonic() - began:.0f} s")
+
+    if on_terminal():
+        status.show(text)
+    else:
+        say(text)
+    ticking = Thread(target=tick, daemon=True)
+    ticking.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticking.join()
+        status.clear()

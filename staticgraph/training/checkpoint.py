@@ -17,14 +17,16 @@ import torch
 
 from staticgraph.errors import CheckpointCorrupt
 from staticgraph.files import atomic
+from staticgraph.training.run_folder import CHECKPOINT as FILE
+from staticgraph.training.run_folder import require_run
 
 FORMAT = "staticgraph.checkpoint"
 # 2: a digest behind the contents, and that of the data among them.
 VERSION = 2
-FILE = "checkpoint.pt"
 # The file ends with this and the digest; torch reads what is before as an archive like any other.
 TRAILER = b"staticgraph.checkpoint.blake2b:"
 DIGEST_BYTES = 32
+AGAIN = "train again with staticgraph train --overwrite"
 
 
 def save(folder: Path, **state: Any) -> Path:
@@ -49,33 +51,30 @@ def load(folder: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         CheckpointCorrupt: the file is cut short, changed, or of another format or version.
     """
+    require_run(folder)
     path = folder / FILE
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no {FILE}, so there is no run to resume: leave --resume out to begin one"
-        )
     with path.open("rb") as file:
         sealed = _sealed(file, path.stat().st_size)
         if sealed is False:
             raise CheckpointCorrupt(
-                f"{path} cannot be read (its checksum is not the one written): begin anew, or put "
-                "back a copy"
+                f"{path} cannot be read (its checksum is not the one written): put back a "
+                f"copy, or {AGAIN}"
             )
         file.seek(0)
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises whatever the bytes happen to lead to
             reason = type(error).__name__
-            raise CheckpointCorrupt(f"{path} cannot be read ({reason}): begin anew") from error
+            raise CheckpointCorrupt(f"{path} cannot be read ({reason}): {AGAIN}") from error
     if not isinstance(content, dict):
-        raise CheckpointCorrupt(f"{path} holds a {type(content).__name__}, no run: begin anew")
+        raise CheckpointCorrupt(f"{path} holds a {type(content).__name__}, no run: {AGAIN}")
     if content.get("format") != FORMAT or content.get("version") != VERSION:
         raise CheckpointCorrupt(
             f"{path} says {content.get('format')} version {content.get('version')}; this library "
-            f"reads {FORMAT} version {VERSION}: begin anew"
+            f"reads {FORMAT} version {VERSION}: {AGAIN}"
         )
     if sealed is None:
-        raise CheckpointCorrupt(f"{path} cannot be read (its checksum is missing): begin anew")
+        raise CheckpointCorrupt(f"{path} cannot be read (its checksum is missing): {AGAIN}")
     return content
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from numba.core import event
 
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import bar, say
 
 NUMBER = struct.Struct("i")
@@ -104,9 +105,8 @@ def compile_ahead(loops: Sequence[Loop], *, show: bool = True, processes: int = 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     children, finished = min(processes or cores or 1, len(missing)), 0
     if show:
-        kernels = "1 kernel" if len(missing) == 1 else f"{len(missing)} kernels"
-        across = "" if children == 1 else f" in {children} processes"
-        say(f"compiling {kernels}{across}, for this and later runs")
+        across = "" if children == 1 else f" in {how_many(children, 'process')}"
+        say(f"compiling {how_many(len(missing), 'kernel')}{across}, for this and later runs")
     with bar(total=len(missing), desc="compiling kernels", unit="", show=show) as shown:
         for number in _compiled(missing, children):
             shown.set_postfix_str(missing[number].name.rpartition(".")[2].strip("_"))

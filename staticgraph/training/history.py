@@ -39,7 +39,7 @@ class Epoch(NamedTuple):
 
     @property
     def graphs_per_s(self) -> float:
-        """Real graphs a second."""
+        """Real graphs per second."""
         return self.graphs / max(self.seconds, 1e-9)
 
 
@@ -51,7 +51,7 @@ def summary(steps: Iterable[Step], epoch: int) -> tuple[float, int]:
 
 
 def write_steps(path: Path, steps: Sequence[Step]) -> None:
-    """Writes one line a step; numbers in full, so that two runs can be compared exactly."""
+    """Writes one line per step; numbers in full, so that two runs can be compared exactly."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(("step", *Step._fields))

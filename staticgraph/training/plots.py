@@ -11,6 +11,7 @@ import numpy as np
 
 from staticgraph.files import atomic
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 from staticgraph.training.history import Step
 from staticgraph.training.report import TrainReport
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 NODES, EDGES, GRAPHS = "#0072B2", "#E69F00", "#009E73"
 LOSS, METRIC, PADDING = "#0072B2", "#D55E00", "#DDDDDD"
-LOSS_LABEL = "training loss a batch"
+LOSS_LABEL = "training loss per batch"
 # The smoothed loss averages over this share of all steps.
 SMOOTHING = 0.04
 
@@ -44,8 +45,8 @@ def save_picture(
     FigureCanvasAgg(figure)  # draws without a display, whatever backend the user chose
     config = report.config
     figure.suptitle(
-        f"{config['model']} on {report.data['name']}: {len(steps):,} steps of "
-        f"{config['batch_size']} graphs, mode {report.runner.mode}",
+        f"{config['model']} on {report.data['name']}: {how_many(len(steps), 'step')} of "
+        f"{how_many(config['batch_size'], 'graph')}, mode {report.runner.mode}",
         fontsize=13,
     )
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2))
@@ -80,7 +81,9 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
         space = 0.1 * (high - low) + 1e-12
         axes.set_ylim(max(0, low - space), high + space)
     lost = len(every) - len(losses)
-    title = f"learning; the losses of {lost:,} steps are not finite" if lost else "learning"
+    title = (
+        f"learning; the losses of {how_many(lost, 'step')} are not finite" if lost else "learning"
+    )
     axes.set_title(title, loc="left", fontsize=11)
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
     metrics = np.array([_number(epoch.val_metric) for epoch in report.epochs])
@@ -147,7 +150,7 @@ def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f}%")
     axes.legend(frameon=False, loc="upper left")
-    axes.set_title(f"batches of {most} graphs", loc="left", fontsize=11)
+    axes.set_title(f"batches of {how_many(most, 'graph')}", loc="left", fontsize=11)
 
 
 def running_mean(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:

@@ -11,13 +11,16 @@ from typing import Any
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.runner.report import Report
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.history import Epoch
+from staticgraph.training.run_folder import CHECKPOINT
 
 FILE = "report.json"
 PICTURE = "report.png"
 STEPS = "steps.csv"
 PAGE = "report.html"  # where it is asked for
+GIVE = "the folder that staticgraph train was given as --out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class TrainReport:
         data: name, graphs, and graphs of each split.
         task: ``binary``, ``regression`` or ``classes``; ``metric`` is what it is judged by.
         parameters: numbers that were trained.
-        epochs: one entry an epoch.
+        epochs: one entry per epoch.
         test_metric: of the final model, None without test graphs.
         diverged: the epoch, counted from 1, in which the loss ceased to be finite; None where it
             did not.
@@ -70,22 +73,24 @@ class TrainReport:
         """Reads the report of a run.
 
         Raises:
-            FileNotFoundError: the folder holds no finished run.
+            FileNotFoundError: there is no folder, or no finished run in it.
             ValueError: its report is of another version, or not ours.
         """
         path = folder / FILE
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: give {GIVE}")
+        again = _again(folder)
         if not path.exists():
             raise FileNotFoundError(
-                f"{folder} has no {FILE}: no run has finished there; continue one with "
-                f"staticgraph train --resume --out {folder}"
+                f"{folder} has no {FILE}: "
+                + (f"no run has finished there; {again}" if again else f"no run; give {GIVE}")
             )
         try:
             return cls._of(json.loads(path.read_text()), folder)
         except NOT_THERE as error:
             raise ValueError(
-                f"{path} is not a report that this version reads "
-                f"({type(error).__name__}: {error}); write it anew with "
-                f"staticgraph train --resume --out {folder}"
+                f"{path} is not a report that this version reads ({type(error).__name__}: {error})"
+                f"; {again or 'its run has no checkpoint to write it from: train again'}"
             ) from error
 
     @classmethod
@@ -115,8 +120,8 @@ class TrainReport:
         ]
         headers = ("epoch", "loss", "val loss", f"val {self.metric}", "graphs/s", "seconds")
         lines = [
-            f"{_model(config)}, {self.parameters:,} parameters, on {self.data['name']} "
-            f"({splits['train']:,} graphs to train, {splits['val']:,} to validate, "
+            f"{_model(config)}, {how_many(self.parameters, 'parameter')}, on {self.data['name']} "
+            f"({how_many(splits['train'], 'graph')} to train, {splits['val']:,} to validate, "
             f"{splits['test']:,} to test), batches of {config['batch_size']}",
             "",
             table(headers, rows),
@@ -138,10 +143,21 @@ class TrainReport:
         return "\n".join(lines)
 
 
+def _again(folder: Path) -> str:
+    """How the report of a run is had, where the run can go on."""
+    if not (folder / CHECKPOINT).exists():
+        return ""
+    return f"continue it with staticgraph train --resume --out {folder}"
+
+
 def _model(config: dict[str, Any]) -> str:
     """The model in words; one that builds itself has no sizes of the zoo."""
     name = config["model"]
-    return name if ":" in name else f"{name}, {config['layers']} layers of {config['hidden']}"
+    return (
+        name
+        if ":" in name
+        else f"{name}, {how_many(config['layers'], 'layer')} of {config['hidden']}"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -30,6 +30,7 @@ from staticgraph.steps.subject import Subject
 from staticgraph.store.digest import digest_of
 from staticgraph.store.graph_store import GraphStore
 from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, say
 from staticgraph.training import checkpoint
 from staticgraph.training.compile_ahead import compile_ahead
@@ -239,8 +240,8 @@ class Training:
                     self._save()
                 if stops:
                     raise Interrupted(
-                        f"stopped after {number} steps; continue with "
-                        f"staticgraph train --resume --out {self.folder}"
+                        f"stopped after {how_many(number, 'step')}; continue with staticgraph "
+                        f"train --resume --out {self.folder}"
                     )
             self._read(unread, events, shown)
             try:
@@ -259,7 +260,7 @@ class Training:
                 return
             if found is not None:
                 self.workers = found.num_workers
-                self._say(f"{self.workers} workers: {found.reason}")
+                self._say(f"{how_many(self.workers, 'worker')}: {found.reason}")
                 state = self.loader.state_dict()
                 self.loader = self._loader("train")
                 self.loader.load_state_dict(state)
@@ -294,7 +295,7 @@ class Training:
         """Ends the run; the cause, where there is one, names the graphs."""
         epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
         raise Diverged(
-            f"the training diverged in epoch {epoch}: {what}. Train anew with a lower --lr; "
+            f"the training diverged in epoch {epoch}: {what}. Train again with a lower --lr; "
             f"{self.folder / FILE} says how far it came",
             epoch,
         ) from cause
@@ -394,7 +395,7 @@ class Training:
         if begun:
             self.seconds = 0.0
             self._say(
-                f"begun on {then} processes, now {now}: what is left of epoch "
+                f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
                 f"{loader['epoch'] + 1} is left out"
             )
 
@@ -433,20 +434,19 @@ class Training:
 
     def _opening(self, resumed_at: int) -> str:
         plan, mode = self.plan, self.runner.mode
-        timed_first = "auto (what there is is timed before the first step)"
+        timed_first = "auto (each way to run is timed before the first step)"
         chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
         shapes = ", ".join(map(str, plan.capacities))
         again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
         return (
-            f"{again}{len(self.store.splits['train']):,} of {len(self.store):,} graphs of "
-            f"{self.store.name} in {len(self.loader)} batches per epoch; buckets {shapes}; "
-            f"mode {chosen} on {self.device}{self._several()}, "
-            f"graphs {place_of(self.source)}, "
-            f"kernels {'on' if self.kernels else 'off'}"
+            f"{again}{len(self.store.splits['train']):,} of {how_many(len(self.store), 'graph')} "
+            f"of {self.store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
+            f"{shapes}; mode {chosen} on {self.device}{self._several()}, graphs "
+            f"{place_of(self.source)}, kernels {'on' if self.kernels else 'off'}"
         )
 
     def _several(self) -> str:
-        return "" if self.ranks is None else f" of {self.ranks.world_size} processes"
+        return "" if self.ranks is None else f" of {how_many(self.ranks.world_size, 'process')}"
 
     def _say(self, text: str) -> None:
         if self.progress:

@@ -59,14 +59,14 @@ def task_of(store: GraphStore) -> Task:
     """The task that a store's ``y`` asks for.
 
     Raises:
-        BadGraph: no ``y``, one that is not a row a graph, or classes that do not count from 0.
+        BadGraph: no ``y``, one that is not a row per graph, or classes that do not count from 0.
     """
     if "y" not in store.schema:
         raise BadGraph(f"{store.name} has no target y: there is nothing to train on")
     y, column = store.schema["y"], store.column("y")
     if y.level != "graph" or y.rows != 1 or len(y.shape) > 1:
         raise BadGraph(
-            f"{store.name} has y as {y.describe()}; expected one row a graph, [1] for classes or "
+            f"{store.name} has y as {y.describe()}; expected one row per graph, [1] for classes or "
             "[1, T] for T targets"
         )
     if np.dtype(y.dtype).kind == "f":
@@ -79,7 +79,7 @@ def task_of(store: GraphStore) -> Task:
     if y.width != 1 or column.min() < 0:
         raise BadGraph(
             f"{store.name} has y as {y.describe()} from {column.min()}; classes are one whole "
-            "number a graph, counted from 0; give y as float for several yes-no questions"
+            "number per graph, counted from 0; give y as float for several yes-no questions"
         )
     return Task("classes", int(column.max()) + 1, _cross_entropy, "accuracy", accuracy)
 

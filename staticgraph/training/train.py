@@ -11,6 +11,7 @@ The folder gets ``checkpoint.pt``, ``config.toml``, ``plan.json``, ``steps.csv``
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,12 +22,14 @@ from typing import Any
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import MissingPackage
 from staticgraph.files.folder_lock import folder_lock
+from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.config import FREE, TrainConfig
 from staticgraph.training.interrupt import Interrupted
 from staticgraph.training.job import first_alone, joined, restarted
 from staticgraph.training.report import FILE, PAGE, PICTURE, STEPS, TrainReport
-from staticgraph.training.run import Training
+from staticgraph.training.run import CHOICES, Training
+from staticgraph.training.run_folder import require_free
 from staticgraph.training.schedule import NEED_THE_END
 
 __all__ = ["Interrupted", "TrainConfig", "resume", "train"]
@@ -40,7 +43,7 @@ def train(
     Args:
         config: the settings.
         folder: where the files go; made if need be.
-        overwrite: begin anew where a run is already.
+        overwrite: begin again where a run is already.
         progress: say on stderr what is done, with a bar.
 
     Raises:
@@ -85,19 +88,15 @@ def _begin(folder: Path, overwrite: bool) -> bool:
     Raises:
         FileExistsError: it is there, and nobody said what to do with it.
     """
-    there = (folder / checkpoint.FILE).exists()
-    if there and restarted():
+    if restarted() and (folder / checkpoint.FILE).exists():
         return True
-    if there and not overwrite:
-        raise FileExistsError(
-            f"{folder} holds a run already: continue it with --resume, replace it with "
-            "--overwrite, or choose another --out"
-        )
+    if not overwrite:
+        require_free(folder)
     return False
 
 
 def _clear(folder: Path) -> None:
-    for pattern in (checkpoint.FILE, FILE, STEPS, PICTURE, PAGE, "events.out.tfevents.*"):
+    for pattern in (checkpoint.FILE, CHOICES, FILE, STEPS, PICTURE, PAGE, "events.out.tfevents.*"):
         for old in folder.glob(pattern):
             old.unlink()
 
@@ -145,17 +144,19 @@ def _resume(
     if config.schedule in ends:
         raise ValueError(
             f"the run in {folder} was begun with schedule={config.schedule!r} over "
-            f"{config.epochs} epochs, which ends with them: leave --epochs out to resume, or begin "
-            "another run"
+            f"{how_many(config.epochs, 'epoch')}, which ends with them: leave --epochs out to "
+            "resume, or begin another run"
         )
     return Training(replace(config, **changes), folder, progress, state, ranks).run()
 
 
 def _require_extra() -> None:
-    """Says before an hour of training, not after, that a package is missing."""
+    """Says before an hour of training, not after, that a package is missing; loads the slow one."""
     for package in ("matplotlib", "tensorboard", "torchmetrics"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackage(
                 f"training needs the package {package!r}, which is not installed: "
                 "pip install 'staticgraph[train]'"
             )
+    # Now, while the user waits for imports, and not in silence after the first epoch.
+    importlib.import_module("torchmetrics.functional")

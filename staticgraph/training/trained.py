@@ -26,6 +26,7 @@ from staticgraph.store.graph_store import GraphStore
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig, takes_kernels
 from staticgraph.training.report import FILE
+from staticgraph.training.run_folder import require_trained
 from staticgraph.training.subject import load_weights, model_of
 
 
@@ -61,11 +62,7 @@ class Trained:
             FileNotFoundError: the folder has no checkpoint.
             CheckpointCorrupt: it is damaged, or not of a run.
         """
-        if not (folder / checkpoint.FILE).exists():
-            raise FileNotFoundError(
-                f"{folder} has no {checkpoint.FILE}: train a model there first, with "
-                f"staticgraph train --data SPEC --out {folder}"
-            )
+        require_trained(folder)
         state = checkpoint.load(folder)
         try:
             config = TrainConfig(**state["config"])

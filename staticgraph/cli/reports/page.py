@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.training.history import Step
 from staticgraph.training.report import TrainReport
 
@@ -40,8 +41,8 @@ MEMORY = {
     "parameters_bytes": "parameters",
     "optimizer_bytes": "optimizer state",
     "graphs_bytes": "graphs",
-    "host_peak_bytes": "most of the host, whole process",
-    "device_peak_bytes": "most of the device, whole process",
+    "host_peak_bytes": "host memory at its peak, whole process",
+    "device_peak_bytes": "device memory at its peak, whole process",
 }
 
 
@@ -91,8 +92,9 @@ def _summary(report: TrainReport) -> str:
     counts = ", ".join(f"{count:,} to {_verb(name)}" for name, count in splits.items())
     runner = report.runner
     return (
-        f"{report.parameters:,} parameters; {counts}; batches of {report.config['batch_size']} "
-        f"graphs; {runner.device}, mode {runner.mode} ({runner.mode_reason})"
+        f"{how_many(report.parameters, 'parameter')}; {counts}; batches of "
+        f"{how_many(report.config['batch_size'], 'graph')}; {runner.device}, mode {runner.mode} "
+        f"({runner.mode_reason})"
     )
 
 
@@ -106,7 +108,7 @@ def _facts(report: TrainReport, steps: Sequence[Step]) -> str:
     seconds = sum(epoch.seconds for epoch in report.epochs)
     last = report.epochs[-1] if report.epochs else None
     facts = [
-        ("training graphs a second", f"{graphs / seconds:,.0f}" if seconds else "-"),
+        ("training graphs per second", f"{graphs / seconds:,.0f}" if seconds else "-"),
         ("steps", f"{len(steps):,}"),
         ("epochs", f"{len(report.epochs)} of {report.config['epochs']}"),
         ("last training loss", _number(last and last.train_loss)),
@@ -164,7 +166,7 @@ def _buckets(report: TrainReport) -> str:
     ]
     headers = (
         *("bucket", "nodes", "edges", "graphs", "steps", "nodes filled", "edges filled"),
-        *("graphs filled", "compiles", "recordings", "step ms", "p90"),
+        *("graphs filled", "compiles", "recordings", "step ms", "p90 ms"),
     )
     return _table(headers, rows)
 

@@ -13,6 +13,7 @@ from staticgraph.packing.pack import harmonic_mean
 from staticgraph.plans.choose import BucketPlan, sizes_of
 from staticgraph.plans.cost import StepCost
 from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 
@@ -111,11 +112,12 @@ class PlanReport:
     def __str__(self) -> str:
         plan, stats = self.plan, self.stats
         how = (
-            f"exactly {plan.batch_size} graphs a batch, {plan.margin or 0:.2%} over the mean"
+            f"exactly {how_many(plan.batch_size, 'graph')} per batch, limits "
+            f"{plan.margin or 0:.2%} above the mean batch"
             if plan.batch_size is not None
             else "as many graphs as fit"
         )
-        headers = ["bucket", "nodes", "edges", "graphs", "M", "batches"]
+        headers = ["bucket", "nodes", "edges", "graphs", "largest graph", "batches"]
         headers += ["nodes filled", "edges filled", "graphs filled", "cost"]
         rows = [
             [
@@ -131,10 +133,12 @@ class PlanReport:
         nodes, edges = self.efficiency
         return "\n".join(
             [
-                f"{plan.num_graphs:,} graphs, {how}",
+                f"{how_many(plan.num_graphs, 'graph')}, {how}",
                 table(headers, rows),
-                f"an epoch: {stats.batches:,} batches ({self.volume_bound:,} by volume), nodes "
-                f"{nodes:.2%} and edges {edges:.2%} filled; {stats.rebalanced:,} re-balanced, "
-                f"{stats.spilled:,} in a larger bucket, {stats.split:,} split",
+                f"an epoch: {how_many(stats.batches, 'batch')}, at least {self.volume_bound:,} by "
+                f"volume; {nodes:.2%} of nodes and {edges:.2%} of edges are real",
+                f"of its batches {stats.rebalanced:,} were balanced again, {stats.spilled:,} take "
+                f"a larger bucket, {stats.split:,} are split in two",
+                "largest graph: its nodes; cost: of an epoch, where a node of a step is 1",
             ]
         )

@@ -15,6 +15,7 @@ from staticgraph.plans.choose import BucketPlan, sizes_of
 from staticgraph.plans.limits import EfficiencyMap, efficiency_map
 from staticgraph.plans.several import SeveralChoice, knee
 from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.text.how_many import how_many
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,12 +99,16 @@ def draw_sizes(
     )
     axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
     axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
-    axes.set_title(f"{histogram.num_graphs:,} graphs of {len(nodes):,} sizes", fontsize=10)
+    axes.set_title(
+        f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}", fontsize=10
+    )
     capacities = () if plan is None else plan.capacities
     for number, capacity in enumerate(capacities):
         label = (
-            f"bucket {number}: graphs to {capacity.max_graph_nodes:,} nodes in batches of\n"
-            f"{capacity.nodes:,} nodes, {capacity.edges:,} edges, {capacity.graphs:,} graphs"
+            f"bucket {number}: graphs to {how_many(capacity.max_graph_nodes, 'node')} "
+            f"in batches of\n"
+            f"{how_many(capacity.nodes, 'node')}, {how_many(capacity.edges, 'edge')}, "
+            f"{how_many(capacity.graphs, 'graph')}"
         )
         colour = LINES[number % len(LINES)]
         axes.axvline(capacity.max_graph_nodes, color=colour, linewidth=1.5, label=label)
@@ -142,7 +147,7 @@ def draw_filling(axes: Axes, nodes: np.ndarray, edges: np.ndarray) -> None:
         ylabel="real over physical rows, %",
         ylim=(max(0.0, 100 * np.floor(20 * low) / 20 - 1), 100.5),
     )
-    axes.set_title(f"filling of {len(nodes):,} packs", fontsize=10)
+    axes.set_title(f"filling of {how_many(len(nodes), 'pack')}", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower left")
 

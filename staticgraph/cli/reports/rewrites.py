@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from staticgraph.text.how_many import how_many
+
 if TYPE_CHECKING:
     from torch.nn import Module
 
@@ -59,10 +61,15 @@ class RewritesReport:
             return f"rewrites: {self.note}"
         if not (self.done or self.missed):
             return "rewrites: nothing in this model is near an operator of this library"
-        lines = [f"rewritten to operators of this library, mode fused: {len(self.done)} places"]
+        lines = [
+            "rewritten to operators of this library, mode fused: "
+            f"{how_many(len(self.done), 'place')}"
+        ]
         lines += _by_line(self.done)
         if self.missed:
-            lines.append(f"near a rewrite, and what stood in the way: {len(self.missed)} places")
+            lines.append(
+                f"near a rewrite, and what stood in the way: {how_many(len(self.missed), 'place')}"
+            )
             lines += _by_line(self.missed)
         return "\n".join(lines)
 

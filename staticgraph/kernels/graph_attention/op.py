@@ -16,6 +16,7 @@ from torch import Tensor
 
 from staticgraph.kernels.graph_attention import cpu
 from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.text.how_many import how_many
 
 
 def _on_cpu(rows, starts, seed, heads, longest, site, p):
@@ -111,8 +112,8 @@ def graph_attention(
     """
     if rows.size(1) % (3 * heads):
         raise ValueError(
-            f"{rows.size(1)} columns cannot be queries, keys and values of {heads} heads of equal "
-            f"width: give a multiple of {3 * heads}"
+            f"{how_many(rows.size(1), 'column')} cannot be queries, keys and values of "
+            f"{how_many(heads, 'head')} of equal width: give a multiple of {3 * heads}"
         )
     if not 0 <= p < 1:
         raise ValueError(f"p={p}: the share that is dropped must be from 0 up to, but not, 1")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from staticgraph.kernels.neighbour_attention import cpu
 from staticgraph.kernels.register import operator
+from staticgraph.text.how_many import how_many
 
 
 def _on_cpu(
@@ -213,7 +214,10 @@ def neighbour_attention(
         ValueError: ``own`` without ``loops``, or heads that do not divide the columns.
     """
     if x.size(1) % heads:
-        raise ValueError(f"{x.size(1)} columns cannot be cut into {heads} heads of equal width")
+        raise ValueError(
+            f"{how_many(x.size(1), 'column')} cannot be cut into {how_many(heads, 'head')} of "
+            "equal width"
+        )
     if own is not None and not loops:
         raise ValueError("own scores are those of the loops: pass loops=True, or leave them out")
     dtype = x.dtype

@@ -21,6 +21,7 @@ from staticgraph.kernels.message import codes_of, some_of
 from staticgraph.kernels.neighbour_reduce import cpu
 from staticgraph.kernels.neighbour_reduce.reference import ACTIVATIONS, REDUCTIONS
 from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.text.how_many import how_many
 
 
 def _on_cpu(
@@ -212,7 +213,8 @@ def neighbour_reduce(
         raise ValueError(f"reductions: {asked}; choose of {', '.join(REDUCTIONS)}")
     if given[0].size(1) % towers:
         raise ValueError(
-            f"{given[0].size(1)} columns cannot be cut into {towers} towers of equal width"
+            f"{how_many(given[0].size(1), 'column')} cannot be cut into {towers} towers of equal "
+            "width"
         )
     return NeighbourReduce.apply(
         *(None if one is None else one.contiguous() for one in (source, target, edge)),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum import cpu
+from staticgraph.text.how_many import how_many
 
 
 def _on_cpu(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def _check(place: int, index: Tensor, offsets: Tensor) -> None:
     rows = int(offsets[column + 1] - offsets[column])
     raise IndexError(
         f"column {column} has {int(index[row, column])} in row {row}, but its table has "
-        f"{rows} rows: make num_embeddings larger, or count from 0"
+        f"{how_many(rows, 'row')}: make num_embeddings larger, or count from 0"
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.batch_context import BatchContext
+from staticgraph.text.how_many import how_many
 
 # Steps times layers times directions; each is about ten operations of the compiled step.
 MAX_UNROLLED = 128
@@ -58,8 +59,8 @@ def _unrolled(rnn: torch.nn.RNNBase, input: Any, states: list[Tensor] | None) ->
     directions = 2 if rnn.bidirectional else 1
     if len(steps) * rnn.num_layers * directions > MAX_UNROLLED:
         raise NotStatic(
-            f"{type(rnn).__name__.removeprefix('Static')} over {len(steps)} steps would be "
-            f"unrolled into more than {MAX_UNROLLED} cells: use an aggregation without a "
+            f"{type(rnn).__name__.removeprefix('Static')} over {how_many(len(steps), 'step')} "
+            f"would be unrolled into more than {MAX_UNROLLED} cells: use an aggregation without a "
             "recurrence, or run with mode='eager'"
         )
     count = 2 if isinstance(rnn, torch.nn.LSTM) else 1

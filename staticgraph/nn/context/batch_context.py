@@ -31,6 +31,7 @@ from staticgraph.nn.context.rows import Rows, rows_of_batch
 from staticgraph.nn.context.size_classes import ClassedLayout
 from staticgraph.sizes.attention import PATHS, AttentionPath, Setting, attention_path
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.text.how_many import how_many
 
 
 def attention_key(capacity: Capacity, training: bool) -> Hashable:
@@ -135,10 +136,11 @@ class BatchContext:
         if binding.again and given:
             if len(given) > 1:
                 raise NotStatic(
-                    f"{type(asker).__name__.removeprefix('Static')} ran {len(given)} times over as "
-                    "many rows in one forward, and backward runs it again (activation "
-                    "checkpointing), where the calls cannot be told apart: give each call a layer "
-                    "of its own, or leave them out of the checkpointed block"
+                    f"{type(asker).__name__.removeprefix('Static')} ran "
+                    f"{how_many(len(given), 'time')} over as many rows in one forward, and "
+                    "backward runs it again (activation checkpointing), where the calls cannot be "
+                    "told apart: give each call a layer of its own, or leave them out of the "
+                    "checkpointed block"
                 )
             return given[0]
         size = at_least

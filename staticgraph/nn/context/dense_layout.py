@@ -1,4 +1,4 @@
-"""Nodes of a batch <-> one padded row of nodes a graph, by gathers alone.
+"""Nodes of a batch <-> one padded row of nodes per graph, by gathers alone.
 
 Attention among the nodes of each graph wants a block ``[graphs, M, ...]``. Stock ``to_dense_batch``
 reads ``M`` and the number of graphs from the data, and the way back is an index with a mask: two

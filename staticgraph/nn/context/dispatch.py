@@ -2,7 +2,7 @@
 
 The problem: PyG's functions are bound under hundreds of names, in PyG, in users' modules, in
 closures and containers, and a step needs other functions in their place, but only in its own
-thread and for its own time. The idea: nothing is bound anew. The function object stays what and
+thread and for its own time. The idea: nothing is bound again. The function object stays what and
 where it is, with its name, signature, defaults and place in pickles; only its code is exchanged,
 once, for two lines that look at the present binding of the thread: without one they call the stock
 code, with one the static form. Whoever holds the function, now or later, holds the dispatching one.

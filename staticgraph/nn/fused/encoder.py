@@ -46,7 +46,7 @@ class Folded(NamedTuple):
 
     @property
     def value(self) -> Tensor:
-        """``[E, F]``, a row an edge."""
+        """``[E, F]``, a row per edge."""
         return self.rows.index_select(0, self.code)
 
 

@@ -78,7 +78,7 @@ class _Attending(Fused):
 
 
 class FusedGATConv(_Attending, GATConv):
-    """Attention by the sum of one number a node (Velickovic et al. 2018, arXiv 1710.10903)."""
+    """Attention by the sum of one number per node (Velickovic et al. 2018, arXiv 1710.10903)."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,

@@ -26,6 +26,7 @@ from staticgraph.outofcore.disk.embeddings import EmbeddingFile, FloatArray
 from staticgraph.outofcore.disk.graph import PartitionedGraph
 from staticgraph.outofcore.disk.neighbours import Direction
 from staticgraph.outofcore.policies.schedule import Schedule, State
+from staticgraph.text.how_many import how_many
 
 
 class Resident:
@@ -108,8 +109,9 @@ class EmbeddingBuffer:
         p, size = graph.num_partitions, graph.partition_size
         if (file.num_partitions, file.partition_size) != (p, size):
             raise ValueError(
-                f"{file.folder} has {file.num_partitions} partitions of {file.partition_size} "
-                f"nodes, {graph.folder} has {p} of {size}: they belong to different graphs"
+                f"{file.folder} has {how_many(file.num_partitions, 'partition')} of "
+                f"{how_many(file.partition_size, 'node')}, {graph.folder} has {p} of {size}: they "
+                "belong to different graphs"
             )
         self._graph, self._file, self._size = graph, file, size
         self._direction: Direction | None = direction

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from staticgraph.files import atomic
+from staticgraph.text.how_many import how_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def plot(times: Sequence[StateTime], num_partitions: int, path: str | Path) -> N
         )  # fmt: skip
     axes.set(xlabel="seconds", ylabel="partition", ylim=(-0.5, num_partitions - 0.5))
     axes.set_title(
-        f"{len(times)} states, {len(reads)} partitions read, waited "
+        f"{how_many(len(times), 'state')}, {how_many(len(reads), 'partition')} read, waited "
         f"{sum(s.began_s - s.asked_s for s in times):.3f} s"
     )
     figure.legend(loc="outside lower center", ncols=2)

@@ -7,6 +7,7 @@ request to unpickle. For whoever named the wrong file it is all one thing.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph, UnknownDataset
+from staticgraph.files.numpy_file import why_unreadable
 
-UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile)
+UNREADABLE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def open_array(path: str | Path) -> NDArray[Any]:
@@ -28,7 +30,7 @@ def open_array(path: str | Path) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except UNREADABLE as error:
-        raise BadGraph(f"{path} is no .npy of plain numbers: {error}") from None
+        raise BadGraph(f"{path} is no .npy of plain numbers: {why_unreadable(path)}") from error
     if not isinstance(found, np.ndarray):
         found.close()
         raise BadGraph(f"{path} is an archive of arrays; give an .npy, which holds one")
@@ -45,4 +47,6 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (*UNREADABLE, TypeError, AttributeError) as error:  # the latter two where it is an .npy
-        raise UnknownDataset(f"{path} is no .npz of plain arrays ({error})") from None
+        raise UnknownDataset(
+            f"{path} is no .npz of plain arrays: {why_unreadable(path)}"
+        ) from error

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import UnknownDataset
 from staticgraph.outofcore.disk.array_files import read_arrays
+from staticgraph.text.how_many import how_many
 
 NAMES = {
     "fb15k-237": "FB15k-237.npz",
@@ -181,7 +182,7 @@ def _ends(
         edge = int(outside.any(axis=0).argmax())
         raise UnknownDataset(
             f"{path}: {name} {edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-            f"{nodes} nodes"
+            f"{how_many(nodes, 'node')}"
         )
     return edges
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import BadGraph
 from staticgraph.outofcore.disk.array_files import open_array
+from staticgraph.text.how_many import how_many
 
 IntArray = NDArray[np.int64]
 EdgeFunction = Callable[[], Iterable[NDArray[Any]]]
@@ -92,7 +93,7 @@ class EdgeSource:
             edge = int(((ends < 0) | (ends >= self._num_nodes)).any(axis=0).argmax())
             raise BadGraph(
                 f"edge {start + edge} joins {ends[0, edge]} -> {ends[1, edge]}, but there are "
-                f"{self._num_nodes} nodes: mend the edge or raise num_nodes"
+                f"{how_many(self._num_nodes, 'node')}: mend the edge or raise num_nodes"
             )
         if len(rows) == 3 and rows.size and rows[2].min() < 0:
             edge = int(rows[2].argmin())

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from staticgraph.errors import StoreCorrupt
 from staticgraph.files import atomic, scratch
 from staticgraph.outofcore.disk.reading import BlockFile
+from staticgraph.text.how_many import how_many
 
 DATA = "embeddings.bin"
 COMMIT = "commit.bin"
@@ -76,8 +77,8 @@ class EmbeddingFile:
         expected = 2 * self.num_partitions * self.record_bytes
         if (found := (self.folder / DATA).stat().st_size) != expected:
             raise StoreCorrupt(
-                f"{self.folder / DATA} has {found} bytes instead of {expected}: it was cut or "
-                "belongs to other embeddings; start training anew in an empty folder"
+                f"{self.folder / DATA} has {how_many(found, 'byte')} instead of {expected}: it was "
+                "cut or belongs to other embeddings; start training again in an empty folder"
             )
 
     @classmethod
@@ -147,7 +148,7 @@ class EmbeddingFile:
             raise StoreCorrupt(
                 f"{self.folder / DATA}: partition {partition} at byte {offset} has CRC-32 "
                 f"{found:08x}, but {int(self._crc[partition]):08x} was written: the file was "
-                "changed; start training anew or put back a copy"
+                "changed; start training again or put back a copy"
             )
 
     def write(self, partition: int, values: FloatArray, sums: FloatArray) -> None:
@@ -204,7 +205,7 @@ def _require_both(folder: Path) -> None:
         there, gone = (DATA, COMMIT) if data else (COMMIT, DATA)
         raise StoreCorrupt(
             f"{folder} has {there} but no {gone}: what was trained there cannot be read without "
-            f"it. Put {gone} back, or remove the folder to start training anew"
+            f"it. Put {gone} back, or remove the folder to start training again"
         )
 
 
@@ -250,7 +251,7 @@ def _read_commit(path: Path) -> dict[str, Any]:
     if not head.startswith(MAGIC) or zlib.crc32(body).to_bytes(4, "little") != head[len(MAGIC) :]:
         raise StoreCorrupt(
             f"{path} is not a commit of this version, or was changed (checksum of the bytes from "
-            f"{len(MAGIC) + 4} on): put back a copy, or start training anew"
+            f"{len(MAGIC) + 4} on): put back a copy, or start training again"
         )
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         return {name.removeprefix("extra."): arrays[name] for name in arrays}

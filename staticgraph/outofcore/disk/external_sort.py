@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.edge_source import EdgeSource, IntArray
+from staticgraph.text.how_many import how_many
 
 Progress = Callable[[str, int], None]
 
@@ -69,7 +70,9 @@ def _spill(
     p, columns, relations, done = len(counts), 2, 0, 0
     for rows in source:
         if done and len(rows) != columns:
-            raise ValueError(f"edges up to {done} have {columns} rows, later ones {len(rows)}")
+            raise ValueError(
+                f"edges up to {done} have {how_many(columns, 'row')}, later ones {len(rows)}"
+            )
         columns = len(rows)
         written = np.empty((rows.shape[1], columns), dtype=dtype)
         written[:, 0] = new_ids[rows[0]]

@@ -23,6 +23,7 @@ from staticgraph.files import document
 from staticgraph.files.checksum import crc32_of_stretch
 from staticgraph.files.document import NOT_THERE
 from staticgraph.files.folder import Kind, repair
+from staticgraph.text.how_many import how_many
 
 FORMAT = "staticgraph.outofcore"
 # 2: a checksum of each cell of edges, a digest of the manifest.
@@ -157,16 +158,19 @@ class Manifest:
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError("a size is not a whole number")
         if not (n and p and size and size == math.ceil(n / p) and math.ceil(n / size) == p):
-            raise ValueError(f"{n} nodes are not {p} partitions of {size}")
+            raise ValueError(f"{n:,} nodes are not in {how_many(p, 'partition')} of {size}")
         if self.columns != (3 if self.num_relations else self.columns) or self.columns not in (
             2,
             3,
         ):
-            raise ValueError(f"{self.columns} columns of edges with {self.num_relations} relations")
+            raise ValueError(
+                f"{how_many(self.columns, 'column')} of edges with "
+                f"{how_many(self.num_relations, 'relation')}"
+            )
         if self.index_dtype not in ("int32", "int64"):
             raise ValueError(f"node numbers are {self.index_dtype}")
         if self.index_dtype == "int32" and n >= 2**31:
-            raise ValueError(f"{n} nodes in int32")
+            raise ValueError(f"{how_many(n, 'node')} are not in int32")
         sizes = {EDGES: self.num_edges * self.columns * np.dtype(self.index_dtype).itemsize}
         blocks = {EDGES: p}
         if self.features is not None:
@@ -187,6 +191,8 @@ class Manifest:
                 or begins[0] != 0
                 or any(a > b for a, b in pairwise(begins))
             ):
-                raise ValueError(f"{name} has {record.bytes} bytes in blocks {record.blocks[:4]}")
+                raise ValueError(
+                    f"{name} has {how_many(record.bytes, 'byte')} in blocks {record.blocks[:4]}"
+                )
         if not all(type(k) is int and 0 <= k < p for k in self.training_partitions):
             raise ValueError(f"training partitions are {self.training_partitions[:4]}")

@@ -8,7 +8,7 @@ behind those of the training nodes hold their neighbourhoods (:class:`NodeCache`
 keeps these resident).
 
 Walks go from a node to the source of any of its incoming edges, each as likely as the others, as
-sampling does. Memory is five numbers a node; the edges are read once a hop and once for degrees.
+sampling does. Memory is five numbers per node; edges are read once per hop and once for degrees.
 Related: PaGraph (Lin et al., SoCC 2020), which caches by degree, and GNNLab (Yang et al., EuroSys
 2022), which caches by how often a node was sampled.
 """

@@ -34,6 +34,7 @@ from staticgraph.outofcore.disk.manifest import (
 )
 from staticgraph.outofcore.disk.nearness import visits
 from staticgraph.outofcore.policies.tuning import EFFICIENT_READ_BYTES
+from staticgraph.text.how_many import how_many
 
 # Edges in memory at once: 4 Mi rows of three int64, four times over, are 400 MiB.
 CHUNK = 1 << 22
@@ -83,7 +84,9 @@ def partition(
     if num_nodes < 1:
         raise BadGraph(f"num_nodes={num_nodes}; a graph needs at least one node")
     if features is not None and (features.ndim != 2 or len(features) != num_nodes):
-        raise BadGraph(f"features has shape {features.shape}; give [{num_nodes}, F], a row a node")
+        raise BadGraph(
+            f"features has shape {features.shape}; give [{num_nodes}, F], a row per node"
+        )
     source = EdgeSource(edges, num_nodes, chunk, relations)
     row_bytes = 200 if features is None else features.shape[1] * features.itemsize
     p = _auto(num_nodes, row_bytes) if num_partitions == "auto" else num_partitions
@@ -91,8 +94,8 @@ def partition(
     first = _training(training_nodes, num_nodes)
     if near < 0 or (near and not len(first)):
         raise BadGraph(
-            f"near={near} hops from {len(first)} training nodes: give training_nodes, and hops of "
-            "0 or more"
+            f"near={how_many(near, 'hop')} from {how_many(len(first), 'training node')}: give "
+            "training_nodes, and hops of 0 or more"
         )
     with replacing(folder, KIND, overwrite) as scratch:
         node_ids = _order(num_nodes, first, seed)
@@ -150,8 +153,9 @@ def _partition_size(num_nodes: int, p: int) -> int:
     filled = math.ceil(num_nodes / size)
     if filled != p:
         raise BadGraph(
-            f"num_partitions={p} does not divide {num_nodes} nodes: partitions of {size} nodes "
-            f"fill only {filled} of them; choose num_partitions={filled}, or fewer"
+            f"num_partitions={p} does not divide {how_many(num_nodes, 'node')}: partitions of "
+            f"{how_many(size, 'node')} fill only {filled} of them; choose num_partitions={filled}, "
+            "or fewer"
         )
     return size
 
@@ -168,7 +172,9 @@ def _auto(num_nodes: int, row_bytes: int) -> int:
 def _training(nodes: ArrayLike | None, num_nodes: int) -> NDArray[np.int64]:
     ids = np.unique(np.asarray([] if nodes is None else nodes, dtype=np.int64))
     if len(ids) and (ids[0] < 0 or ids[-1] >= num_nodes):
-        raise BadGraph(f"training_nodes names {ids[[0, -1]].tolist()}; there are {num_nodes} nodes")
+        raise BadGraph(
+            f"training_nodes names {ids[[0, -1]].tolist()}; there are {how_many(num_nodes, 'node')}"
+        )
     return ids
 
 

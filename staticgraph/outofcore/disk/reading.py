@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from staticgraph.errors import StoreCorrupt
 from staticgraph.outofcore.disk.external_sort import write_all
+from staticgraph.text.how_many import how_many
 
 
 class BlockFile:
@@ -54,8 +55,8 @@ class BlockFile:
             if not got:
                 missing = sum(view.nbytes for view in views)
                 raise StoreCorrupt(
-                    f"{self.path} ends at byte {at}, {missing} bytes short of the block that "
-                    f"begins at {offset}: the file was cut; partition the graph again"
+                    f"{self.path} ends at byte {at}, {how_many(missing, 'byte')} short of the "
+                    f"block that begins at {offset}: the file was cut; partition the graph again"
                 )
             at += got
             views = _after(views, got)

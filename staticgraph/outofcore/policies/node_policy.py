@@ -2,7 +2,7 @@
 
 A training node needs its neighbourhood, of which only the resident part can be sampled. Training
 nodes are few, so the published answer stores them in the first partitions and keeps those resident
-all epoch, beside a random choice of the others that is drawn anew each epoch: no swap within an
+all epoch, beside a random choice of the others that is drawn again each epoch: no swap within an
 epoch. Where the partitions behind them hold what the training nodes reach
 (:mod:`staticgraph.outofcore.disk.nearness`), those are kept too: in place of a random part of each
 neighbourhood all of it is there, or most. Where training nodes are too many for that, they stay
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from staticgraph.outofcore.policies.schedule import NodeSchedule, NodeState
+from staticgraph.text.how_many import how_many
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class NodeCache:
         places = min(self.buffer, num_partitions) - len(training)
         if places < min(1, len(others)):
             raise ValueError(
-                f"{len(training)} partitions hold training nodes and a buffer of {self.buffer} "
-                "leaves no place beside them: raise the buffer, partition with training_nodes=, "
-                "or use Dispersed"
+                f"training nodes fill {how_many(len(training), 'partition')}, and a buffer of "
+                f"{self.buffer} leaves no place for another: raise the buffer, partition with "
+                "training_nodes=, or use Dispersed"
             )
         kept = min(self.near, places)
         drawn = rng.choice(others[kept:], places - kept, replace=False) if places > kept else []

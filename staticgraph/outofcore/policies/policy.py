@@ -5,7 +5,7 @@ cells must meet a buffer of c partitions that holds both of its partitions, at a
 possible, and without training on the edges in an order that hurts the model. BETA (Marius) keeps
 c-1 partitions and lets all others pass through the last place, which is close to the fewest reads;
 but it uses each cell as soon as it can, so that consecutive batches are much alike. COMET
-(MariusGNN) runs BETA over a few logical partitions, random groups of physical ones drawn anew each
+(MariusGNN) runs BETA over a few logical partitions, random groups of physical ones drawn again each
 epoch, and gives each cell to a random state of those that hold it.
 
 The invariant: every cell exactly once, both ends resident, one group moved between states. Pure:
@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from staticgraph.outofcore.policies.schedule import Cell, Schedule, State
+from staticgraph.text.how_many import how_many
 
 Assignment = Literal["greedy", "random"]
 
@@ -65,7 +66,7 @@ class Beta:
         _check_assignment(self.assignment)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """The states of one epoch; the order of the partitions is drawn anew."""
+        """The states of one epoch; the order of the partitions is drawn again."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         states = beta_states(num_partitions, self.buffer, rng)
@@ -130,9 +131,9 @@ class Comet:
         size = num_partitions // logical
         if self.buffer % size or self.buffer // size < 2:
             raise ValueError(
-                f"a buffer of {self.buffer} holds {self.buffer / size:g} groups of {size} "
-                f"partitions ({logical} logical of {num_partitions}); it must hold a whole number, "
-                "at least 2: raise logical= or the buffer"
+                f"a buffer of {self.buffer} holds {self.buffer / size:g} groups of "
+                f"{how_many(size, 'partition')} ({logical} logical of {num_partitions}); it must "
+                "hold a whole number, at least 2: raise logical= or the buffer"
             )
         return size
 
@@ -141,7 +142,7 @@ class Comet:
         return min(self.buffer, num_partitions)
 
     def epoch(self, num_partitions: int, rng: np.random.Generator) -> Schedule:
-        """The states of one epoch; groups, their order and the cells' states are drawn anew."""
+        """The states of one epoch; groups, their order and the cells' states are drawn again."""
         if self.buffer >= num_partitions:
             return InMemory().epoch(num_partitions, rng)
         size = self.group(num_partitions)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from staticgraph.text.byte_sizes import parse_bytes
+from staticgraph.text.how_many import how_many
 
 # Random reads of 4 KiB ran 20 times slower than reads of 256 KiB and more on a server's NVMe disk.
 EFFICIENT_READ_BYTES = 256 * 2**10
@@ -79,9 +80,9 @@ def tune(
         if needed <= memory_bytes:
             return Tuning(partitions, 2 * size, logical, needed)
     raise ValueError(
-        f"{memory_bytes} bytes of memory hold no buffer for {num_nodes} nodes of {node_bytes} "
-        f"bytes and {num_edges} edges; the smallest takes {needed}: raise the memory, or lower "
-        "the dimension"
+        f"{how_many(memory_bytes, 'byte')} of memory hold no buffer for "
+        f"{how_many(num_nodes, 'node')} of {node_bytes} bytes and {how_many(num_edges, 'edge')}; "
+        f"the smallest takes {needed}: raise the memory, or lower the dimension"
     )
 
 

@@ -1,6 +1,6 @@
 """DENSE: neighbourhoods of several hops, each node's neighbours sampled once.
 
-The problem: sampling every layer anew repeats work, since a node reached at two hops is sampled
+The problem: sampling every layer again repeats work, since a node reached at two hops is sampled
 twice. The idea (MariusGNN, EuroSys 2023, section 4): a node's one-hop sample is drawn where the
 node is first reached and used by every layer that needs it. So a sample is the nodes by the hop at
 which they were first reached, and one array of draws a hop. The invariant: nodes are
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from staticgraph.outofcore.disk.neighbours import Neighbours
 from staticgraph.packing.random import STEP, mix
+from staticgraph.text.how_many import how_many
 
 IntArray = NDArray[np.int64]
 
@@ -85,7 +86,8 @@ class DenseSampler:
         nodes = [np.ascontiguousarray(seeds, np.int64)]
         if len(seeds) and not (nodes[0].min() >= 0 and nodes[0].max() < len(place)):
             raise ValueError(
-                f"seeds lie in {nodes[0].min()}..{nodes[0].max()}, the buffer has {len(place)} rows"
+                f"seeds lie in {nodes[0].min()}..{nodes[0].max()}, the buffer has "
+                f"{how_many(len(place), 'row')}"
             )
         draws, hops = [], [0, len(seeds)]
         if _mark(nodes[0], place, 0) >= 0:

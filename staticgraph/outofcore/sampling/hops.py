@@ -55,7 +55,7 @@ class HopCapacity:
         return (0, *accumulate(self.nodes))
 
     def holds(self, counts: Sequence[int]) -> bool:
-        """Whether a sample with so many nodes a hop fits."""
+        """Whether a sample with so many nodes per hop fits."""
         return all(n <= capacity for n, capacity in zip(counts, self.nodes, strict=True))
 
 
@@ -203,7 +203,7 @@ class HopBatch:
         """
         if not self.capacity.holds(sample.counts):
             raise ValueError(
-                f"a sample of {sample.counts} nodes a hop does not fit {self.capacity.nodes}: "
+                f"a sample of {sample.counts} nodes per hop does not fit {self.capacity.nodes}: "
                 "climb to the next rung, or split the seeds"
             )
         starts = np.array(self.capacity.starts, np.int64)

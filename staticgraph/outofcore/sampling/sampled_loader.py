@@ -32,6 +32,7 @@ from staticgraph.outofcore.sampling.hop_profile import profile
 from staticgraph.outofcore.sampling.hops import HopBatch, HopLadder, exact_capacity
 from staticgraph.outofcore.sampling.link_sampling import LinkSampler
 from staticgraph.outofcore.sampling.sampled_batch import SampledBatch
+from staticgraph.text.how_many import how_many
 
 # Batches ready at once; two more slots are in hands.
 QUEUE = 4
@@ -98,7 +99,10 @@ class SampledLoader:
         if task not in ("node", "link"):
             raise ValueError(f"task={task!r}; choose 'node' or 'link'")
         if labels is not None and len(labels) != graph.num_nodes:
-            raise ValueError(f"labels has {len(labels)} entries, the graph {graph.num_nodes} nodes")
+            raise ValueError(
+                f"labels has {how_many(len(labels), 'entry')}, the graph "
+                f"{how_many(graph.num_nodes, 'node')}"
+            )
         of_nodes = isinstance(policy, NodePolicy)
         if not isinstance(policy, InMemory) and of_nodes != (task == "node"):
             raise ValueError(

@@ -116,7 +116,7 @@ class CommittedEpochs:
             number = self.epoch + 1
             raise Diverged(
                 f"the training diverged in epoch {number}: {found}; epoch {self.epoch} is what "
-                f"{self.file.folder} holds. Train anew with a lower rate",
+                f"{self.file.folder} holds. Train again with a lower rate",
                 number,
             )
 

@@ -38,6 +38,7 @@ from staticgraph.outofcore.training.first_embeddings import open_for
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.outofcore.training.layers import Hops, SampledGNN
 from staticgraph.outofcore.training.link_step import LinkConfig, LinkStep
+from staticgraph.text.how_many import how_many
 
 
 class EncodedLinkLoss(nn.Module):
@@ -100,8 +101,8 @@ class EncodedLinkTrainer(CommittedEpochs):
     ) -> None:
         if len(fanouts) != len(encoder.layers):
             raise ValueError(
-                f"fanouts={list(fanouts)} for an encoder of {len(encoder.layers)} layers: give one "
-                "a layer"
+                f"fanouts={list(fanouts)} for an encoder of "
+                f"{how_many(len(encoder.layers), 'layer')}: give one per layer"
             )
         if encoder.in_channels != config.dimension:
             raise ValueError(

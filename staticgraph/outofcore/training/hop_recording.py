@@ -59,7 +59,7 @@ class RecordedHops:
         if key not in self._made:
             self._made[key] = self._record(key, inputs, body)
         made, noted = self._made[key]
-        self._recorded_model.check(made, "make the trainer anew")
+        self._recorded_model.check(made, "make the trainer again")
         with torch.no_grad():
             for old, new in zip(noted, inputs, strict=True):
                 old.copy_(new, non_blocking=True)

@@ -157,7 +157,7 @@ LAYERS: dict[str, type[SampledSAGE | SampledGCN | SampledGAT]] = {
 
 
 class SampledGNN(nn.Module):
-    """Layers with relu and dropout between them, one a hop.
+    """Layers with relu and dropout between them, one per hop.
 
     Args:
         kind: ``sage``, ``gcn`` or ``gat``.

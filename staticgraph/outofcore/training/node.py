@@ -93,7 +93,7 @@ class NodeTrainer:
         if not math.isfinite(loss):
             raise Diverged(
                 f"the training diverged in epoch {self.loader.epoch}: the loss is {loss}. Train "
-                "anew with a lower rate",
+                "again with a lower rate",
                 self.loader.epoch,
             )
         return NodeEpoch(

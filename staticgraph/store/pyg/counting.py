@@ -19,6 +19,7 @@ from staticgraph.schema import EDGE_INDEX, LEVELS, Level, Schema
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.objects import ObjectColumn
 from staticgraph.store.pyg.rules import Increments, counted_level
+from staticgraph.text.how_many import how_many
 
 
 class CountedFields:
@@ -168,7 +169,8 @@ class CountedFields:
         if not np.array_equal(rows, lengths):
             odd = int((rows != lengths).argmax())
             raise BadGraph(
-                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {rows[odd]} {axis}: "
-                "fields of one axis have as many rows; give it another name in levels="
+                f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
+                f"{rows[odd]} {axis}: fields of one axis have as many rows; give it another name "
+                "in levels="
             )
         return axis

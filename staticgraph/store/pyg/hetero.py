@@ -26,6 +26,7 @@ from staticgraph.store.graph_columns import Kept
 from staticgraph.store.pyg.homogeneous import PygReader, as_tensor, whole_count
 from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Increments, Said, counted_level, said_by
+from staticgraph.text.how_many import how_many
 
 # What PyG keeps of a type for itself, or what the offsets say already.
 IGNORED = frozenset({"num_nodes", "batch", "ptr"})
@@ -200,8 +201,8 @@ class HeteroReader(PygReader):
                 odd = int(wrong.argmax())
                 raise BadGraph(
                     f"graph {odd} adds {steps[odd]} to row {place} of {key!r} (__inc__), but has "
-                    f"{self.axes[end][odd]} nodes of type {end!r}: let __inc__ say so, or give the "
-                    "field a name that does not end in 'index'"
+                    f"{how_many(self.axes[end][odd], 'node')} of type {end!r}: let __inc__ say so, "
+                    "or give the field a name that does not end in 'index'"
                 )
 
     def _level(self, key: str, tensors: Any, is_index: bool = False) -> tuple[Level, int]:

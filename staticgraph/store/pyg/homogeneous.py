@@ -29,6 +29,7 @@ from staticgraph.store.pyg.asking_again import counted_by
 from staticgraph.store.pyg.counting import CountedFields
 from staticgraph.store.pyg.odd_rows import odd_rows
 from staticgraph.store.pyg.rules import Said, asks_nothing, has_stock_rules, said_by
+from staticgraph.text.how_many import how_many
 
 # What tells rows of nodes and of edges apart by name: a part of it, or all of it.
 OF_EDGES = ("edge", "bond")
@@ -213,9 +214,9 @@ class PygReader(CountedFields):
         said = self.edges_said.get(odd, Said(self.edge_index[0])).increments
         raise BadGraph(
             f"graph {odd} adds {list(said) or 0} to 'edge_index' (__inc__), though it has "
-            f"{self.nodes[odd]} nodes: a batch adds what stands before a graph, the nodes of each "
-            "end; let __inc__ say so, as torch.tensor([[sources], [destinations]]) where they are "
-            "of two kinds"
+            f"{how_many(self.nodes[odd], 'node')}: a batch adds what stands before a graph, the "
+            "nodes of each end; let __inc__ say so, as torch.tensor([[sources], [destinations]]) "
+            "where they are of two kinds"
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
@@ -264,7 +265,7 @@ class PygReader(CountedFields):
     def _level(
         self, key: str, tensors: Sequence[Tensor], is_index: bool = False
     ) -> tuple[Level, int]:
-        """The level of an attribute over the whole data set, and its rows a graph."""
+        """The level of an attribute over the whole data set, and its rows per graph."""
         lengths = np.fromiter((len(tensor) for tensor in tensors), np.int64, len(tensors))
         if self.schema is not None:
             self._check_lengths(key, lengths)
@@ -285,9 +286,9 @@ class PygReader(CountedFields):
             return asked, 1
         if asked is not None:
             raise BadGraph(
-                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row a {asked} in every "
-                f"graph ({lengths[0]} rows in graph 0, which has {self.nodes[0]} nodes and "
-                f"{self.edges[0]} edges)"
+                f"levels={{{key!r}: {asked!r}}}, but {key!r} has not one row per {asked} in every "
+                f"graph ({how_many(lengths[0], 'row')} in graph 0, which has "
+                f"{how_many(self.nodes[0], 'node')} and {how_many(self.edges[0], 'edge')})"
             )
         if key in self.axes and np.array_equal(lengths, self.axes[key]):
             return key, 1  # a row of another field's values counts these
@@ -316,7 +317,7 @@ class PygReader(CountedFields):
         if any(part in key for part in OF_NODES) or key in NODE_NAMES or not rows:
             return "node"
         raise BadGraph(
-            f"{key!r} has a row a node and a row an edge, since every graph has as many of both, "
+            f"{key!r} has a row per node and one per edge, since every graph has as many of both, "
             f"and its name does not tell: pass levels={{{key!r}: 'node'}} or "
             f"levels={{{key!r}: 'edge'}}"
         )
@@ -335,9 +336,10 @@ class PygReader(CountedFields):
         if (lengths != expected).any():
             odd = int((lengths != expected).argmax())
             raise BadGraph(
-                f"{key!r} has {lengths[odd]} rows in graph {odd}, which has {self.nodes[odd]} "
-                f"nodes and {self.edges[odd]} edges; the plan was made for {item.describe()}, "
-                f"which is {expected[odd]} rows: convert the new graphs as the training data was"
+                f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
+                f"{how_many(self.nodes[odd], 'node')} and {how_many(self.edges[odd], 'edge')}; the "
+                f"plan was made for {item.describe()}, which is {how_many(expected[odd], 'row')}: "
+                "convert the new graphs as the training data was"
             )
 
     def _check_rows(self, key: str, tensors: Sequence[Tensor]) -> None:

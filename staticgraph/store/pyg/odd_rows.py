@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 # A field that goes with a level in so many graphs belongs to it, and the others are slips.
 MOST = 0.5
@@ -30,29 +29,25 @@ def odd_rows(key: str, lengths: IntArray, levels: Mapping[str, IntArray]) -> str
         counts = levels[nearest]
         odd = int((lengths != counts).argmax())
         return (
-            f"{key!r} has {_rows(lengths[odd])} in graph {odd}, which has {_has(levels, odd)}; "
-            f"expected were {counts[odd]}, one for each {nearest}, as in "
-            f"{int((lengths == counts).sum()):,} of the {len(lengths):,} graphs: mend graph {odd}; "
-            f"or, if its rows are something else, {remedy}"
+            f"{key!r} has {how_many(lengths[odd], 'row')} in graph {odd}, which has "
+            f"{_has(levels, odd)}; expected were {counts[odd]}, one for each {nearest}, as in "
+            f"{int((lengths == counts).sum()):,} of the {how_many(len(lengths), 'graph')}: mend "
+            f"graph {odd}; or, if its rows are something else, {remedy}"
         )
     other = int((lengths != lengths[0]).argmax())
     could = [f"{counts[0]} (one for each {what})" for what, counts in levels.items()]
     expected = " or ".join([*could, "as many in every graph"])
     return (
-        f"{key!r} has {_rows(lengths[0])} in graph 0, which has {_has(levels, 0)}, but "
-        f"{_rows(lengths[other])} in graph {other}, which has {_has(levels, other)}; expected were "
-        f"{expected}: {remedy}"
+        f"{key!r} has {how_many(lengths[0], 'row')} in graph 0, which has {_has(levels, 0)}, but "
+        f"{how_many(lengths[other], 'row')} in graph {other}, which has {_has(levels, other)}; "
+        f"expected were {expected}: {remedy}"
     )
 
 
 def _has(levels: Mapping[str, IntArray], graph: int) -> str:
     """What a graph has of each level."""
     found = [
-        f"{counts[graph]} {what}s" if what in ("node", "edge") else f"{counts[graph]} of {what}"
+        how_many(counts[graph], what) if what in ("node", "edge") else f"{counts[graph]} of {what}"
         for what, counts in levels.items()
     ]
     return " and ".join(found) or "none of a type of that name"
-
-
-def _rows(count: np.integer) -> str:
-    return f"{count} row" if count == 1 else f"{count} rows"

@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 from staticgraph.errors import BadGraph
 from staticgraph.schema import Level
 from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.text.how_many import how_many
 
 # Only for keys with one of these do PyG's own classes say anything but "rows first, add nothing".
 _SPECIAL = ("index", "face", "batch", "adj")
@@ -129,7 +130,8 @@ class Increments:
         for number, steps in enumerate(said):
             if len(steps) not in (0, 1, width):
                 raise BadGraph(
-                    f"graph {number} gives {len(steps)} increments for {key!r}, others give {width}"
+                    f"graph {number} gives {how_many(len(steps), 'increment')} for {key!r}, others "
+                    f"give {width}"
                 )
             filled.append(steps * width if len(steps) == 1 else steps or (0,) * width)
         self.steps: IntArray = np.asarray(filled, dtype=np.int64).reshape(len(said), width)

@@ -12,10 +12,11 @@ from torch import Tensor
 from staticgraph.store.graph_columns import GraphColumns
 from staticgraph.store.random_states import kept_random_states
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 
 
 def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | None) -> str:
-    """``name: 3 graphs, 1.2 MiB: x float32 [9] a node, ...; on the host: smiles; dropped: ...``.
+    """``name: 3 graphs, 1.2 MiB: x float32 [9] per node, ...; on the host: smiles; dropped: ...``.
 
     Args:
         store: what was made.
@@ -23,7 +24,9 @@ def summary_of(store: GraphColumns, dropped: Mapping[str, str], frozen: str | No
         frozen: the transform that was applied once.
     """
     fields = ", ".join(f"{field.name} {field.describe()}" for field in store.schema)
-    parts = [f"{len(store):,} graphs, {human_bytes(store.nbytes)}: {fields or 'no field'}"]
+    parts = [
+        f"{how_many(len(store), 'graph')}, {human_bytes(store.nbytes)}: {fields or 'no field'}"
+    ]
     if store.objects:
         parts.append(f"on the host: {', '.join(store.objects)}")
     if dropped:
@@ -53,7 +56,7 @@ def warn_of_frozen_draws(dataset: Any, transform: Any) -> None:
     drawn = [name for name in first if not _equal(first[name], second.get(name))]
     if drawn:
         warnings.warn(
-            f"the data set's transform {_name(transform)} draws {', '.join(drawn)} anew each time "
+            f"the data set's transform {_name(transform)} draws {', '.join(drawn)} again each time "
             "a graph is read; the store keeps one draw. For a new one every epoch take it off the "
             "data set and pass StaticLoader(transform=...), which runs on each batch",
             stacklevel=4,

@@ -62,7 +62,7 @@ def draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) ->
         axes.text(rate + above + 0.02 * most, place, f"{rate:,.0f}{times}", va="center")
     _name_places(axes, sides)
     axes.set_xlim(0, 1.4 * most)
-    axes.set_xlabel("training graphs a second, loading included (more is better)")
+    axes.set_xlabel("training graphs per second, loading included (more is better)")
     axes.set_title(f"throughput, and times {report.compared_with}", loc="left", fontsize=11)
 
 

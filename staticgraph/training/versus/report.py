@@ -9,6 +9,7 @@ from typing import Any
 
 from staticgraph.files.json_text import finite, save_json
 from staticgraph.text.byte_sizes import human_bytes
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 from staticgraph.training.versus.equality import TOLERANCE
 from staticgraph.training.versus.side import Filling
@@ -22,7 +23,7 @@ class SideReport:
 
     Attributes:
         name: ``PyG``, or a mode.
-        graphs_per_s: real graphs a second, loading included; with ``_low`` and ``_high``.
+        graphs_per_s: real graphs per second, loading included; with ``_low`` and ``_high``.
         ratio: times as fast as the first side that ran, turn by turn; with ``_low``, ``_high``.
         turns: that were timed.
         prepare_s: compiling and recording.
@@ -141,8 +142,9 @@ class VersusReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.model} on {self.data}, batches of {self.batch_size}, {self.graphs:,} graphs a "
-            f"turn, on {self.device}, {', '.join(f'{k} {v}' for k, v in self.versions.items())}",
+            f"{self.model} on {self.data}, batches of {self.batch_size}, "
+            f"{how_many(self.graphs, 'graph')} per turn, on {self.device}, "
+            f"{', '.join(f'{k} {v}' for k, v in self.versions.items())}",
             f"shapes: {', '.join(self.capacities)}",
             "",
             table(
@@ -164,8 +166,9 @@ class VersusReport:
             if obstacle["remedy"]:
                 lines.append(f"   instead: {obstacle['remedy']}")
         if self.compared_with == "PyG":
-            s = "" if self.workers == 1 else "s"
-            lines.append(f"PyG loads with {self.workers} worker{s}, its fastest of 0, 1 and 2")
+            lines.append(
+                f"PyG loads with {how_many(self.workers, 'worker')}, its fastest of 0, 1 and 2"
+            )
         lines += [self._equality(), self._won()]
         return "\n".join(lines)
 
@@ -173,10 +176,7 @@ class VersusReport:
         outputs = "outputs were not compared"
         if self.outputs_apart is not None:
             verdict = "equal" if self.outputs_apart <= TOLERANCE else "NOT EQUAL"
-            outputs = (
-                f"outputs in evaluation mode are {verdict} (apart by {self.outputs_apart:.1e} of "
-                "the largest)"
-            )
+            outputs = f"outputs in evaluation mode are {verdict} ({_apart(self.outputs_apart)})"
         losses = ""
         if self.random:
             losses = "; a training step draws random numbers (dropout?), so losses are not compared"
@@ -197,11 +197,17 @@ class VersusReport:
         return f'fastest: {self.winner}, {ratio}{why}\n  {told}mode="{mode}", ...)'
 
 
+def _apart(difference: float) -> str:
+    if difference == 0:
+        return "to the bit"
+    return f"they differ by {difference:.1e} of the largest"
+
+
 def _headers(first: str) -> tuple[str, ...]:
     """Of the table; ratios are to the side that ran first."""
     return (
-        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory", "nodes"),
-        *("edges", "loss", "losses equal", "ready in"),
+        *("contender", "graphs/s", f"times {first or 'PyG'}", "p10 to p90", "memory"),
+        *("nodes real", "edges real", "loss", "losses equal", "ready in"),
     )
 
 

@@ -28,7 +28,7 @@ from staticgraph.checking.preflight import preflight
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.plans.choose import plan_buckets
 from staticgraph.runner.choice import choose
-from staticgraph.runner.report import device_name
+from staticgraph.runner.device_name import device_name
 from staticgraph.steps.arguments import Forward, forward_of
 from staticgraph.steps.losses import Loss
 from staticgraph.steps.training_state import untouched
@@ -217,7 +217,7 @@ class _Trial:
         entrant.memory = step_memory(side, device, before)
 
     def _course(self, left_s: float) -> Course:
-        """As many batches a turn as make the planned rounds fill the time that is left."""
+        """As many batches per turn as make the planned rounds fill the time that is left."""
         a_round = sum(entrant.batch_s for entrant in self._left)
         searching = 2 * len(WORKERS) * self.plain.batch_s if self.plain.refused is None else 0.0
         batches = left_s / max(1e-9, PLANNED_ROUNDS * a_round + searching)

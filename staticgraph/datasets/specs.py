@@ -1,0 +1,84 @@
+"""What a data set is called: names and paths, told apart without reading any of them.
+
+Here nothing imports torch, so that a command line says at once that there is no such file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from staticgraph.datasets.shipped import shipped
+from staticgraph.errors import UnknownDataset
+from staticgraph.files.folder import repair
+from staticgraph.store.manifest import MANIFEST
+
+SPECS = (
+    ("esol", "1,128 molecules with their solubility, which come with the package"),
+    ("tu:NAME", "a TUDataset, such as tu:PROTEINS (through PyG)"),
+    ("molnet:NAME", "a MoleculeNet set, such as molnet:ESOL (through PyG; the extra 'smiles')"),
+    ("ogb:NAME", "an OGB graph property set, such as ogb:ogbg-molhiv (the extra 'ogb')"),
+    ("FOLDER", "a store that GraphStore.save wrote"),
+    ("FILE.npz", "molecules or a TU set in the layouts of docs/datasets.md"),
+    ("FILE.pt", "a list of torch_geometric.data.Data, written by torch.save"),
+    ("FILE.csv", "a table with a SMILES column (the extra 'smiles')"),
+)
+
+
+def check(spec: str | Path, *, target: str | Sequence[str] | None = None) -> None:
+    """Refuses at once what :func:`staticgraph.datasets.open` would refuse for a name alone.
+
+    Raises:
+        UnknownDataset, FileNotFoundError, ValueError: as :func:`staticgraph.datasets.open`.
+    """
+    path = path_of(str(spec))
+    if path is None:
+        check_no_target(target, str(spec))
+    else:
+        check_path(path, str(spec), target)
+
+
+def by_pyg(spec: str | Path) -> bool:
+    """Whether PyG reads a data set, which takes seconds to import."""
+    path = path_of(str(spec))
+    return path is None or path.suffix == ".pt"
+
+
+def path_of(spec: str) -> Path | None:
+    """Where a data set lies; None for one that is known by its name."""
+    scheme, _, name = spec.partition(":")
+    if scheme in ("tu", "molnet", "ogb") and name:
+        return None
+    path = Path(spec).expanduser()
+    return shipped()[spec] if spec in shipped() and not path.exists() else path
+
+
+def check_path(path: Path, spec: str, target: str | Sequence[str] | None) -> None:
+    """Refuses a path at which there is no data set, and a target for what is no CSV."""
+    repair(path)
+    if path.is_dir():
+        if not (path / MANIFEST).exists():
+            raise UnknownDataset(f"{spec} is a folder without a store in it.\n{understood()}")
+    elif path.suffix not in (".npz", ".pt", ".csv"):
+        raise UnknownDataset(f"cannot tell what data set {spec!r} is.\n{understood()}")
+    elif not path.exists():
+        raise FileNotFoundError(f"{spec}: there is no such file (looked in {Path.cwd()})")
+    if path.suffix != ".csv":
+        check_no_target(target, spec)
+
+
+def check_no_target(target: str | Sequence[str] | None, spec: str) -> None:
+    """Refuses a target for what is no CSV."""
+    if target is not None:
+        raise ValueError(
+            f"target={target!r} chooses columns of a CSV, and {spec} is none: its labels are its "
+            "y, all of them; leave target (--target) out, or make a store whose graphs have the "
+            "labels that you want (graph.y = graph.y[:, [0]], then GraphStore.from_pyg(...))"
+        )
+
+
+def understood() -> str:
+    """The specifications that :func:`staticgraph.datasets.open` understands, one a line."""
+    width = max(len(form) for form, _ in SPECS)
+    lines = (f"  {form:<{width}}  {meaning}" for form, meaning in SPECS)
+    return "\n".join(["Understood are:", *lines])

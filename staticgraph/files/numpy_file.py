@@ -1,0 +1,25 @@
+"""What is wrong with a file that NumPy refuses: its own words advise to unpickle it, unsafely."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+# How an .npy and an .npz begin.
+NPY, NPZ = b"\x93NUMPY", b"PK"
+
+
+def why_unreadable(path: str | Path) -> str:
+    """A reason that ends a sentence, for a file that ``numpy.load`` could not read."""
+    path = Path(path)
+    if not path.stat().st_size:
+        return "the file is empty"
+    with path.open("rb") as file:
+        begins = file.read(len(NPY))
+    if begins == NPY:
+        return "it is cut short, or holds Python objects"
+    if not begins.startswith(NPZ):
+        return "it does not begin as NumPy's files do"
+    if not zipfile.is_zipfile(path):
+        return "it is cut short; copy or download it again"
+    return "it is damaged, or holds Python objects"
