@@ -13,6 +13,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from bench.figures import NOT_MEASURED, markdown
+from staticgraph.text.how_many import how_many
 
 Folder = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
@@ -95,7 +96,6 @@ def summary(folder: Folder) -> str:
             ours = found["static, kernels"]["ratio_to_best_pyg"]
             base = f"{best_of_pyg(found):,.0f} graphs/s"
             rows.append((f"training {epochs(found)}", base, f"{ratio(ours)} times"))
-    rows += by_hand(folder)
     for name, row in folder.get("launches_steps", {}).get("rows", {}).items():
         stock, kernels = (row[key]["total"] for key in ("stock, compiled", "kernels, compiled"))
         what = f"launches of a training step, {name.upper().replace('X', 'x')}, batch 32"
@@ -136,22 +136,22 @@ BY_HAND = {
 }
 
 
-def by_hand(folder: Folder) -> list[tuple[str, str, str]]:
-    """Models written by hand, a line each: PyG and the ratios, on every number of threads."""
+def by_hand(folder: Folder) -> str:
+    """Models written by hand, a line each: operations of a step, and how many times as fast as PyG
+    at its best, a column per number of threads."""
     found = folder.get("rewrites", {})
-    models: dict[str, list[Any]] = {}
+    models: dict[str, dict[int, Any]] = {}
     for row in found.get("rows", ()):
-        models.setdefault(row["model"], []).append(row)
+        models.setdefault(row["model"], {})[row["threads"]] = row
+    threads = sorted({number for rows in models.values() for number in rows})
     lines = []
     for name, rows in models.items():
-        options = found["options"]
-        size = f"{options['layers']}x{options['hidden']}, batch {options['batch_size']}"
-        ratios = "; ".join(f"{ratio(row['fused'])} times" for row in rows)
-        threads = " and ".join(str(row["threads"]) for row in rows)
-        what = f"{BY_HAND.get(name, name)} {size}, written by hand, threads: {threads}"
-        plain = "; ".join(f"{row['pyg_graphs_per_second']:,.0f} graphs/s" for row in rows)
-        lines.append((what, plain, ratios))
-    return lines
+        counted = next(iter(rows.values()))["operations"]
+        ratios = (ratio(rows[number]["fused"]) if number in rows else "-" for number in threads)
+        operations = f"{counted['PyG']} to {counted['rewritten']}"
+        lines.append((BY_HAND.get(name, name), operations, *ratios))
+    headers = [f"times PyG, {how_many(number, 'thread')}" for number in threads]
+    return table("rewrites", found, ("model", "operations of a step", *headers), lines)
 
 
 def rewrites(folder: Folder) -> str:
@@ -344,6 +344,7 @@ def memory(folder: Folder) -> str:
 
 TABLES: dict[str, Callable[[Folder], str]] = {
     "summary": summary,
+    "by-hand": by_hand,
     "training": training,
     "one-thread": one_thread,
     "rewrites": rewrites,

@@ -224,7 +224,7 @@ REWRITES = {
 
 
 def test_models_written_by_hand_enter_the_notes_and_the_readme():
-    """A line a model and number of threads in the notes; a line a model in the summary."""
+    """A line per model and number of threads in the notes; a line per model in the README."""
     marked = "<!-- results:rewrites -->\n<!-- /results -->"
     told = fill_figures.with_tables(marked, {"rewrites": REWRITES}).splitlines()
     assert (
@@ -233,11 +233,8 @@ def test_models_written_by_hand_enter_the_notes_and_the_readme():
     ) in told
     assert sum(line.startswith("| a model without a name |") for line in told) == 2
     assert any("bench/results/rewrites.json" in line for line in told)
-    marked = "<!-- results:summary -->\n<!-- /results -->"
+    marked = "<!-- results:by-hand -->\n<!-- /results -->"
     told = fill_figures.with_tables(marked, {"rewrites": REWRITES})
-    assert (
-        "| GINE 4x64, batch 128, written by hand, threads: 1 and 2 | 10,000 graphs/s; "
-        "10,000 graphs/s | "
-        "2.50 (1.00 to 4.00) times; 3.50 (1.00 to 4.00) times |"
-    ) in told
-    assert "written by hand" not in fill_figures.with_tables(marked, {})
+    assert "| model | operations of a step | times PyG, 1 thread | times PyG, 2 threads |" in told
+    assert "| GINE | 200 to 90 | 2.50 (1.00 to 4.00) | 3.50 (1.00 to 4.00) |" in told
+    assert "not measured" in fill_figures.with_tables(marked, {})
