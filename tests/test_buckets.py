@@ -134,7 +134,7 @@ def test_a_batch_of_more_graphs_than_there_are_is_all_of_them(named):
     assert plan.capacities == most.capacities
     assert plan.batch_size == there_are
     assert min(plan.efficiency) > 0.85
-    assert plan.note == (f"batch_size=100,000 was asked, {there_are} graphs train: all are a batch")
+    assert plan.note == (f"batch_size=100,000 was asked, a batch is all of {there_are} graphs")
     assert not most.note
     (batch,) = Batcher(sizes, plan, indices=indices).epoch(0)
     assert len(batch.ids) == there_are

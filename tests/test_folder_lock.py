@@ -23,6 +23,9 @@ with folder_lock(sys.argv[1]):
 """
 
 
+DATA = Path(__file__).parent.parent / "examples" / "data"
+
+
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that holds a folder until its stdin is closed."""
     process = subprocess.Popen(
@@ -40,8 +43,11 @@ def test_the_other_process_is_named_and_a_killed_one_is_not_in_the_way(tmp_path,
     other = holder(tmp_path)
     with pytest.raises(FolderInUse, match=rf"in use by process {other.pid}, .* another --out"):
         folder_lock(tmp_path).__enter__()
-    for words in (["train", "--data", "x.npz"], ["train", "--resume"],
-                  ["train-large", "--task", "link", "--data", "x.npz"]):  # fmt: skip
+    esol, triples = (str(DATA / name) for name in ("esol.npz", "FB15k-237.npz"))
+    for words in (["train", "--data", esol], ["train-large", "--task", "link", "--data", triples],
+                  ["train", "--resume"]):  # fmt: skip
+        if "--resume" in words:
+            (tmp_path / "checkpoint.pt").touch()
         assert status_of([*words, "--out", str(tmp_path)]) == 2
         err = capsys.readouterr().err
         assert f"in use by process {other.pid}," in err

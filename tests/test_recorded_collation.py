@@ -110,7 +110,8 @@ def test_batches_of_every_origin_share_the_recordings(esol, moved, models):
             one, host = one.replace(x=one.x + 1), host.replace(x=host.x + 1)
         assert torch.equal(ours.step(one), theirs.step(host)), number
     (told,) = ours.report().fallbacks
-    assert "made from ids outside the recordings; pass the store" in told
+    assert "made from ids outside the recordings: " in told
+    assert "pass the store on the device to warmup(store)" in told
 
 
 def test_a_batch_given_back_is_not_stepped_on(moved, models):

@@ -51,7 +51,7 @@ def test_warm_times_ask_for_workers(monkeypatch, fill_s, step_s, workers):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     found, handed = run(fill_s, step_s, 1000)
     assert (found.num_workers, handed) == (workers, WARM + TIMED)
-    assert f"{1e3 * fill_s:.2f} ms to make a batch, {1e3 * step_s:.2f} ms a step" in found.reason
+    assert f"{1e3 * fill_s:.2f} ms to make a batch, {1e3 * step_s:.2f} ms per step" in found.reason
 
 
 def test_too_few_batches_tell_nothing():

@@ -20,6 +20,7 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.errors import CheckpointCorrupt, Diverged, MissingPackage, NonFiniteLoss
+from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint, train
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.evaluate import evaluate
@@ -242,7 +243,8 @@ def test_ctrl_c_stops_between_steps_and_goes_on(
         return loss
 
     monkeypatch.setattr(sg.StaticGraphRunner, "step", pressing)
-    with pytest.raises(train.Interrupted, match=f"stopped after {stop_at} steps; continue with"):
+    steps = how_many(stop_at, "step")
+    with pytest.raises(train.Interrupted, match=f"stopped after {steps}; continue with"):
         train.train(config, tmp_path / "run", progress=False)
     assert len(checkpoint.load(tmp_path / "run")["steps"]) == stop_at
     train.resume(tmp_path / "run", progress=False)

@@ -10,6 +10,7 @@ from support.command import status_of
 
 import staticgraph as sg
 from staticgraph.errors import Diverged
+from staticgraph.text.how_many import how_many
 from staticgraph.training import checkpoint
 from staticgraph.training.config import TrainConfig
 from staticgraph.training.history import read_steps
@@ -103,8 +104,8 @@ def test_the_picture_draws_what_is_finite(data, tmp_path, finite):
         draw_loss(axes, shown, steps)
         drawn = axes.lines[0].get_xydata()
         assert drawn.shape == (finite, 2)
-        lost = len(steps) - finite
-        assert f"the losses of {lost} steps are not finite" in axes.get_title(loc="left")
+        lost = how_many(len(steps) - finite, "step")
+        assert f"the losses of {lost} are not finite" in axes.get_title(loc="left")
 
 
 def vars_of(report: TrainReport) -> dict:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +151,9 @@ def run(args: argparse.Namespace) -> int:
     budget = MemoryBudget(args.max_memory) if args.max_memory else None
     store = datasets.open(args.data)
     begin = time.perf_counter()
+    measure = probe_of(store, args)
     with waiting(f"measuring steps of {args.model}" + (" as compiled" if args.compiled else "")):
-        memory = probe_model(store, args)
+        memory = measure()
     seconds = time.perf_counter() - begin
     if args.out:
         memory.save(args.out)
@@ -173,6 +176,11 @@ def run(args: argparse.Namespace) -> int:
 
 def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     """The memory of the model and the training that the options name."""
+    return probe_of(store, args)()
+
+
+def probe_of(store: Any, args: argparse.Namespace) -> Callable[[], MemoryModel]:
+    """The probe that the options name, ready to be run: what they cannot mean is refused here."""
     import torch
 
     from staticgraph.dryrun.compiled_probe import probe
@@ -196,7 +204,8 @@ def probe_model(store: Any, args: argparse.Namespace) -> MemoryModel:
     how: dict[str, Any] = {"like": like, "compiled": compiled}
     if device == "cuda":
         how = {"reader": "cuda"}
-    return probe(
+    return partial(
+        probe,
         model,
         store,
         loss=loss,

@@ -222,7 +222,7 @@ def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     if batch_size <= there_are:
         return batch_size, ""
-    note = f"batch_size={batch_size:,} was asked, {there_are:,} graphs train: all are a batch"
+    note = f"batch_size={batch_size:,} was asked, a batch is all of {how_many(there_are, 'graph')}"
     return there_are, note
 
 

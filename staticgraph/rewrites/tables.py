@@ -153,12 +153,18 @@ def _join(captured: Captured, node: Call, terms: list[Any], lookups: list[Lookup
     rest = [t for t, found in zip(terms, lookups, strict=True) if found is None]
     total: Any = None
     for base, found in groups.items():
-        joined = _table_sum(captured, node, base, found, fold=len(groups) == 1)
+        joined = _table_sum(captured, node, base, found, fold=_folds(captured, groups, rest))
         total = joined if total is None else captured.before(node, ADD, total, joined)
     for term in rest:
         total = captured.before(node, ADD, total, term)
     captured.rewrote(NAME, node)
     node.replace_all_uses_with(total)
+
+
+def _folds(captured: Captured, groups: dict[Call, list[Lookup]], rest: list[Any]) -> bool:
+    """Whether a sum of such tables may be folded. Where something else is added to it no sum over
+    neighbours reads the folded table, which on CUDA would be three launches more."""
+    return len(groups) == 1 and (not rest or captured.target.device == "cpu")
 
 
 def _table_sum(

@@ -18,6 +18,7 @@ from torch import Tensor
 from staticgraph.kernels.dot_attention import cpu
 from staticgraph.kernels.message import codes_of
 from staticgraph.kernels.register import operator
+from staticgraph.text.how_many import how_many
 
 _OPERANDS = (
     "Tensor query, Tensor key, Tensor value, Tensor? edge, Tensor? code, Tensor src, Tensor dst, "
@@ -223,10 +224,12 @@ def dot_attention(
     for rows in (query, value):
         if rows.size(1) % heads:
             raise ValueError(
-                f"{rows.size(1)} columns cannot be cut into {heads} heads of equal width"
+                f"{how_many(rows.size(1), 'column')} cannot be cut into "
+                f"{how_many(heads, 'head')} of equal width"
             )
     if query.size(1) != key.size(1):
-        raise ValueError(f"queries of {query.size(1)} columns and keys of {key.size(1)}")
+        columns = how_many(query.size(1), "column")
+        raise ValueError(f"queries of {columns} and keys of {key.size(1)}")
     if edge is not None:
         to = [rows for rows, used in ((key, to_key), (value, to_value)) if used]
         if not to:
@@ -234,7 +237,8 @@ def dot_attention(
         for rows in to:
             if rows.size(1) != edge.size(1):
                 raise ValueError(
-                    f"edge has {edge.size(1)} columns, what it is added to has {rows.size(1)}"
+                    f"edge has {how_many(edge.size(1), 'column')}, what it is added to has "
+                    f"{rows.size(1)}"
                 )
     common = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
     if edge is not None:
