@@ -10,10 +10,11 @@ import os
 
 import pytest
 
-from support import quick_interpreter
+from support import quick_interpreter, uncompiled
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
+uncompiled.begin()
 
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from support.kernel_cases import (  # noqa: E402
