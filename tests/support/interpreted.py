@@ -28,7 +28,12 @@ def run_interpreted(*names: str) -> None:
     files = [str(Path(__file__).parent / name) for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider"],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "NUMBA_DISABLE_JIT": "1",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=patience(200),

@@ -10,10 +10,11 @@ import os
 
 import pytest
 
-from support import quick_interpreter
+from support import quick_interpreter, uncompiled
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
+uncompiled.begin()
 
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
 from support.kernel_cases import (  # noqa: E402
@@ -29,8 +30,8 @@ from support.kernel_cases import (  # noqa: E402
     results,
 )
 
-# More than a tile of edges.
-LEAST = Sizes(30, 70, 4)
+# More than a block of edges, where they are taken in blocks.
+LEAST = Sizes(20, 40, 3)
 # torch's own kernels on CUDA, which no interpreter has.
 TORCHS = {"varlen_attention", "varlen_attention_backward"}
 RUN = [name for name in NAMES if name != "varlen_attention"]
