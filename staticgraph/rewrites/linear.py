@@ -29,7 +29,7 @@ from staticgraph.rewrites.words import (
 NAME = "linear"
 # Multiplications below which torch's smaller overhead wins; see docs/kernels.md.
 SMALL = 1 << 20
-PRODUCT = torch.matmul, torch.mm, operator.matmul
+_PRODUCTS = (torch.matmul, torch.mm, operator.matmul)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -64,7 +64,7 @@ def rewrite(captured: Captured) -> None:
         if is_call(node, LINEAR):
             if _obstacle(captured, node, *node.args) is None:
                 _at(captured, node, node, product, *node.args)
-        elif is_call(node, *PRODUCT) or is_method(node, "matmul", "mm"):
+        elif is_call(node, *_PRODUCTS) or is_method(node, "matmul", "mm"):
             _as_written(captured, node)
         elif is_call(node, torch.gru_cell):
             _cell(captured, node)
