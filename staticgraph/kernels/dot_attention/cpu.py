@@ -6,8 +6,8 @@ one loop of the vector unit, then the sums. The shares are kept for the way back
 it goes: one core adds in one order.
 
 A loop is for the vector unit where it goes over whole rows, with few arrays and no branch. So
-products stand in a row before each head's columns are added up, eight side by side, and a number a
-head is spread over its columns before rows are multiplied by it.
+products stand in a row before each head's columns are added up, and a number a head is spread over
+its columns before rows are multiplied by it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.jit import inlined, kernel
+from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
 
 
@@ -29,23 +30,11 @@ def _products(left: Array, i: int, right: Array, j: int, more: Array, r: int, ro
 
 
 @inlined
-def _sums(products: Array, eights: int, factor: Any, zero: Any, found: Array, place: int) -> None:
-    """``found[place, h] = factor *`` the sum of ``products[h]``, of which ``eights`` columns are
-    whole eights."""
-    for h in range(products.shape[0]):
-        a = b = c = d = p = q = r = s = zero
-        for f in range(0, eights, 8):
-            a += products[h, f]
-            b += products[h, f + 1]
-            c += products[h, f + 2]
-            d += products[h, f + 3]
-            p += products[h, f + 4]
-            q += products[h, f + 5]
-            r += products[h, f + 6]
-            s += products[h, f + 7]
-        for f in range(eights, products.shape[1]):
-            a += products[h, f]
-        found[place, h] = factor * (((a + b) + (c + d)) + ((p + q) + (r + s)))
+def _sums(products: Array, heads: int, factor: Any, found: Array, place: int) -> None:
+    """``found[place, h] = factor *`` the sum of the columns of a head."""
+    width = len(products) // heads
+    for h in range(heads):
+        found[place, h] = factor * total(products, h * width, width)
 
 
 @inlined
@@ -77,11 +66,12 @@ def forward(
     kind = out.dtype.type
     zero, one, factor, lowest = kind(0), kind(1), kind(scale), kind(-np.inf)
     coded, by_key, by_value = len(code) > 0, len(key_edge) > 1, len(value_edge) > 1
-    best, total = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
-    products = np.empty((heads, query.shape[1] // heads), out.dtype)
-    spread = np.empty((heads, columns // heads), out.dtype)
-    row, by = products.reshape(query.shape[1]), spread.reshape(columns)
-    eights = products.shape[1] - products.shape[1] % 8
+    best, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+    row, spread = (
+        np.empty(query.shape[1], out.dtype),
+        np.empty((heads, columns // heads), out.dtype),
+    )
+    by = spread.reshape(columns)
     for i in range(nodes):
         first, last = row_ptr[i], row_ptr[i + 1]
         for h in range(heads):
@@ -89,7 +79,7 @@ def forward(
         for e in range(first, last):
             r = code[e] if coded else e
             _products(query, i, key, src[e], key_edge, r if by_key else 0, row)
-            _sums(products, eights, factor, zero, share, e)
+            _sums(row, heads, factor, share, e)
             for h in range(heads):
                 found, most = share[e, h], best[h]
                 best[h] = found if found > most or found != found else most
@@ -104,16 +94,16 @@ def forward(
         for f in range(columns):
             out[i, f] = zero
         for h in range(heads):
-            total[h] = zero
+            sums[h] = zero
         for e in range(first, last):
             for h in range(heads):
-                total[h] += share[e, h]
+                sums[h] += share[e, h]
         for h in range(heads):
-            total[h] = one / total[h]
+            sums[h] = one / sums[h]
         for e in range(first, last):
             r = code[e] if coded else e
             for h in range(heads):
-                share[e, h] *= total[h]
+                share[e, h] *= sums[h]
             _spread(share, e, spread)
             j, r = src[e], r if by_value else 0
             for f in range(columns):
@@ -154,16 +144,15 @@ def backward(
     parts = np.empty((heads, columns // heads), out.dtype)
     slopes = np.empty((heads, width // heads), out.dtype)
     part, steep = parts.reshape(columns), slopes.reshape(width)
-    eights = parts.shape[1] - parts.shape[1] % 8
     for i in range(nodes):
         _products(grad, i, out, i, nothing, 0, part)
-        _sums(parts, eights, one, zero, mean, 0)
+        _sums(part, heads, one, mean, 0)
         for f in range(width):
             dquery[i, f] = zero
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j, r = src[e], code[e] if coded else e
             _products(grad, i, value, j, value_edge, r if by_value else 0, part)
-            _sums(parts, eights, one, zero, slope, 0)
+            _sums(part, heads, one, slope, 0)
             for h in range(heads):
                 slope[0, h] = factor * share[e, h] * (slope[0, h] - mean[0, h])
             _spread(slope, 0, slopes)

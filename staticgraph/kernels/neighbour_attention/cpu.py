@@ -14,6 +14,7 @@ import numpy as np
 
 from staticgraph.kernels.exponential import exp
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.lanes import dot
 from staticgraph.store.columns import Array
 
 
@@ -36,25 +37,6 @@ def _exponentials(values: Array) -> None:
     flat = values.reshape(-1)
     for k in range(len(flat)):
         flat[k] = exp(flat[k])
-
-
-@kernel
-def _sum(values: Array, zero: Any) -> Any:
-    """In eight sums that the vector unit can hold side by side."""
-    a = b = c = d = p = q = r = s = zero
-    whole = len(values) - len(values) % 8
-    for k in range(0, whole, 8):
-        a += values[k]
-        b += values[k + 1]
-        c += values[k + 2]
-        d += values[k + 3]
-        p += values[k + 4]
-        q += values[k + 5]
-        r += values[k + 6]
-        s += values[k + 7]
-    for k in range(whole, len(values)):
-        a += values[k]
-    return ((a + b) + (c + d)) + ((p + q) + (r + s))
 
 
 @kernel
@@ -167,20 +149,18 @@ def backward(
     _turned(pair, 0, left)
     _turned(pair, 1, right)
     dleft, dright = np.zeros((nodes, heads), x.dtype), np.zeros((nodes, heads), x.dtype)
-    product, mean = np.empty(width, x.dtype), np.empty(heads, x.dtype)
+    flat, grads, outs = x.reshape(-1), grad.reshape(-1), out.reshape(-1)
+    mean = np.empty(heads, x.dtype)
     for i in range(nodes):
         for h in range(heads):
-            for c in range(width):
-                product[c] = grad[i, h, c] * out[i, h, c]
-            mean[h] = _sum(product, zero)
+            row = (i * heads + h) * width
+            mean[h] = dot(grads, row, outs, row, width)
         if loops:
             for h in range(heads):
-                part = own_share[i, h]
-                for c in range(width):
-                    product[c] = grad[i, h, c] * x[i, h, c]
+                part, row = own_share[i, h], (i * heads + h) * width
                 for c in range(width):
                     dx[i, h, c] += part * grad[i, h, c]
-                value = part * (_sum(product, zero) - mean[h])
+                value = part * (dot(grads, row, flat, row, width) - mean[h])
                 score = left[i, h] + right[i, h] + (own[i, h] if looped else zero)
                 value *= one if score > zero else tilt
                 down[i, h] = value
@@ -190,11 +170,10 @@ def backward(
             j = src[e]
             for h in range(heads):
                 part = share[e, h]  # zero of an edge that is a loop
-                for c in range(width):
-                    product[c] = grad[i, h, c] * x[j, h, c]
+                row, other = (i * heads + h) * width, (j * heads + h) * width
                 for c in range(width):
                     dx[j, h, c] += part * grad[i, h, c]
-                value = part * (_sum(product, zero) - mean[h])
+                value = part * (dot(grads, row, flat, other, width) - mean[h])
                 score = left[j, h] + right[i, h] + (edge[e, h] if edged else zero)
                 value *= one if score > zero else tilt
                 dedge[e, h] = value

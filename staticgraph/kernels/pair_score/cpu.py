@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from staticgraph.kernels.jit import inlined, kernel
+from staticgraph.kernels.lanes import total
 from staticgraph.store.columns import Array
 
 
@@ -34,22 +35,12 @@ def _weighed(
 
 
 @inlined
-def _summed(value: Array, zero: Any, sums: Array, row: int) -> None:
-    """The columns of each head, in four sums side by side."""
+def _summed(value: Array, sums: Array, row: int) -> None:
+    """The columns of each head."""
     heads = sums.shape[1]
     width = len(value) // heads
     for h in range(heads):
-        first, last = h * width, (h + 1) * width
-        whole = last - width % 4
-        a = b = c = d = zero
-        for f in range(first, whole, 4):
-            a += value[f]
-            b += value[f + 1]
-            c += value[f + 2]
-            d += value[f + 3]
-        for f in range(whole, last):
-            a += value[f]
-        sums[row, h] = (a + b) + (c + d)
+        sums[row, h] = total(value, h * width, width)
 
 
 @kernel
@@ -77,11 +68,11 @@ def forward(
     for i in range(nodes):
         r = i if owned else 0
         _weighed(lefts, i, rights, i, owns, r, weights, tilt, zero, value)
-        _summed(value, zero, loop, i)
+        _summed(value, loop, i)
         for e in range(row_ptr[i], row_ptr[i + 1]):
             r = e if edged else 0
             _weighed(lefts, src[e], rights, i, edges, r, weights, tilt, zero, value)
-            _summed(value, zero, score, e)
+            _summed(value, score, e)
 
 
 @kernel

@@ -1,0 +1,153 @@
+"""The way back of ``graph_attention`` on one core.
+
+Queries are taken in blocks, so that no whole matrix of a large graph is held: a block's weights and
+slopes give its queries their gradients and add theirs to keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from staticgraph.kernels.exponential import exp
+from staticgraph.kernels.graph_attention.cpu_layout import (
+    columns_of,
+    drawn_from,
+    filled,
+    hide,
+    keep_of,
+    most_nodes,
+    rows_of,
+)
+from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.lanes import combine, total
+from staticgraph.store.columns import Array
+
+# Queries whose weights and slopes are held at once.
+QUERIES = 64
+
+
+@kernel
+def _slopes(
+    rows: Array,
+    grad: Array,
+    lse: Array,
+    places: tuple[int, int, int, int],
+    turned: tuple[Array, Array],
+    behind: Array,
+    dropout: tuple[Any, Any, float],
+    scratch: tuple[Array, Array],
+    weights: Array,
+    slopes: Array,
+) -> None:
+    """For a block of queries of one graph and head, what keys weigh and how scores change the loss.
+
+    ``places`` are the graph's first row, the block's first and last query in it, and the head;
+    ``turned`` are keys and values as columns, keys scaled; ``weights`` and ``slopes`` get a row a
+    query, as wide as ``behind``.
+    """
+    begin, first, last, h = places
+    keys, values = turned
+    start, least, p = dropout
+    keep, terms = scratch
+    _, _, heads, size = rows.shape
+    kind, queries, grads = grad.dtype.type, rows.reshape(-1), grad.reshape(-1)
+    scale, rest, wide = kind(size**-0.5), kind(1.0 / (1.0 - p)), len(behind)
+    nothing = np.zeros(wide, kind)
+    for i in range(first, last):
+        at, row = begin + i, (i - first) * wide
+        query, slope = (at * 3 * heads + h) * size, (at * heads + h) * size
+        combine(queries, query, 1, keys, 0, wide, size, weights, row, wide, behind, 0)
+        combine(grads, slope, 1, values, 0, wide, size, slopes, row, wide, nothing, 0)
+        weight, steep = weights[row : row + wide], slopes[row : row + wide]
+        height = lse[h, at]
+        for j in range(wide):
+            weight[j] = exp(weight[j] - height)
+        if p > 0:
+            keep_of(begin, i, heads, h, start, least, keep)
+            for j in range(len(keep)):
+                keep[j] *= rest
+                steep[j] *= keep[j]
+        # Their mean, and not grad . out, which is that up to rounding: slopes add up to nothing, so
+        # half as much of them is lost.
+        for j in range(wide):
+            terms[j] = weight[j] * steep[j]
+        mean = total(terms, 0, wide)
+        for j in range(wide):
+            steep[j] = scale * weight[j] * (steep[j] - mean)
+        if p > 0:
+            for j in range(len(keep)):
+                weight[j] *= keep[j]
+
+
+@kernel
+def backward(
+    grad: Array,
+    rows: Array,
+    lse: Array,
+    starts: Array,
+    seed: int,
+    site: int,
+    p: float,
+    found: Array,
+) -> None:
+    """``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, comes zeroed, and rows of graphs
+    are written."""
+    _, _, heads, size = grad.shape
+    kind = grad.dtype.type
+    one, scale = kind(1), kind(size**-0.5)
+    start, least = drawn_from(seed, site, p)
+    dropout = start, least, p
+    most, wide = most_nodes(starts), filled(size)
+    key_columns, value_columns = np.empty(size * most, kind), np.empty(size * most, kind)
+    copies = np.empty((3, most * wide), kind)
+    query, nothing = np.empty(wide, kind), np.zeros(wide, kind)
+    of_keys, of_values = np.empty(most * wide, kind), np.empty(most * wide, kind)
+    weights, slopes = np.empty(QUERIES * most, kind), np.empty(QUERIES * most, kind)
+    keep, terms, behind = np.empty(most, kind), np.empty(most, kind), np.empty(most, kind)
+    for g in range(len(starts) - 1):
+        begin, end = starts[g], starts[g + 1]
+        nodes = end - begin
+        padded = filled(nodes)
+        hide(behind, nodes, padded)
+        for h in range(heads):
+            columns_of(rows, begin, end, 1, h, scale, key_columns)
+            columns_of(rows, begin, end, 2, h, one, value_columns)
+            queries, q, by = rows_of(rows, begin, end, 0, h, copies[0])
+            keys, k, by = rows_of(rows, begin, end, 1, h, copies[1])
+            grads, s, of = rows_of(grad, begin, end, 0, h, copies[2])
+            of_keys[: nodes * wide] = 0
+            of_values[: nodes * wide] = 0
+            for first in range(0, nodes, QUERIES):
+                last = min(first + QUERIES, nodes)
+                _slopes(
+                    rows,
+                    grad,
+                    lse,
+                    (begin, first, last, h),
+                    (key_columns, value_columns),
+                    behind[:padded],
+                    dropout,
+                    (keep[:nodes], terms),
+                    weights,
+                    slopes,
+                )
+                count = last - first
+                for i in range(count):
+                    row, at = i * padded, begin + first + i
+                    combine(slopes, row, 1, keys, k, by, nodes, query, 0, wide, nothing, 0)
+                    for d in range(size):
+                        found[at, 0, h, d] = query[d]
+                a, b = q + first * by, s + first * of
+                for j in range(nodes):
+                    to = j * wide
+                    sums = of_keys
+                    combine(slopes, j, padded, queries, a, by, count, sums, to, wide, sums, to)
+                    sums = of_values
+                    combine(weights, j, padded, grads, b, of, count, sums, to, wide, sums, to)
+            for j in range(nodes):
+                for d in range(size):
+                    found[begin + j, 1, h, d] = of_keys[j * wide + d]
+                for d in range(size):
+                    found[begin + j, 2, h, d] = of_values[j * wide + d]
