@@ -15,7 +15,12 @@ from support.parity import differences, plain_step, poisoned, static_step, unkno
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.dryrun.operations import OperationCounter, count_step
-from staticgraph.kernels.graph_attention import graph_attention, graph_attention_reference, kept
+from staticgraph.kernels.graph_attention import (
+    cpu_backward,
+    graph_attention,
+    graph_attention_reference,
+    kept,
+)
 from staticgraph.sizes.attention import Setting, attention_path
 from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation
@@ -78,6 +83,24 @@ def test_equals_the_reference(p):
         torch.testing.assert_close(grad, wanted, atol=1e-14, rtol=1e-12)
     given = (rows.detach(), STARTS, seed if p else None, HEADS, 14, 4, p)
     torch.library.opcheck(torch.ops.staticgraph.graph_attention.default, given)
+
+
+@pytest.mark.parametrize("size", [16, 20])
+def test_graphs_of_several_blocks_of_queries(size):
+    """Rows that are whole vectors and rows that are not; more queries than the way back holds."""
+    starts = torch.tensor([0, 3, 3, 140, 157], dtype=torch.int32)
+    assert starts[3] - starts[2] > 2 * cpu_backward.QUERIES
+    torch.manual_seed(0)
+    rows = torch.randn(160, 3 * HEADS * size, dtype=torch.float64, requires_grad=True)
+    seed, p, weight = torch.tensor([3]), 0.25, torch.randn(160, HEADS * size, dtype=torch.float64)
+    mask = torch.zeros(HEADS, 160, 160, dtype=torch.bool)
+    mask[:, :157, :157] = kept(starts, seed, HEADS, 137, 4, p)
+    expected = graph_attention_reference(rows, starts, HEADS, mask, p)
+    (wanted,) = torch.autograd.grad(expected, rows, weight)
+    found = graph_attention(rows, starts, heads=HEADS, longest=137, p=p, seed=seed, site=4)
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-11)
+    (grad,) = torch.autograd.grad(found, rows, weight)
+    torch.testing.assert_close(grad, wanted, atol=1e-13, rtol=1e-11)
 
 
 def test_dropout_keeps_its_share_and_goes_by_seed_and_site():
