@@ -29,6 +29,7 @@ from staticgraph.kernels.linear.op import backward_launches, launches
 # Launches on CUDA beyond the first, as the gpu.py of each operator makes them.
 MORE_LAUNCHES = {
     "staticgraph::collate": 1,
+    "staticgraph::head_products_backward": 1,
     "staticgraph::table_sum_backward": 1,
     "staticgraph::neighbour_max_backward": 1,
     "staticgraph::pair_score_backward": 2,

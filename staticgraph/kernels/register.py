@@ -28,7 +28,7 @@ def operator(
     schema: str,
     *,
     cpu: Callable[..., Any],
-    cuda: Callable[..., Any],
+    cuda: Callable[..., Any] | None,
     fake: Callable[..., Any],
     derivative: Callable[..., Any] | None = None,
     setup: Callable[..., Any] | None = None,
@@ -38,7 +38,8 @@ def operator(
     Args:
         schema: name, arguments and results, in torch's notation; arguments written to as
             ``Tensor(a!)``. No defaults: torch drops arguments that equal them.
-        cpu, cuda: what runs there, on plain tensors without a tape.
+        cpu, cuda: what runs there, on plain tensors without a tape. No ``cuda`` where torch's own
+            operations are as good there and the operator is not called.
         fake: the same in shapes and dtypes alone.
         derivative, setup: as ``torch.library.register_autograd`` takes them: ``derivative(ctx,
             *grads)``, and ``setup(ctx, inputs, output)`` that keeps what it needs.
@@ -46,8 +47,9 @@ def operator(
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, cpu, "CPU")
-    LIBRARY.impl(name, cuda, "CUDA")
-    CUDA[name] = cuda
+    if cuda is not None:
+        LIBRARY.impl(name, cuda, "CUDA")
+        CUDA[name] = cuda
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
     if derivative is not None:
         torch.library.register_autograd(

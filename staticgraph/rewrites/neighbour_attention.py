@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.nn.functions import softmaxed
@@ -70,13 +71,9 @@ def pair_of(source: Tensor, destination: Tensor) -> Tensor:
 
 
 def pair_by_weights(rows: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-    """``[N, H, C]`` and two weights ``[1, H, C]`` -> ``[H, N, 2]``, in one product."""
-    weight = torch.cat(
-        [source.view(*source.shape[1:], 1), destination.view(*source.shape[1:], 1)], -1
-    )
-    dtype = torch.promote_types(rows.dtype, weight.dtype)
+    """``[N, H * C]`` and two weights ``[1, H, C]`` -> ``[H, N, 2]``, in one product."""
     with _full_precision(rows):
-        return torch.bmm(rows.transpose(0, 1).to(dtype), weight.to(dtype))
+        return head_products(rows, torch.cat([source, destination]))
 
 
 def edge_by_weights(edge_attr: Tensor, weight: Tensor, attention: Tensor) -> Tensor:
@@ -184,7 +181,7 @@ def _fuse(
         found = _summed(captured, scores, pair, edges.rows, heads)
         if not isinstance(found, Scores):
             return found
-        given = _of_nodes(captured, node, found, rows, edges) | {"slope": found.slope}
+        given = _of_nodes(captured, node, found, (rows, flat), edges) | {"slope": found.slope}
     options |= given
     made = captured.before(node, neighbour_attention, flat, *captured.pointers, **options)
     made = captured.before(node, torch.reshape, made, shape(node))
@@ -232,13 +229,15 @@ def _summed(captured: Captured, scores: Any, pair: Any, rows: int, heads: int) -
 
 
 def _of_nodes(
-    captured: Captured, node: Call, found: Scores, rows: Call, edges: Edges
+    captured: Captured, node: Call, found: Scores, given: tuple[Call, Call], edges: Edges
 ) -> dict[str, Any]:
+    """``given`` are the rows that are summed, ``[N, H, C]`` and ``[N, H * C]``."""
     options: dict[str, Any] = {}
+    rows, flat = given
     if found.source is not None:
         weights = [_weight_of(part, rows) for part in (found.source, found.destination)]
         if None not in weights:
-            options["pair"] = captured.before(node, pair_by_weights, rows, *weights)
+            options["pair"] = captured.before(node, pair_by_weights, flat, *weights)
         else:
             options["pair"] = captured.before(node, pair_of, found.source, found.destination)
     if found.edge is not None:

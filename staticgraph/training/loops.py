@@ -45,6 +45,8 @@ batches.collate._copy_rows i8[1]*2 i8 u1[1]*2
 kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2]
 kernels.graph_attention.cpu._forward f4[4] i4[1] i8*2 f8 f4[3] f4[2]
 kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4]
+kernels.head_products.cpu.backward f4[3]*5
+kernels.head_products.cpu.forward f4[2] f4[3]*2
 kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2]
 kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3
 packing.place.group_by_pack i8[1] i8

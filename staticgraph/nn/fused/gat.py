@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv
 
 from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.kernels.head_products import head_products
 from staticgraph.kernels.neighbour_attention import neighbour_attention
 from staticgraph.kernels.pair_score import pair_score
 from staticgraph.kernels.segments import segment_sum
@@ -120,11 +121,7 @@ class FusedGATConv(_Attending, GATConv):
 
     def _pair(self, rows: Tensor) -> Tensor:
         """``[H, N, 2]``: each node's part of a score, as a source and as a destination."""
-        shape = (self.heads, self.out_channels, 1)  # a view: indexing has a backward of two kernels
-        weight = torch.cat([self.att_src.view(*shape), self.att_dst.view(*shape)], -1)
-        dtype = torch.promote_types(rows.dtype, weight.dtype)
-        rows = rows.view(-1, self.heads, self.out_channels).transpose(0, 1)
-        return torch.bmm(rows.to(dtype), weight.to(dtype))
+        return head_products(rows, torch.cat([self.att_src, self.att_dst]))
 
     def _edges(
         self, batch: StaticBatch, edge_attr: Tensor | None

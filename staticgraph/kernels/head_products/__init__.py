@@ -1,0 +1,6 @@
+"""A few numbers a node and head: the products of its rows with vectors of each head."""
+
+from staticgraph.kernels.head_products.op import head_products
+from staticgraph.kernels.head_products.reference import head_products_reference
+
+__all__ = ["head_products", "head_products_reference"]
