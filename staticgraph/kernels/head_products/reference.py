@@ -8,7 +8,7 @@ from torch import Tensor
 
 def head_products_reference(rows: Tensor, weight: Tensor) -> Tensor:
     """As :func:`staticgraph.kernels.head_products`, a product of matrices for each head."""
-    count, heads, columns = weight.shape
+    _, heads, columns = weight.shape
     by_head = rows.view(-1, heads, columns).transpose(0, 1)
     dtype = torch.promote_types(rows.dtype, weight.dtype)
     return torch.bmm(by_head.to(dtype), weight.permute(1, 2, 0).to(dtype))
