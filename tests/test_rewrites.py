@@ -89,11 +89,9 @@ def test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol):
 def test_gradients_handed_on_edge_by_edge_as_on_cuda(name, esol, monkeypatch):
     """Layers that read one table of edges add its gradients up by entry once."""
     monkeypatch.setattr(handing_on, "edge_by_edge", lambda target: True)
-    test_outputs_gradients_and_statistics_are_those_of_plain_pyg(name, esol)
-    torch.manual_seed(0)
-    model = MODELS[name]().double()
-    runner = sg.StaticGraphRunner(sg.Subject(model, check_padding=False), [CAPACITY], "fused")
-    runner(sg.StaticBatch.of(esol, IDS, CAPACITY))
+    runner = assert_as_in_plain_pyg(seeded(MODELS[name]), esol)
+    for rewrite, times in FIRES[name].items():
+        assert fired(runner)[rewrite] == times
     (function,) = runner._steps.compiled._functions.values()
     calls = [node.target for node in function.captured.graph.nodes]
     assert calls.count(each_edge) == 1
