@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from support.molecule_steps import TRAIN, Molecules, adam, bce, loader_of
+from support.places import AsTraced
 from torch import nn
 from torch._dynamo.utils import counters
 from torch_geometric.nn import global_add_pool
@@ -24,7 +25,7 @@ def traced_alone():
     """torch.compile takes what it traced as it is: what Inductor would make of it is another's
     concern, and the C++ of ten graphs is half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "_TorchCompileInductorWrapper", lambda *_: lambda graph, _: graph)
+        patch.setattr(torch, "_TorchCompileInductorWrapper", AsTraced)
         yield
 
 
