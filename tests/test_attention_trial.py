@@ -53,9 +53,9 @@ def _kernels(monkeypatch):
     )
 
 
-def gps_runner(hiv, stopwatch, dropout=0.0, kernels=False, **options):
+def gps_runner(hiv, stopwatch, dropout=0.0, kernels=False, layers=1, **options):
     torch.manual_seed(0)
-    model = models.build("gps", hiv, hidden=16, layers=2, heads=2)
+    model = models.build("gps", hiv, hidden=16, layers=layers, heads=2)
     for module in model.modules():
         if isinstance(module, torch.nn.MultiheadAttention):
             module.dropout = dropout
@@ -85,7 +85,8 @@ def test_the_faster_path_is_what_every_way_takes(hiv, fastest, kernels):
     stopwatch = watch(**{"dense": 4, "size_classed": 4, "varlen": 4} | {fastest: 1})
     if fastest == "dense":
         stopwatch.table["size-classed"] = 1.0
-    runner = gps_runner(hiv, stopwatch, kernels=kernels).warmup(hiv, progress=False)
+    options = {"kernels": kernels, "layers": 2}
+    runner = gps_runner(hiv, stopwatch, **options).warmup(hiv, progress=False)
     other = next(name for name in stopwatch.asked if name not in ("eager", "cuda-graph"))
     expected = "varlen" if fastest == "varlen" else other
     assert chosen(runner) == {"attention in step": expected, "attention in eval": expected}
@@ -97,7 +98,7 @@ def test_the_faster_path_is_what_every_way_takes(hiv, fastest, kernels):
     assert f"choice: bucket 0 attention in step: {expected}, " in text
     batch = sg.StaticBatch.of(hiv, range(30), runner.plan.capacities[0], pointers=kernels)
     loss = runner.step(batch)
-    reference = gps_runner(hiv, stopwatch, kernels=kernels)
+    reference = gps_runner(hiv, stopwatch, **options)
     torch.testing.assert_close(loss, reference.eager_step(batch), rtol=1e-4, atol=1e-5)
 
 

@@ -124,6 +124,7 @@ class TestBeforeACapture:
         finally:
             gc.enable()
 
+    @pytest.mark.usefixtures("_uncollected")
     def test_a_loss_that_is_held_is_named(self, cuda):
         def body():
             warnings.warn(
@@ -153,6 +154,13 @@ class TestBeforeACapture:
                 assert found.find(kept_graphs.MISMATCH.encode()) >= 0
 
 
+@pytest.fixture
+def _uncollected(monkeypatch):
+    """Going through all that a process of tests holds, before each capture, takes a second."""
+    monkeypatch.setattr(gc, "collect", lambda *generation: 0)
+
+
+@pytest.mark.usefixtures("_uncollected")
 class TestTheRecordingStream:
     def test_it_is_one_for_the_life_of_the_process(self, cuda):
         for device in (CUDA, torch.device("cuda")):

@@ -46,7 +46,15 @@ def steps_of(place):
     return 20 if place.cuda else 4
 
 
-@pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
+@pytest.mark.parametrize(
+    ("place", "gps"),
+    [  # on the CPU nothing is recorded in this mode, and gps is traced by each path elsewhere
+        pytest.param("cuda", False, marks=pytest.mark.gpu, id="cuda-gine"),
+        pytest.param("cuda", True, marks=pytest.mark.gpu, id="cuda-gps"),
+        pytest.param("cpu", False, id="cpu-gine"),
+    ],
+    indirect=["place"],
+)
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; the graphs are counted, none skipped or made later."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)
@@ -148,7 +156,7 @@ def test_auto_measures_and_stays_equal_to_eager(place, hiv):
     model = model_of(place, hiv, gps=False)
     twin = copy.deepcopy(model)
     before = copy.deepcopy(model.state_dict())
-    auto = sg.Auto(on_cpu=True)
+    auto = sg.Auto(on_cpu=True, **({} if place.cuda else {"rounds": 5}))
     measured = runner_of(place, model, plan, auto).warmup(hiv, progress=False)
     for name, value in before.items():
         assert torch.equal(value, model.state_dict()[name]), f"measuring changed {name}"

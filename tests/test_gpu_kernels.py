@@ -43,15 +43,21 @@ COUNTED = [
 ]
 
 
+def sizes_on(device: str, name: str) -> Sizes | None:
+    """On the CPU, which has no blocks to fill, fewer; None for what the case asks for."""
+    return None if device == "cuda" or name == "graph_attention dropout" else Sizes(600, 1400, 26)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_equals_the_cpus_and_itself(name, dtype, device):
-    found, again = (results(name, dtype, device) for _ in range(2))
+    sizes = sizes_on(device, name)
+    found, again = (results(name, dtype, device, sizes) for _ in range(2))
     if name not in TORCHS:
         for one, two in zip(found, again, strict=True):
             assert torch.equal(one, two), "not the same bits twice"
-    wrong = far(found, *on_cpu(name, dtype, kept_on(name, device)), dtype)
+    wrong = far(found, *on_cpu(name, dtype, kept_on(name, device, sizes), sizes), dtype)
     assert not wrong, "\n".join(wrong)
 
 
@@ -69,7 +75,8 @@ def test_every_registered_operator_has_a_case():
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("collate", "fold_codes")])
 def test_a_wrong_result_is_seen(name, dtype):
     """The largest result or gradient off by a twentieth, or not there."""
-    exact, usual = on_cpu(name, dtype, kept_on(name, "cpu"))
+    sizes = sizes_on("cpu", name)
+    exact, usual = on_cpu(name, dtype, kept_on(name, "cpu", sizes), sizes)
     assert not far(usual, exact, usual, dtype)
     for place, value in enumerate(usual):
         if value.is_floating_point() and value.any():

@@ -263,12 +263,11 @@ def test_the_model_can_be_copied_and_converted_twice(esol):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gine", "gps"])
-def test_inductor_compiles_it_once_and_trains_to_the_same_losses(name, esol):
+def test_inductor_compiles_it_once_and_trains_to_the_same_losses(esol):
     losses = []
     for mode in ("eager", "default"):
         torch.manual_seed(0)
-        model = sg.convert(models.build(name, esol, hidden=16, layers=1), kernels=True)
+        model = sg.convert(models.build("gine", esol, hidden=8, layers=1), kernels=True)
         runner = sg.StaticGraphRunner(
             model,
             [CAPACITY],

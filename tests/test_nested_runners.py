@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from support.places import mode_of
 from support.tape import TapeRecorder
 from support.threaded import (
     GRAPHS,
@@ -37,8 +38,9 @@ class Student(Net):
         return super().forward(x, edge_index, batch) - taught[0]
 
 
-@pytest.mark.parametrize("mode", ["eager", "cuda-graph", "default"])
-def test_a_teacher_runs_inside_a_students_forward(mode):
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph", "traced"])
+def test_a_teacher_runs_inside_a_students_forward(mode, monkeypatch):
+    mode = mode_of(mode, monkeypatch)
     teacher = Net(1)
     plain_teacher, plain_student = copy.deepcopy(teacher).eval(), Student(2)
     data = Batch.from_data_list(GRAPHS[:10])

@@ -51,7 +51,8 @@ def runner_of(model, example, **options):
 
 def loader_of(store):
     """In the order of the data, whose batches of 30 go to both buckets; the last has 18."""
-    return sg.StaticLoader(store, sg.BucketPlan.of(CAPACITIES, batch_size=30))
+    plan = sg.BucketPlan.of(CAPACITIES, batch_size=30)
+    return sg.StaticLoader(store, plan, indices=range(12 * 30 + 18))
 
 
 @pytest.fixture(scope="module")

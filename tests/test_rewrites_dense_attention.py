@@ -211,8 +211,8 @@ def test_arguments_by_name_are_read_or_left_alone(esol):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_spelling_goes_graph_by_graph_as_plain_pyg_computes(form, esol):
     torch.manual_seed(0)
-    runner = parity(Attending(form), esol)
-    assert fired(runner)["graph_attention"] == 2
+    runner = parity(Attending(form, layers=1), esol)
+    assert fired(runner)["graph_attention"] == 1
     (function,) = runner._steps.compiled._functions.values()
     blocks = [n for n in function.captured.graph.nodes if len(shape(n) or ()) > 3]
     assert not blocks
@@ -333,9 +333,8 @@ REFUSED = [
 @pytest.mark.parametrize(("form", "reason"), REFUSED)
 def test_an_odd_form_stays_as_it_was_and_is_named(form, reason, esol):
     torch.manual_seed(0)
-    found = sg.explain(Attending(form), [CAPACITY], esol)
+    found = sg.explain(Attending(form, layers=1), [CAPACITY], esol)
     assert "graph_attention" not in {place.rewrite for place in found.done}
-    missed = [place for place in found.missed if place.rewrite == "graph_attention"]
-    assert len(missed) == 2
-    assert all(reason in place.reason for place in missed), missed
-    assert all("test_rewrites_dense_attention.py" in place.line for place in missed)
+    (missed,) = (place for place in found.missed if place.rewrite == "graph_attention")
+    assert reason in missed.reason
+    assert "test_rewrites_dense_attention.py" in missed.line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -60,26 +61,36 @@ def function_of(runner):
 
 
 def attribute(path, name, value):
-    def change(model, monkeypatch):
-        setattr(model.get_submodule(path), name, value)
+    @contextmanager
+    def changed(model):
+        layer = model.get_submodule(path)
+        before = getattr(layer, name)
+        setattr(layer, name, value)
+        yield
+        setattr(layer, name, before)
 
-    return change
+    return changed
 
 
-def exchanged(model, monkeypatch):
-    model.head[1] = nn.SiLU()
-
-
-def shadowed(model, monkeypatch):
+@contextmanager
+def shadowed(model):
     model.head[1].forward = torch.tanh
+    yield
+    del model.head[1].forward
 
 
-def rebound(model, monkeypatch):
-    monkeypatch.setitem(globals(), "SCALE", 3.0)
+@contextmanager
+def rebound(model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "SCALE", 3.0)
+        yield
 
 
-def of_a_dictionary(model, monkeypatch):
+@contextmanager
+def of_a_dictionary(model):
     model.sizes["a"] = 2.0
+    yield
+    model.sizes["a"] = 1.0
 
 
 CHANGES = {
@@ -89,20 +100,27 @@ CHANGES = {
     "a number of the model's own": attribute("", "slope", 0.2),
     "an option of a layer of PyG": attribute("conv", "negative_slope", 0.3),
     "a function": attribute("", "function", torch.tanh),
-    "a layer": exchanged,
+    "a layer": attribute("head", "1", nn.SiLU()),
     "a method of one layer": shadowed,
     "a global": rebound,
     "a dictionary": of_a_dictionary,
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_a_user_changes_is_refused(change, esol, monkeypatch):
+@pytest.fixture(scope="module")
+def one_for_all(esol):
     runner, batch = captured(Model(), esol)
     runner(batch)
-    CHANGES[change](runner.model, monkeypatch)
-    with pytest.raises(sg.NotStatic, match="compiled again"):
+    return runner, batch
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_user_changes_is_refused(change, one_for_all):
+    """And once it is as it was, the step runs again."""
+    runner, batch = one_for_all
+    with CHANGES[change](runner.model), pytest.raises(sg.NotStatic, match="compiled again"):
         runner(batch)
+    runner(batch)
 
 
 def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
@@ -133,8 +151,8 @@ def test_a_number_that_changes_is_told_to_be_a_tensor_and_serves_as_one(esol):
     assert float(by_tensor.step(batch)) == pytest.approx(first / 2)
 
 
-def test_torchs_own_flags_are_guarded(esol):
-    runner, batch = captured(Model(), esol)
+def test_torchs_own_flags_are_guarded(one_for_all):
+    runner, batch = one_for_all
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(sg.NotStatic, match="compiled again"):
