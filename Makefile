@@ -59,7 +59,7 @@ tiers: $(STAMP)
 # All of them, half a minute of the fuzzer and the site: the checks one after the other beside the
 # tests, which leave no core idle. FUZZ_SEED=random draws other cases.
 FUZZ_SEED ?= 2
-test-all: $(STAMP) $(DOCS)
+test-all: $(DOCS)
 	@$(VENV)/bin/ruff check --quiet .
 	@$(MAKE) --no-print-directory --jobs 2 every-test lint fuzz docs
 
@@ -87,9 +87,10 @@ docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
-$(DOCS): $(STAMP)
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
-	touch $@
+# With the developers' tools, in one call of pip: a second one would build and resolve all again.
+$(DOCS): pyproject.toml constraints.txt
+	python3 tools/install.py $(VENV) --constraint constraints.txt --editable ".[dev,docs]"
+	@touch $(STAMP) $@
 
 # After a benchmark wrote bench/results: its tables in the documents.
 figures: $(STAMP)

@@ -19,6 +19,11 @@ def test_the_compiler_is_gpp_with_less_optimization():
 
 
 def test_what_the_caller_says_stays():
-    given = {"CXX": "mine", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    given = {
+        "CXX": "mine",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O3",
+        "AOT_INDUCTOR_ENABLE_LINE_TABLES": "1",
+    }
     quick_cpp.begin(environ := dict(given))
     assert environ == given

@@ -5,7 +5,7 @@ A mark is a comment that a reader does not see::
     <!-- setup            code that the blocks after it take for granted
     <!-- needs: gpu -->   what the next block needs; a package's name, or one of ELSEWHERE
     <!-- slow -->         it runs with the slow tests
-    <!-- instead: a | b -->   in the test b stands where the block has a
+    <!-- instead: a | b -->   in the test b stands where the block has a; several, each its mark
 """
 
 from __future__ import annotations
@@ -88,20 +88,25 @@ def blocks_of(page: Path) -> list[Block]:
     """In order; hidden code to set up is a block of Python."""
     text, found = page.read_text(), []
     marks: dict[str, str] = {}
+    instead: list[str] = []
     for item in ITEM.finditer(text):
         line = text.count("\n", 0, item.start()) + 2
+        if item["mark"] == "instead":
+            instead.append(item["value"])
+            continue
         if item["mark"]:
             marks[item["mark"]] = item["value"] or ""
             continue
         code = item["setup"] if item["setup"] is not None else item["code"]
-        if "instead" in marks:
-            old, _, new = marks["instead"].partition(" | ")
+        for change in instead:
+            old, _, new = change.partition(" | ")
             assert old in code, f"{page.name}:{line} has no {old!r}"
             code = code.replace(old, new)
         language = "python" if item["setup"] is not None else item["language"]
         found.append(Block(page, line, language, code, marks.get("needs", ""), "slow" in marks))
-        marks = {}
+        marks, instead = {}, []
     assert not marks, f"{page.name} ends in a mark that no block follows: {marks}"
+    assert not instead, f"{page.name} ends in a mark that no block follows: {instead}"
     return found
 
 
