@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from support.dryrun_models import HIDDEN, gine
+from support.dryrun_models import HIDDEN, Summed, gine
 from torch import nn
 
 import staticgraph as sg
@@ -153,7 +153,7 @@ def test_a_module_is_dry_run_from_python(esol, tmp_path):
     was = torch.cuda.is_available
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
-        found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
+        found = sg.dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
     except DryRunUnavailable as error:
         pytest.skip(str(error))
     assert found.ok, found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch_geometric.nn import SAGEConv, SchNet, global_add_pool, to_hetero
+from torch_geometric.nn import GCNConv, SAGEConv, SchNet, global_add_pool, to_hetero
 
 from staticgraph.models import build
 
@@ -52,15 +52,16 @@ def dropout(store):
 
 class Neighbours(nn.Module):
     """A little of everything, for what compiles it at many capacities: nodes, edges and graphs take
-    memory, and operations one after the other that a compiler joins."""
+    memory, a layer that has a kernel, and operations one after the other that a compiler joins."""
 
     def __init__(self, store) -> None:
         super().__init__()
-        self.inward, self.head = nn.Linear(store.schema["x"].width, HIDDEN), nn.Linear(HIDDEN, 1)
+        self.inward = GCNConv(store.schema["x"].width, HIDDEN, normalize=False, bias=False)
+        self.head = nn.Linear(HIDDEN, 1)
 
     def forward(self, x, edge_index, batch, batch_size):
         source, target = edge_index
-        h = self.inward(x.float())
+        h = self.inward(x.float(), edge_index)
         message = (h[source] - h[target]).sigmoid().square()
         h = h + torch.zeros_like(h).index_add(0, target, message)
         return self.head(global_add_pool(h.relu(), batch, batch_size))
