@@ -80,7 +80,7 @@ class Remembering:
 
 
 @pytest.fixture(scope="module")
-def child():
+def child(forked_dry_runs):
     try:
         with Child("h100") as started:
             yield Remembering(started)

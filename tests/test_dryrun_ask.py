@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -148,7 +149,7 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_is_dry_run_from_python(esol, tmp_path):
+def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
     """A model object and a plan, as a user has them; this process stays as it was."""
     was = torch.cuda.is_available
     plan = sg.plan_buckets(esol, batch_size=16)
@@ -164,9 +165,11 @@ def test_a_module_is_dry_run_from_python(esol, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_self_test_tells_what_broke():
+def test_the_self_test_tells_what_broke(monkeypatch):
+    """In a process of its own from the start, as a user's."""
     from staticgraph.dryrun.selftest import selftest
 
+    monkeypatch.setattr(ask, "subprocess", subprocess)
     broken = {
         "a compiled step, its launches noted",
         "recordings counted",
