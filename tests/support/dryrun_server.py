@@ -31,6 +31,18 @@ from typing import Any
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 # Its fixture, in conftest.py.
 FIXTURE = "forked_dry_runs"
+# What a dry run imports before its first answer; of torch none that asks for a device.
+LOADED = (
+    *("staticgraph.dryrun.stubs", "staticgraph.nn", "torch_geometric.nn", "networkx"),
+    *("torch._dynamo.backends.inductor", "torch._inductor.compile_fx"),
+    *("torch._inductor.async_compile", "torch._inductor.cudagraph_trees"),
+    *(
+        "torch._inductor.codegen.cuda_combined_scheduling",
+        "torch._inductor.codegen.cpp_wrapper_gpu",
+    ),
+    *("torch._inductor.codegen.halide", "torch._inductor.fx_passes.fuse_attention"),
+    *("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization"),
+)
 _server: Server | None = None
 
 
@@ -149,7 +161,7 @@ def main(number: int) -> None:
     guard.load = lambda: loaded
     from support import forked_python
 
-    for name in ("staticgraph.dryrun.stubs", "staticgraph.nn", "torch_geometric.nn"):
+    for name in LOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
