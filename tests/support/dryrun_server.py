@@ -155,6 +155,7 @@ def forking() -> Iterator[None]:
 def main(number: int) -> None:
     """The server: does all that needs no target, and forks until nobody can ask any more."""
     waiting = socket.socket(fileno=number)
+    gc.disable()  # as the dry run's own process, which sets it as it needs it
     from staticgraph.dryrun import guard
 
     loaded = guard.load()
@@ -163,7 +164,6 @@ def main(number: int) -> None:
 
     for name in LOADED:
         importlib.import_module(name)
-    gc.collect()
     gc.freeze()
     asked = [waiting, sys.stdin]
     while sys.stdin not in select.select(asked, [], [])[0]:
