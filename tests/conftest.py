@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import quick_cpp
+from support import dryrun_server, quick_cpp
 from support.examples import EXAMPLES
 from support.patience import patience
 
@@ -67,6 +68,13 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """What nobody collects is told of as a leak by libraries that are unloaded."""
     gc.unfreeze()
+    dryrun_server.end()
+
+
+@pytest.fixture(scope="session")
+def forked_dry_runs() -> Iterator[None]:
+    """Dry runs are made by forks of one process."""
+    yield from dryrun_server.forking()
 
 
 @pytest.fixture(scope="session")

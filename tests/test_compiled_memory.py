@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
-import torch
-from support.dryrun_models import Neighbours
+from support.command import status_of
 from torch import nn
 
 import staticgraph as sg
-from staticgraph.dryrun.baseline import squared_error
+from staticgraph.dryrun.availability import why_not
 from staticgraph.dryrun.compiled_probe import CompiledReader, probe, reading_of
 from staticgraph.dryrun.report import Run
-from staticgraph.errors import DryRunUnavailable
+from staticgraph.memory.model import MemoryModel
+from staticgraph.probing import probe as probing
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.probing.fake_tensors import CUBLAS_WORKSPACES
 from staticgraph.probing.reading import Probed
-from staticgraph.sizes.capacity import Capacity
 from staticgraph.steps.subject import Subject
 
 MIB = 1 << 20
@@ -94,31 +94,27 @@ def test_what_no_compiled_step_does_is_refused_before_a_child_starts(esol, optio
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(esol):
-    """At twice the largest probed capacity: the prediction against the wrapper's own peak there."""
-    torch.manual_seed(0)
-    model = Neighbours(esol)
-    options = {
-        "loss": squared_error,
-        "optimizer": torch.optim.Adam(model.parameters()),
-        "held_out": Capacity(900, 1_850, 50, 55),
-        "capacities": [
-            Capacity(150, 310, 8, 60),
-            Capacity(300, 800, 16, 60),
-            Capacity(400, 620, 16, 60),
-            Capacity(300, 620, 24, 60),
-            Capacity(300, 620, 16, 15),
-            Capacity(440, 900, 24, 45),
-        ],
-    }
-    try:
-        compiled = sg.probe(model, esol, like="cuda", compiled=True, **options)
-    except DryRunUnavailable as error:
-        pytest.skip(str(error))
-    assert compiled.checked is not None
+def test_a_compiled_step_is_predicted_and_takes_less_than_its_operations(
+    esol, tmp_path, monkeypatch, capsys, forked_dry_runs
+):
+    """``staticgraph probe``, whole, with kernels under the model, at six capacities of nine: the
+    prediction at a larger one against the wrapper's own peak there."""
+    if reason := why_not():
+        pytest.skip(reason)
+    shapes = probing.SHAPES
+    monkeypatch.setattr(probing, "SHAPES", shapes[:1] + shapes[3:6] + shapes[7:])
+    sg.GraphStore.from_pyg([esol[i] for i in range(200)], name="few").save(tmp_path / "few")
+    command = ["probe", "--data", str(tmp_path / "few"), "--like", "cuda", "--kernels", "on"]
+    command += ["--model", "support.dryrun_models:Neighbours", "--json"]
+    assert status_of([*command, "--compiled"]) == 0
+    compiled = MemoryModel.from_dict(json.loads(capsys.readouterr().out))
     assert compiled.fit.held_out == pytest.approx(0, abs=0.03)
     assert compiled.workspace_bytes > CUBLAS_WORKSPACES
+    assert "a dry run of the step compiled for" in compiled.reader
     assert "not run there" in compiled.reader
-    plain = sg.probe(model, esol, like="cuda", **options)
+    assert status_of(command) == 0
+    plain = MemoryModel.from_dict(json.loads(capsys.readouterr().out))
+    assert compiled.checked is not None
     assert plain.checked is not None
+    assert compiled.checked.capacity == plain.checked.capacity
     assert compiled.checked.nbytes < plain.checked.nbytes

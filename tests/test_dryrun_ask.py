@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 import torch
-from support.dryrun_models import HIDDEN, gine
+from support.dryrun_models import HIDDEN, Summed, gine
+from support.processor_time import own_processor_s, processor_s
 from torch import nn
 
 import staticgraph as sg
@@ -148,12 +150,12 @@ def test_what_another_process_cannot_find_is_refused_by_name(esol, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_is_dry_run_from_python(esol, tmp_path):
+def test_a_module_is_dry_run_from_python(esol, forked_dry_runs):
     """A model object and a plan, as a user has them; this process stays as it was."""
-    was = torch.cuda.is_available
+    was, elsewhere = torch.cuda.is_available, processor_s() - own_processor_s()
     plan = sg.plan_buckets(esol, batch_size=16)
     try:
-        found = sg.dry_run(gine(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
+        found = sg.dry_run(Summed(esol), plan, "a100", modes=["cuda-graph"], phases=["eval"])
     except DryRunUnavailable as error:
         pytest.skip(str(error))
     assert found.ok, found
@@ -161,12 +163,15 @@ def test_a_module_is_dry_run_from_python(esol, tmp_path):
     assert found.run("cuda-graph", "eval").count("forward") > 0
     assert found.uses
     assert torch.cuda.is_available is was
+    assert processor_s() - own_processor_s() > elsewhere, "what its process spends is this test's"
 
 
 @pytest.mark.slow
-def test_the_self_test_tells_what_broke():
+def test_the_self_test_tells_what_broke(monkeypatch):
+    """In a process of its own from the start, as a user's."""
     from staticgraph.dryrun.selftest import selftest
 
+    monkeypatch.setattr(ask, "subprocess", subprocess)
     broken = {
         "a compiled step, its launches noted",
         "recordings counted",

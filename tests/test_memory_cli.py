@@ -16,7 +16,6 @@ from staticgraph.dryrun import compiled_probe
 from staticgraph.errors import FitRefused
 from staticgraph.memory.model import MemoryModel
 from staticgraph.nn.fused import fused_layers
-from staticgraph.probing import probe as probing
 
 SMALL = ["--model", "gcn", "--hidden", "8", "--layers", "1"]
 
@@ -162,22 +161,6 @@ def test_a_compiled_step_has_no_real_counts_to_follow(data, capsys):
     words = ["--like", "cuda", "--compiled", "--path", "counted"]
     assert status_of(["probe", "--data", data, *SMALL, *words]) == 2
     assert "--compiled reads recorded shapes alone" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_compiled_step_is_probed(data, capsys, monkeypatch):
-    """Whole, by the dry run's process, with kernels under the model; at six capacities of nine."""
-    monkeypatch.setattr(
-        probing, "SHAPES", probing.SHAPES[:1] + probing.SHAPES[3:6] + probing.SHAPES[7:]
-    )
-    words = ["--like", "cuda", "--compiled", "--kernels", "on", "--json"]
-    status = status_of(["probe", "--data", data, *SMALL, *words])
-    said = capsys.readouterr()
-    if status == 3 or "dry run" in said.err:
-        pytest.skip(said.err)
-    found = json.loads(said.out)
-    assert "a dry run of the step compiled for" in found["reader"]
-    assert found["checked"] is not None
 
 
 def test_a_plan_probes_the_model_that_is_named(data, capsys):

@@ -7,6 +7,7 @@ loaded before torch, so nothing that imports torch may be imported above :func:`
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -14,9 +15,14 @@ import traceback
 import warnings
 from typing import Any
 
+# Tracing makes millions of small objects that live on, and imports nothing else: to look through
+# them every 700 takes a seventh of the start and a twentieth of a request (torch 2.13, 2 cores).
+COLLECTED_EVERY = (50_000, 20, 20)
+
 
 def main(argv: list[str]) -> int:
     """Patches this process for a target and answers until the input ends."""
+    gc.disable()  # while it imports
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from staticgraph.dryrun import guard
@@ -37,6 +43,9 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         answer(_failure(error))
         return 1
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_EVERY)
+    gc.enable()
     answer({"ready": len(points.points)})
     for line in sys.stdin:
         request = json.loads(line)

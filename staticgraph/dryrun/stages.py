@@ -136,7 +136,9 @@ def _attention() -> None:
 
 
 def _ptx() -> None:
-    _compiled()
+    with Watcher():
+        x = torch.ones(4, 16, device="cuda")
+        torch.compile(lambda x: (x * 2).sin().sum(0), fullgraph=True, dynamic=False)(x)
     uses = ptx.uses()
     if not uses or not all(use.registers for use in uses):
         raise RuntimeError("no registers are known of any kernel")

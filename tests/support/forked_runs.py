@@ -30,7 +30,7 @@ import numba
 import pytest
 import torch
 
-from support import compiled_once
+from support import compiled_once, dryrun_server
 from support.tiers import listed
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
@@ -78,6 +78,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     count = session.config.getoption("--forks")
     if not count or FORK is None or session.testsfailed or session.config.option.collectonly:
         return None  # as pytest does it
+    if any(dryrun_server.FIXTURE in getattr(one, "fixturenames", ()) for one in session.items):
+        dryrun_server.begin()  # and while it starts others run
     _make_what_all_need()
     session.config._tmp_path_factory.getbasetemp()  # pyright: ignore[reportAttributeAccessIssue]
     run = _Run(session, pieces(session.items, listed()))
