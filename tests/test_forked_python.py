@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from numba.core import event
 from support import compiled_once
+from support.fork_server import CONTEXT
 from support.forked_python import forked_python
 from support.patience import patience
 from support.processor_time import processor_s
-from support.ranks import CONTEXT
 
 LIMIT_S = patience(30)
 SLEEPS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)"

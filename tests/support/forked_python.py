@@ -4,20 +4,22 @@
 others (torchrun its workers, a script its parts), each of them would still import torch and PyG,
 four seconds of processor time. So :func:`forked_python` gives the path of a command to call in the
 place of ``python``: it asks a server, which has all of that loaded and has done nothing with it,
-for a fork with its own arguments, environment, folder and streams, hands on the signals that it
-gets, and ends as the fork ended, by the same signal if that was how. A fork whose command is killed
-is killed, too.
+for a fork with its own arguments, environment, folder, streams and network, hands on the signals
+that it gets, and ends as the fork ended, by the same signal if that was how. A fork whose command
+is killed is killed, too. ``sys.executable`` is the command in there.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
 import stat
+import struct
 import sys
 import tempfile
 import threading
@@ -29,10 +31,10 @@ from typing import Any
 
 import torch
 
+from support.fork_server import CONTEXT, process, show
 from support.forked import program
 from support.patience import patience
 from support.processor_time import add_elsewhere, own_processor_s
-from support.ranks import CONTEXT
 
 COMMAND = """#!{python} -ISs
 import json, os, signal, socket, sys
@@ -40,6 +42,7 @@ import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 asked = {{"argv": sys.argv[1:], "environ": dict(os.environ), "folder": os.getcwd()}}
+asked["python"] = os.path.abspath(sys.argv[0])
 text = json.dumps(asked).encode()
 socket.send_fds(server, [len(text).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(text)
@@ -53,6 +56,7 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
+PEER = struct.Struct("3i")  # process, user, group
 
 
 @contextmanager
@@ -61,9 +65,9 @@ def forked_python() -> Iterator[str]:
     would, until the end."""
     with tempfile.TemporaryDirectory(prefix="python-") as name:
         folder = Path(name)
-        address, spent = str(folder / "socket"), folder / "spent"
+        address, spent, said = str(folder / "socket"), folder / "spent", folder / "said"
         ready, told = CONTEXT.Pipe(duplex=False)
-        server = CONTEXT.Process(target=_serve, args=(address, str(spent), told))
+        server = process(_serve, address, str(spent), told, said=said)
         server.start()
         told.close()
         try:
@@ -77,6 +81,7 @@ def forked_python() -> Iterator[str]:
             server.join(patience(20))
             if server.is_alive():
                 server.kill()
+            show(said)
             if spent.exists():
                 add_elsewhere(float(spent.read_text()))
 
@@ -120,8 +125,9 @@ def _keep(asking: socket.socket) -> None:
         text += asking.recv(left - len(text))
     pid = os.fork()
     if pid == 0:
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         asking.close()
-        _become(streams, **json.loads(text))
+        _become(streams, PEER.unpack(credentials)[0], **json.loads(text))
     for stream in streams:
         os.close(stream)
     asking.sendall(f"{pid}\n".encode())
@@ -135,7 +141,24 @@ def _keep(asking: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(streams: list[int], argv: list[str], environ: dict[str, str], folder: str) -> None:
+def _enter(pid: int) -> None:
+    """The user's and the network's namespaces of another process, where they are not this one's."""
+    for kind in ("user", "net"):  # the second is for who is root in the first
+        there = f"/proc/{pid}/ns/{kind}"
+        if os.readlink(there) != os.readlink(f"/proc/self/ns/{kind}"):
+            with open(there) as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"cannot enter {there}")
+
+
+def _become(
+    streams: list[int],
+    caller: int,
+    argv: list[str],
+    environ: dict[str, str],
+    folder: str,
+    python: str,
+) -> None:
     """This process as the program; does not return."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -143,9 +166,11 @@ def _become(streams: list[int], argv: list[str], environ: dict[str, str], folder
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _enter(caller)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
+    sys.executable = python  # what the program starts forks, too
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", "1")))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     for path in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):
