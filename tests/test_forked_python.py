@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -41,6 +42,35 @@ def test_it_takes_arguments_streams_and_a_folder_and_gives_a_status(python, tmp_
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: two\n")
+
+
+def test_it_takes_what_is_handed_on_and_calls_itself(python):
+    """As a server does that hands a socket to the processes that it starts."""
+    words = "import os, sys; os.write(int(sys.argv[1]), sys.executable.encode())"
+    read, write = os.pipe()
+    command = [python, "-P", "-c", words, str(write)]
+    done = subprocess.run(command, pass_fds=[write], timeout=LIMIT_S)
+    os.close(write)
+    with open(read) as file:
+        assert (done.returncode, file.read()) == (0, python)
+
+
+def test_it_is_in_the_network_that_it_is_called_in(python):
+    alone = ["unshare", "-rn"]
+    try:
+        allowed = subprocess.run([*alone, "true"], capture_output=True, text=True).returncode == 0
+    except OSError as error:
+        pytest.skip(f"no network namespaces: {error}")
+    if not allowed:
+        pytest.skip("no network namespaces")
+    words = "import os; print(os.readlink('/proc/self/ns/net'))"
+    found = [
+        subprocess.run([*start, python, "-c", words], capture_output=True, text=True).stdout
+        for start in ([], [], alone)
+    ]
+    assert found[0] == found[1]
+    assert found[2].startswith("net:")
+    assert found[2] != found[0]
 
 
 def test_torch_is_there_already(python):

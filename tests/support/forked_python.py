@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -43,8 +44,12 @@ server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 asked = {{"argv": sys.argv[1:], "environ": dict(os.environ), "folder": os.getcwd()}}
 asked["python"] = os.path.abspath(sys.argv[0])
+asked["streams"] = [0, 1, 2]
+for number in map(int, os.listdir("/proc/self/fd")):
+    if number > 2 and os.path.exists(f"/proc/self/fd/{{number}}") and os.get_inheritable(number):
+        asked["streams"].append(number)  # it was handed on
 text = json.dumps(asked).encode()
-socket.send_fds(server, [len(text).to_bytes(8, "big")], [0, 1, 2])
+socket.send_fds(server, [len(text).to_bytes(8, "big")], asked["streams"])
 server.sendall(text)
 answers = server.makefile()
 pid = int(answers.readline())
@@ -56,6 +61,9 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
+# Of an interpreter, which change nothing here.
+OPTIONS = ("-u", "-P")
+MOST_STREAMS, ASIDE = 60, 200  # and the number from which none is asked for
 PEER = struct.Struct("3i")  # process, user, group
 
 
@@ -119,7 +127,7 @@ def _serve(address: str, spent: str, told: Any) -> None:
 
 def _keep(asking: socket.socket) -> None:
     """One fork, from its start to its end; does not return."""
-    head, streams, _, _ = socket.recv_fds(asking, 8, 3)
+    head, streams, _, _ = socket.recv_fds(asking, 8, MOST_STREAMS)
     left, text = int.from_bytes(head, "big"), b""
     while len(text) < left:
         text += asking.recv(left - len(text))
@@ -127,7 +135,9 @@ def _keep(asking: socket.socket) -> None:
     if pid == 0:
         credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         asking.close()
-        _become(streams, PEER.unpack(credentials)[0], **json.loads(text))
+        _take(streams, (asked := json.loads(text)).pop("streams"))
+        _enter(PEER.unpack(credentials)[0])
+        _become(**asked)
     for stream in streams:
         os.close(stream)
     asking.sendall(f"{pid}\n".encode())
@@ -151,22 +161,21 @@ def _enter(pid: int) -> None:
                     raise OSError(ctypes.get_errno(), f"cannot enter {there}")
 
 
-def _become(
-    streams: list[int],
-    caller: int,
-    argv: list[str],
-    environ: dict[str, str],
-    folder: str,
-    python: str,
-) -> None:
-    """This process as the program; does not return."""
-    for number, stream in enumerate(streams):
+def _take(streams: list[int], numbers: list[int]) -> None:
+    """The streams that the command was called with, under their numbers there."""
+    aside = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, ASIDE) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for stream, number in zip(aside, numbers, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+
+
+def _become(argv: list[str], environ: dict[str, str], folder: str, python: str) -> None:
+    """This process as the program; does not return."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _enter(caller)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
@@ -178,7 +187,7 @@ def _become(
             sys.path.insert(0, path)
     status = 0
     try:
-        program(*(word for word in argv if word != "-u"))
+        program(*argv[next(i for i, word in enumerate(argv) if word not in OPTIONS) :])
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):
