@@ -212,9 +212,7 @@ def run(*command: str | Path, cwd: Path, site: Path | None = None) -> str:
     """Runs a command, and gives its last line."""
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(cwd)}
     if site is not None:
-        # Its loops are compiled for a few steps alone.
-        numba = {"NUMBA_CACHE_DIR": str(cwd / "numba"), "NUMBA_OPT": "0"}
-        environment |= {"PYTHONPATH": str(site), **numba}
+        environment |= {"PYTHONPATH": str(site), "NUMBA_CACHE_DIR": str(cwd / "numba")}
     done = subprocess.run(
         [str(each) for each in command], capture_output=True, text=True, env=environment, cwd=cwd
     )
