@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from numba.core import event
 from support import compiled_once
 from support.fork_server import CONTEXT
+from support.forked import run_forked
 from support.forked_python import forked_python
 from support.patience import patience
 from support.processor_time import processor_s
+from support.ranks import on_ranks
 
 LIMIT_S = patience(30)
 SLEEPS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)"
@@ -71,6 +74,25 @@ def test_it_is_in_the_network_that_it_is_called_in(python):
     assert found[0] == found[1]
     assert found[2].startswith("net:")
     assert found[2] != found[0]
+
+
+def test_what_it_starts_is_of_the_kind_that_python_would_take(python):
+    """A lock for processes of a server's kind has a name, which is left where it is killed."""
+    words = "import multiprocessing; print(multiprocessing.get_start_method())"
+    fresh = subprocess.run([sys.executable, "-S", "-c", words], capture_output=True, text=True)
+    forked = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
+    assert forked.stdout == fresh.stdout
+    assert run_forked(["-c", words], timeout=LIMIT_S).stdout == fresh.stdout
+
+
+def _says() -> None:
+    print("rank", dist.get_rank())
+
+
+def test_what_processes_print_is_shown_where_a_test_fails(capsys):
+    """And not among the lines of the run."""
+    on_ranks(2, _says)
+    assert capsys.readouterr().out == "rank 0\nrank 1\n"
 
 
 def test_torch_is_there_already(python):
