@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,13 @@ def test_what_processes_print_is_shown_where_a_test_fails(capsys):
     assert capsys.readouterr().out == "rank 0\nrank 1\n"
 
 
-def test_torch_is_there_already(python):
+def test_torch_is_there_already_and_no_thread(python):
+    """The server has one, so that none of its locks is held where it forks."""
     words = "import sys; print('staticgraph.training.train' in sys.modules)"
     done = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == "True\n"
+    server: Any = forkserver._forkserver
+    assert len(os.listdir(f"/proc/{server._forkserver_pid}/task")) == 1
 
 
 def test_it_ends_by_the_signal_that_ended_the_fork(python):
