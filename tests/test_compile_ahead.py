@@ -22,6 +22,7 @@ from staticgraph.training.compile_ahead import (
     compile_ahead,
     not_cached,
 )
+from staticgraph.training.config import KERNELS_GAIN
 from staticgraph.training.loops import LOOPS, line_of, training_loops, type_of, word_of
 
 ROOT = Path(__file__).parent.parent
@@ -71,10 +72,29 @@ def test_words_are_what_numba_makes_of_a_call():
 def test_every_line_names_a_loop():
     loops = training_loops()
     assert len(loops) > 20
-    assert [line_of(loop) for loop in loops] == LOOPS.strip().splitlines()
+    called = [line.partition(" |")[0] for line in LOOPS.strip().splitlines()]
+    assert [line_of(loop) for loop in loops] == called
     for loop in loops:
         assert isinstance(loop.dispatcher, numba.core.registry.CPUDispatcher)
         assert len(loop.types) == loop.dispatcher.py_func.__code__.co_argcount
+
+
+def test_a_run_waits_for_the_loops_of_its_own_model():
+    """Those of all models too; what a model calls that is none of the list's is not known."""
+    everything = training_loops()
+    assert training_loops("some.module:build") == everything
+    of = {model: training_loops(model) for model in KERNELS_GAIN}
+    common = set.intersection(*map(set, of.values()))
+    assert len(common) > 10
+    for model, loops in of.items():
+        assert common < set(loops) < set(everything)
+        assert [loop for loop in everything if loop in loops] == loops, "the longest first"
+        for loop in set(loops) - common:
+            users = [name for name in of if loop in of[name]]
+            assert line_of(loop, users) in LOOPS.splitlines()
+            assert model in users
+    assert any("gcn_sum" in loop.name for loop in of["gcn"])
+    assert not any("gcn_sum" in loop.name for loop in of["gine"])
 
 
 @pytest.fixture
@@ -126,8 +146,8 @@ def test_without_forks_nothing_is_done(loops, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_calls_what_is_in_the_list_and_nothing_else(tmp_path):
-    """None of them assigns an array to a slice, for which numba compiles a message for seconds.
-    Those that the cache has are loaded when they are called."""
+    """Of each model. None of them assigns an array to a slice, for which numba compiles a message
+    for seconds. Those that the cache has are loaded when they are called."""
     data = ROOT / "examples" / "data" / "esol.npz"
     done = run_forked([str(PROGRAM), str(data), str(tmp_path)], timeout=patience(120))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from support.fork_server import CONTEXT, ensure_running
 from support.written_stores import LEVELS, assert_same_files, graphs_of
 
 import staticgraph as sg
@@ -39,8 +40,16 @@ def saved(tmp_path):
     return tmp_path / "s"
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes get what is pickled, as those of :func:`convert` do, but need not import torch."""
+    ensure_running()
+    monkeypatch.setattr(converting, "get_context", lambda kind: CONTEXT)
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("merged", [True, False])
-def test_several_processes_write_what_one_would(saved, tmp_path, merged, capfd):
+def test_several_processes_write_what_one_would(saved, tmp_path, merged):
     found = convert(saved, tmp_path / "out", workers=2, part_graphs=7, merged=merged)
     assert_same_files(found, sg.GraphStore.load(saved))
     assert not parts_folder(tmp_path / "out").exists()
@@ -51,6 +60,7 @@ def test_several_processes_write_what_one_would(saved, tmp_path, merged, capfd):
     assert repeated[85].x.equal(found[5].x)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_table_in_stretches_is_the_table(tmp_path, capsys):
     pytest.importorskip("rdkit")
     path = tmp_path / "t.csv"
@@ -138,6 +148,7 @@ def _in_this_process(job, folder, source, tell):
 
 
 def test_what_a_worker_meets_is_the_error(saved, tmp_path, capfd):
+    """Of processes that are started whole."""
     path = saved / "column.x.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

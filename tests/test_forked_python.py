@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from numba.core import event
 from support import compiled_once
+from support.fork_server import CONTEXT
+from support.forked import run_forked
 from support.forked_python import forked_python
 from support.patience import patience
 from support.processor_time import processor_s
-from support.ranks import CONTEXT
+from support.ranks import on_ranks
 
 LIMIT_S = patience(30)
 SLEEPS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)"
@@ -43,10 +48,61 @@ def test_it_takes_arguments_streams_and_a_folder_and_gives_a_status(python, tmp_
     assert done.stderr.endswith("ValueError: two\n")
 
 
-def test_torch_is_there_already(python):
+def test_it_takes_what_is_handed_on_and_calls_itself(python):
+    """As a server does that hands a socket to the processes that it starts."""
+    words = "import os, sys; os.write(int(sys.argv[1]), sys.executable.encode())"
+    read, write = os.pipe()
+    command = [python, "-P", "-c", words, str(write)]
+    done = subprocess.run(command, pass_fds=[write], timeout=LIMIT_S)
+    os.close(write)
+    with open(read) as file:
+        assert (done.returncode, file.read()) == (0, python)
+
+
+def test_it_is_in_the_network_that_it_is_called_in(python):
+    alone = ["unshare", "-rn"]
+    try:
+        allowed = subprocess.run([*alone, "true"], capture_output=True, text=True).returncode == 0
+    except OSError as error:
+        pytest.skip(f"no network namespaces: {error}")
+    if not allowed:
+        pytest.skip("no network namespaces")
+    words = "import os; print(os.readlink('/proc/self/ns/net'))"
+    found = [
+        subprocess.run([*start, python, "-c", words], capture_output=True, text=True).stdout
+        for start in ([], [], alone)
+    ]
+    assert found[0] == found[1]
+    assert found[2].startswith("net:")
+    assert found[2] != found[0]
+
+
+def test_what_it_starts_is_of_the_kind_that_python_would_take(python):
+    """A lock for processes of a server's kind has a name, which is left where it is killed."""
+    words = "import multiprocessing; print(multiprocessing.get_start_method())"
+    fresh = subprocess.run([sys.executable, "-S", "-c", words], capture_output=True, text=True)
+    forked = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
+    assert forked.stdout == fresh.stdout
+    assert run_forked(["-c", words], timeout=LIMIT_S).stdout == fresh.stdout
+
+
+def _says() -> None:
+    print("rank", dist.get_rank())
+
+
+def test_what_processes_print_is_shown_where_a_test_fails(capsys):
+    """And not among the lines of the run."""
+    on_ranks(2, _says)
+    assert capsys.readouterr().out == "rank 0\nrank 1\n"
+
+
+def test_torch_is_there_already_and_no_thread(python):
+    """The server has one, so that none of its locks is held where it forks."""
     words = "import sys; print('staticgraph.training.train' in sys.modules)"
     done = subprocess.run([python, "-c", words], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.stdout == "True\n"
+    server: Any = forkserver._forkserver
+    assert len(os.listdir(f"/proc/{server._forkserver_pid}/task")) == 1
 
 
 def test_it_ends_by_the_signal_that_ended_the_fork(python):

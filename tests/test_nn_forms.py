@@ -19,6 +19,7 @@ from support.parity import (
     static_step,
     unknown_counts,
 )
+from support.ranks import on_ranks
 from support.runners import made_runner
 from torch import nn
 from torch_geometric.data import Batch
@@ -227,11 +228,8 @@ def test_padded_rows_of_outputs_are_zero():
 # ---------------------------------------------------------------- several ranks
 
 
-def rank_step(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
+def rank_step() -> tuple:
+    rank = torch.distributed.get_rank()
     ids = ([0, 1, 2], [3, 4])[rank]
     batch = poisoned(sg.StaticBatch.of(STORE, ids, CAPACITY), 1000.0, seed=rank)
     norm = sg.convert(nn.SyncBatchNorm(8).double())
@@ -239,15 +237,12 @@ def rank_step(rank: int, folder: str) -> None:
     out = inside(norm, lambda m, d: m(x), batch)
     (out * out.detach().sin()).sum().backward()
     real = batch.real.nodes
-    torch.save((out[:real], x.grad[:real], norm.state_dict()), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return out[:real], x.grad[:real], norm.state_dict()
 
 
-@pytest.mark.slow
-def test_synchronised_batch_norm_counts_real_rows_of_all_ranks(tmp_path):
+def test_synchronised_batch_norm_counts_real_rows_of_all_ranks():
     """Two ranks of three and two graphs against one BatchNorm over all five."""
-    torch.multiprocessing.spawn(rank_step, (str(tmp_path),), nprocs=2)
-    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    parts = on_ranks(2, rank_step)
     x = BATCH.x[: BATCH.real.nodes].clone().requires_grad_()
     norm = nn.BatchNorm1d(8).double()
     out = norm(x)

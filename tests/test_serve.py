@@ -9,11 +9,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tracemalloc
 import urllib.request
 import zipfile
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -420,8 +418,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     ("workers", "last"), [(0, "Application shutdown complete"), (2, "what was asked is answered")]
 )
 def test_the_command_serves_and_stops_when_told(run_folder, workers, last):
-    """With workers it is started whole, alone it forks."""
-    with nullcontext(sys.executable) if workers else forked_python() as python:
+    with forked_python() as python:
         serves_and_stops(python, run_folder, workers, last)
 
 

@@ -7,9 +7,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -193,8 +191,7 @@ def exported(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_command_serves_an_export_that_was_compiled(exported, workers):
-    """Without workers it forks, with one it is started whole."""
-    with nullcontext(sys.executable) if workers else forked_python() as python:
+    with forked_python() as python:
         serves_an_export(python, exported, workers)
 
 

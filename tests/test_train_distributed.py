@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +191,7 @@ def test_what_other_processes_spend_is_counted():
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A job of two processes. They fork; those of two hosts, below, are started whole."""
+    """A job of two processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -295,7 +294,8 @@ def test_two_hosts_are_the_same_run(uninterrupted, config, tmp_path):
         pytest.skip(f"no network namespaces: {error}")
     if allowed.returncode:
         pytest.skip(f"no network namespaces: {allowed.stderr.strip().splitlines()[-1]}")
-    done = two_hosts(sys.executable, *command(config, tmp_path / "run", "--json"))
+    with forked_python() as python:
+        done = two_hosts(python, *command(config, tmp_path / "run", "--json"))
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", uninterrupted[0])
 

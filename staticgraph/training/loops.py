@@ -4,7 +4,8 @@ A list, since the types are known only where a loop is called, and that is too l
 :mod:`staticgraph.training.compile_ahead`. Each line is a loop and its arguments in numpy's letters:
 ``f4[2]`` is a C-contiguous array of float32 of two dimensions, ``i8[1]A`` one that need not be
 contiguous, ``r`` after it one that is read-only, ``i8`` a number, ``2xf8`` a tuple of two, and
-``i8*3`` three arguments of one type. Longest to compile first.
+``i8*3`` three arguments of one type. What stands after ``|`` are the models that call it, where not
+all do: a run waits for no other's. Longest to compile first.
 
 ``tests/test_compile_ahead.py`` trains every model that fused kernels are put under, and fails with
 the lines to put in or take out where a run calls anything else.
@@ -13,6 +14,7 @@ the lines to put in or take out where a run calls anything else.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 
@@ -20,45 +22,46 @@ import numpy as np
 from numba import from_dtype, types
 
 from staticgraph.training.compile_ahead import Loop
+from staticgraph.training.config import KERNELS_GAIN
 
 LOOPS = """\
 packing.exact._repair i8[1] i8[2] i8[1] 2xf8 u8
 kernels.batch_norm.cpu.backward f4 9xi8 i8*3 f8 b1
 kernels.batch_norm.cpu.forward f4 12xi8 i8*3 f8 b1*4 f8
-kernels.neighbour_attention.cpu.backward f4[3]*3 f4[2]*2 f4[3] f4[2]*2 i8[1] i4[1] \
-f8 b1 f4[3]*2 f4[2]*2
-kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2
+kernels.neighbour_attention.cpu.backward f4[3]*3 f4[2]*2 f4[3] f4[2]*2 i8[1] i4[1] f8 b1 \
+f4[3]*2 f4[2]*2 | gat
+kernels.neighbour_attention.cpu.forward f4[3]*2 f4[2]*2 i8[1] i4[1] f8 b1 f4[3] f4[2]*2 | gat
 store.columns._counting_sort i8[1]*5
 packing.stream.stream_kernel i8[2] i8[1]*2 i8*2
 batches.collate._structure i8[1]*3 u1[1]*2 i8[2] i8[1]*3 b1[1]*3 b1
 kernels.table_sum.cpu.forward i8[2] i8[1] f4[2]*2
-kernels.neighbour_sum.cpu_backward.relu_add_backward f4 12xi8 8xi8 f8 b1
-kernels.neighbour_sum.cpu_backward.copy_backward f4 12xi8 8xi8 f8 b1
+kernels.neighbour_sum.cpu_backward.relu_add_backward f4 12xi8 8xi8 f8 b1 | gine gps
+kernels.neighbour_sum.cpu_backward.copy_backward f4 12xi8 8xi8 f8 b1 | gin sage
 batches.collate._structure i8[1]*5 i8[2] i8[1]*3 b1[1]*3 b1
 batches.collate._pointers i8[1]*3 i4[1] i8[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] u1[1] i8[2] i4[1]*3
 batches.collate._pointers i8[1]*3 i4[1] i2[1] i8[2] i4[1]*3
 batches.collate._copy_rows i8[1]*2 i8 u1[1] i8[1]
 kernels.segments.cpu.sum_forward f4[2] i8[1] b1 f4[2]
-kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2
+kernels.gcn_sum.cpu.backward f4 8xi8 i8*3 b1*2 | gcn
 batches.collate._copy_rows i8[1]*2 i8 u1[1]*2
-kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2]
-kernels.graph_attention.cpu._forward f4[4] i4[1] i8*2 f8 f4[3] f4[2]
-kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4]
-kernels.head_products.cpu.backward f4[3]*5
-kernels.head_products.cpu.forward f4[2] f4[3]*2
+kernels.head_blocks.cpu.to_rows f4[4] i8[1] i8 f4[2] | gps
+kernels.graph_attention.cpu._forward f4[4] i4[1] i8*2 f8 f4[3] f4[2] | gps
+kernels.graph_attention.cpu_backward.backward f4[4]*2 f4[2] i4[1] i8*2 f8 f4[4] | gps
+kernels.head_products.cpu.backward f4[3]*5 | gat
+kernels.head_products.cpu.forward f4[2] f4[3]*2 | gat
 kernels.table_sum.cpu.backward f4[2] i8[2] i8[1] f4[2]
-kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3
+kernels.gcn_sum.cpu.forward f4 8xi8 i8*3 b1*3 | gcn
 packing.place.group_by_pack i8[1] i8
-kernels.neighbour_sum.cpu.copy f4 6xi8*2 f8 b1
-kernels.neighbour_sum.cpu.relu_add f4 6xi8*2 f8 b1
+kernels.neighbour_sum.cpu.copy f4 6xi8*2 f8 b1 | gin sage
+kernels.neighbour_sum.cpu.relu_add f4 6xi8*2 f8 b1 | gine gps
 packing.place.place_batches i8[2] i8[1]*2 i8[2]
 batches.collate._totals i8[1]*3
-kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4]
-kernels.table_sum.cpu.codes i8[2] i8[1]*2
+kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
+kernels.table_sum.cpu.codes i8[2] i8[1]*2 | gine gps
 kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]
 packing.random.shuffle i8[1] u8
-kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2
+kernels.gcn_sum.cpu.degrees i8[1] i4[1] f4[1] f8 b1 f4[1]*2 | gcn
 """
 WORD = re.compile(r"([a-z]\d+)(?:\[(\d)\](A?)(r?))?|(\d+)x([a-z]\d+)")
 
@@ -97,20 +100,29 @@ def word_of(kind: Any) -> str:
     raise ValueError(f"a loop takes a {kind}, for which there is no word")
 
 
-def line_of(loop: Loop) -> str:
-    """The line of a loop in :data:`LOOPS`."""
+def line_of(loop: Loop, models: Collection[str] = ()) -> str:
+    """The line of a loop in :data:`LOOPS`; of these models' runs, where they are not all."""
     words = [loop.name.removeprefix("staticgraph.")]
     for word, same in groupby(map(word_of, loop.types)):
         times = len(list(same))
         words.append(f"{word}*{times}" if times > 1 else word)
+    if models and KERNELS_GAIN - set(models):
+        words += ["|", *sorted(models)]
     return " ".join(words)
 
 
-def training_loops() -> list[Loop]:
-    """Every loop of the list."""
+def training_loops(model: str | None = None) -> list[Loop]:
+    """Every loop of the list that a run of a model calls.
+
+    Args:
+        model: one of :data:`KERNELS_GAIN`; what a run of any other calls is not known: all.
+    """
     found = []
     for line in LOOPS.strip().splitlines():
-        name, *words = line.split()
+        call, _, models = line.partition("|")
+        if models and model in KERNELS_GAIN and model not in models.split():
+            continue
+        name, *words = call.split()
         kinds: list[Any] = []
         for word in words:
             kind, _, times = word.partition("*")

@@ -87,7 +87,8 @@ class Training:
         self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
         datasets.check(config.data, target=config.target)  # before half a minute of compiling
         if self.kernels and self.device.type == "cpu":
-            first_alone(ranks, lambda: compile_ahead(training_loops(), show=self.progress))
+            loops = training_loops(config.model)
+            first_alone(ranks, lambda: compile_ahead(loops, show=self.progress))
 
         self._say(f"opening {config.data} and planning its batches")
 

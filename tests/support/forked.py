@@ -1,8 +1,8 @@
 """Programs in processes of their own that need not import torch and PyG again.
 
 A new interpreter takes four seconds of processor time before a program of this library begins. So
-programs fork from the server that :mod:`support.ranks` forks from, which has all of that loaded and
-has done nothing with it: no runner, no cache, no thread, no setting of the test's process. What a
+programs fork from a server (:mod:`support.fork_server`), which has all of that loaded and has done
+nothing with it: no runner, no cache, no thread, no setting of the test's process. What a
 process of its own must prove about starting (what an import loads, which variables are read while
 torch is imported, the exit of an interpreter) is still a job for :mod:`subprocess`.
 """
@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from support.fork_server import process
 from support.processor_time import add_elsewhere, own_processor_s
-from support.ranks import CONTEXT
 
 
 def run_forked(
@@ -38,7 +38,7 @@ def run_forked(
         said = [Path(name) / "out", Path(name) / "err"]
         given = dict(os.environ if env is None else env)
         spent = Path(name) / "spent"
-        child = CONTEXT.Process(target=_run, args=(list(argv), said, spent, given, os.getcwd()))
+        child = process(_run, list(argv), said, spent, given, os.getcwd())
         child.start()
         child.join(timeout)
         if child.is_alive():

@@ -4,20 +4,23 @@
 others (torchrun its workers, a script its parts), each of them would still import torch and PyG,
 four seconds of processor time. So :func:`forked_python` gives the path of a command to call in the
 place of ``python``: it asks a server, which has all of that loaded and has done nothing with it,
-for a fork with its own arguments, environment, folder and streams, hands on the signals that it
-gets, and ends as the fork ended, by the same signal if that was how. A fork whose command is killed
-is killed, too.
+for a fork with its own arguments, environment, folder, streams and network, hands on the signals
+that it gets, and ends as the fork ended, by the same signal if that was how. A fork whose command
+is killed is killed, too. ``sys.executable`` is the command in there.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
 import stat
+import struct
 import sys
 import tempfile
 import threading
@@ -29,10 +32,10 @@ from typing import Any
 
 import torch
 
+from support.fork_server import CONTEXT, process, show
 from support.forked import program
 from support.patience import patience
 from support.processor_time import add_elsewhere, own_processor_s
-from support.ranks import CONTEXT
 
 COMMAND = """#!{python} -ISs
 import json, os, signal, socket, sys
@@ -40,8 +43,13 @@ import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 asked = {{"argv": sys.argv[1:], "environ": dict(os.environ), "folder": os.getcwd()}}
+asked["python"] = os.path.abspath(sys.argv[0])
+asked["streams"] = [0, 1, 2]
+for number in map(int, os.listdir("/proc/self/fd")):
+    if number > 2 and os.path.exists(f"/proc/self/fd/{{number}}") and os.get_inheritable(number):
+        asked["streams"].append(number)  # it was handed on
 text = json.dumps(asked).encode()
-socket.send_fds(server, [len(text).to_bytes(8, "big")], [0, 1, 2])
+socket.send_fds(server, [len(text).to_bytes(8, "big")], asked["streams"])
 server.sendall(text)
 answers = server.makefile()
 pid = int(answers.readline())
@@ -53,6 +61,10 @@ if status < 0:
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
+# Of an interpreter, which change nothing here.
+OPTIONS = ("-u", "-P")
+MOST_STREAMS, ASIDE = 60, 200  # and the number from which none is asked for
+PEER = struct.Struct("3i")  # process, user, group
 
 
 @contextmanager
@@ -61,9 +73,9 @@ def forked_python() -> Iterator[str]:
     would, until the end."""
     with tempfile.TemporaryDirectory(prefix="python-") as name:
         folder = Path(name)
-        address, spent = str(folder / "socket"), folder / "spent"
+        address, spent, said = str(folder / "socket"), folder / "spent", folder / "said"
         ready, told = CONTEXT.Pipe(duplex=False)
-        server = CONTEXT.Process(target=_serve, args=(address, str(spent), told))
+        server = process(_serve, address, str(spent), told, said=said)
         server.start()
         told.close()
         try:
@@ -77,6 +89,7 @@ def forked_python() -> Iterator[str]:
             server.join(patience(20))
             if server.is_alive():
                 server.kill()
+            show(said)
             if spent.exists():
                 add_elsewhere(float(spent.read_text()))
 
@@ -114,14 +127,17 @@ def _serve(address: str, spent: str, told: Any) -> None:
 
 def _keep(asking: socket.socket) -> None:
     """One fork, from its start to its end; does not return."""
-    head, streams, _, _ = socket.recv_fds(asking, 8, 3)
+    head, streams, _, _ = socket.recv_fds(asking, 8, MOST_STREAMS)
     left, text = int.from_bytes(head, "big"), b""
     while len(text) < left:
         text += asking.recv(left - len(text))
     pid = os.fork()
     if pid == 0:
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         asking.close()
-        _become(streams, **json.loads(text))
+        _take(streams, (asked := json.loads(text)).pop("streams"))
+        _enter(PEER.unpack(credentials)[0])
+        _become(**asked)
     for stream in streams:
         os.close(stream)
     asking.sendall(f"{pid}\n".encode())
@@ -135,17 +151,35 @@ def _keep(asking: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(streams: list[int], argv: list[str], environ: dict[str, str], folder: str) -> None:
-    """This process as the program; does not return."""
-    for number, stream in enumerate(streams):
+def _enter(pid: int) -> None:
+    """The user's and the network's namespaces of another process, where they are not this one's."""
+    for kind in ("user", "net"):  # the second is for who is root in the first
+        there = f"/proc/{pid}/ns/{kind}"
+        if os.readlink(there) != os.readlink(f"/proc/self/ns/{kind}"):
+            with open(there) as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"cannot enter {there}")
+
+
+def _take(streams: list[int], numbers: list[int]) -> None:
+    """The streams that the command was called with, under their numbers there."""
+    aside = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, ASIDE) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for stream, number in zip(aside, numbers, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+
+
+def _become(argv: list[str], environ: dict[str, str], folder: str, python: str) -> None:
+    """This process as the program; does not return."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
+    sys.executable = python  # what the program starts forks, too
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", "1")))
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     for path in reversed(environ.get("PYTHONPATH", "").split(os.pathsep)):
@@ -153,7 +187,7 @@ def _become(streams: list[int], argv: list[str], environ: dict[str, str], folder
             sys.path.insert(0, path)
     status = 0
     try:
-        program(*(word for word in argv if word != "-u"))
+        program(*argv[next(i for i, word in enumerate(argv) if word not in OPTIONS) :])
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):

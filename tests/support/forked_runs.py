@@ -15,7 +15,6 @@ in; the rest of its piece goes to another, which takes its place.
 
 from __future__ import annotations
 
-import importlib
 import io
 import multiprocessing
 import os
@@ -26,11 +25,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import connection, forkserver
 from typing import Any
 
-import numba
 import pytest
-import torch
 
-from support import compiled_once, dryrun_server
+from support import compiled_once, dryrun_server, fork_server
+from support.first_use import make_tables
 from support.tiers import listed
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
@@ -91,19 +89,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _make_what_all_need() -> None:
-    """torch's compiler and numba's, imported and their tables made; and the server that ranks fork
-    from."""
-
-    def nothing(x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-    torch.compile(nothing, backend="aot_eager", dynamic=False)(torch.ones(2, requires_grad=True))
-    torch._dynamo.reset()
-    for part in ("compile_fx", "lowering", "codegen.cpp"):
-        importlib.import_module(f"torch._inductor.{part}")
-    numba.njit(nothing)(1)
-    if "support.ranks" in sys.modules:  # which says what it loads
-        forkserver.ensure_running()
+    """torch's compiler and numba's, and the server that ranks fork from."""
+    make_tables()
+    if {"support.ranks", "support.forked"} & sys.modules.keys():  # some test needs it
+        fork_server.ensure_running()
 
 
 class _Run:

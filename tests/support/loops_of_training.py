@@ -1,5 +1,6 @@
 """Run as a program: trains each model that fused kernels are put under, and prints the loops that
-were called, the longest to compile first, then those that assign arrays to slices.
+were called and by which models, the longest to compile first, then those that assign arrays to
+slices. Each run is a fork, which has called nothing before.
 
     NUMBA_CACHE_DIR=/tmp/empty python tests/support/loops_of_training.py DATA FOLDER
 
@@ -10,8 +11,11 @@ which takes longest to compile.
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import sys
 import time
+import traceback
 from typing import Any
 
 import numba
@@ -78,29 +82,61 @@ def with_a_large_one(data: str, folder: str) -> str:
     return f"{folder}/large.pt"
 
 
-def main() -> None:
+def called_by(data: str, model: str, mode: str, folder: str) -> tuple[dict[Loop, float], list[str]]:
+    """The loops of one run with their seconds, and the names of costly ones; in a fork."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            send.send(_called_by(data, model, mode, folder))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        raise SystemExit(f"training {model} failed: its traceback stands above") from None
+    finally:
+        os.waitpid(child, 0)
+
+
+def _called_by(
+    data: str, model: str, mode: str, folder: str
+) -> tuple[dict[Loop, float], list[str]]:
     asked = Asked()
     CPUDispatcher.compile = lambda dispatcher, kinds: asked.compile(dispatcher, kinds)
     run.compile_ahead = lambda loops, show: 0  # each is compiled where it is called
     plots.save_picture = lambda *_, **__: None  # which calls none
-    folder = sys.argv[2]
-    runs = [(sys.argv[1], model, "auto") for model in sorted(KERNELS_GAIN)]
-    # Of the second set of data only what makes batches of it is another.
-    for data, model, mode in [*runs, (with_a_large_one(sys.argv[1], folder), "gine", "eager")]:
-        options = {"hidden": 16, "layers": 1, "batch_size": 128, "epochs": 1}
-        train.train(
-            TrainConfig(data, model=model, compile_mode=mode, **options),
-            f"{folder}/{model}",
-            overwrite=True,
-            progress=False,
-        )
-    found = sorted(asked.seconds, key=lambda loop: -asked.seconds[loop])
-    assert not any(isinstance(kind, types.Omitted) for loop in found for kind in loop.types)
+    options = {"hidden": 16, "layers": 1, "batch_size": 128, "epochs": 1}
+    config = TrainConfig(data, model=model, compile_mode=mode, **options)
+    train.train(config, f"{folder}/{model}", overwrite=True, progress=False)
+    costly = [loop.name for loop in asked.seconds if is_costly(loop.dispatcher, loop.types)]
+    return asked.seconds, costly
+
+
+def main() -> None:
+    data, folder = sys.argv[1:]
     assigns_a_slice(np.zeros(3), np.ones(2))
     (kinds,) = assigns_a_slice.signatures
     assert is_costly(assigns_a_slice, kinds), "numba names it otherwise now"
-    costly = [loop.name for loop in found if is_costly(loop.dispatcher, loop.types)]
-    print(json.dumps({"lines": [line_of(loop) for loop in found], "costly": costly}))
+    seconds: dict[Loop, float] = {}
+    models: dict[Loop, set[str]] = {}
+    costly: set[str] = set()
+    for model in sorted(KERNELS_GAIN):
+        found, of_these = called_by(data, model, "auto", folder)
+        costly.update(of_these)
+        for loop, took in found.items():
+            seconds[loop] = max(took, seconds.get(loop, 0.0))
+            models.setdefault(loop, set()).add(model)
+    # Of the second set of data only what makes batches of it is another, for any model.
+    found, of_these = called_by(with_a_large_one(data, folder), "gine", "eager", folder)
+    seconds = found | seconds
+    assert not any(isinstance(kind, types.Omitted) for loop in seconds for kind in loop.types)
+    longest_first = sorted(seconds, key=lambda loop: -seconds[loop])
+    lines = [line_of(loop, models.get(loop, ())) for loop in longest_first]
+    print(json.dumps({"lines": lines, "costly": sorted(costly.union(of_these))}))
 
 
 if __name__ == "__main__":

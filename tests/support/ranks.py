@@ -1,12 +1,11 @@
 """Real processes over gloo, for tests: a function on every rank, and what each of them gave.
 
-They fork from a server that has torch and the library loaded, so that a test pays for its own work
-and not for imports. Nothing of the test's process is in them but the function and its arguments.
+They fork from a server that has torch and the library loaded (:mod:`support.fork_server`), so that
+a test pays for its own work and not for imports. What they print is shown where a test fails.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -20,22 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from support.fork_server import process, show
 from support.patience import patience
 from support.processor_time import add_elsewhere, own_processor_s
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        *("support.ranks", "support.gine_net", "staticgraph.training.train"),
-        # What a run imports late.
-        *("torch.utils.tensorboard", "torchmetrics.functional.classification"),
-        *(
-            "torchmetrics.functional.regression",
-            "matplotlib.backends.backend_agg",
-            "staticgraph.training.plots",
-        ),
-    ]
-)
 # A rank that waits for another longer than this is stuck.
 LIMIT_S = patience(60)
 
@@ -58,7 +45,9 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         children = [
-            CONTEXT.Process(target=_on_rank, args=(rank, world_size, folder, function, args))
+            process(
+                _on_rank, rank, world_size, folder, function, args, said=folder / f"{rank}.said"
+            )
             for rank in range(world_size)
         ]
         for child in children:
@@ -72,6 +61,8 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[
                 if child.is_alive():
                     child.kill()
                     child.join()
+        for path in sorted(folder.glob("*.said")):
+            show(path)
         wrong = [
             f"rank {r}: exit status {c.exitcode}" for r, c in enumerate(children) if c.exitcode
         ]
