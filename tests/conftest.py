@@ -64,6 +64,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor need it go again through what the tests of a file left: tables of torch's compiler, some
+    millions of objects by the end of a run, a second each time."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """What nobody collects is told of as a leak by libraries that are unloaded."""
     gc.unfreeze()

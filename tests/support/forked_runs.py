@@ -15,6 +15,7 @@ in; the rest of its piece goes to another, which takes its place.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import multiprocessing
@@ -100,6 +101,8 @@ def _make_what_all_need() -> None:
     for part in ("compile_fx", "lowering", "codegen.cpp"):
         importlib.import_module(f"torch._inductor.{part}")
     numba.njit(nothing)(1)
+    gc.collect()
+    gc.freeze()  # of no process that forks need these be looked through again
     if "support.ranks" in sys.modules:  # which says what it loads
         forkserver.ensure_running()
 
