@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import quick_cpp
+from support import quick_cpp, quick_templates
 from support.examples import EXAMPLES
 from support.patience import patience
 
 import staticgraph as sg
 
 quick_cpp.begin()
+quick_templates.begin()
 
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))

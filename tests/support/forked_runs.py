@@ -30,6 +30,7 @@ from typing import Any
 import numba
 import pytest
 import torch
+from torch_geometric.nn import SimpleConv
 
 from support import compiled_once
 from support.tiers import listed
@@ -90,8 +91,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _make_what_all_need() -> None:
-    """torch's compiler and numba's, imported and their tables made; and the server that ranks fork
-    from."""
+    """torch's compiler and numba's, imported and their tables made; PyG's templates; and the server
+    that ranks fork from."""
 
     def nothing(x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -101,6 +102,7 @@ def _make_what_all_need() -> None:
     for part in ("compile_fx", "lowering", "codegen.cpp"):
         importlib.import_module(f"torch._inductor.{part}")
     numba.njit(nothing)(1)
+    SimpleConv()
     gc.collect()
     gc.freeze()  # of no process that forks need these be looked through again
     if "support.ranks" in sys.modules:  # which says what it loads
