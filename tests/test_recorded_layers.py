@@ -8,6 +8,7 @@ import torch
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
 from support.parity import BATCH, CAPACITY, STORE, loss
+from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
@@ -22,7 +23,7 @@ def test_every_layer_replays_like_eager():
         if case.eager_only:
             continue
         model = model_of(case)
-        runner = sg.StaticGraphRunner(
+        runner = made_runner(
             model,
             [CAPACITY],
             "cuda-graph",
@@ -30,7 +31,8 @@ def test_every_layer_replays_like_eager():
             forward=call,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
             check_padding=False,  # tests/test_padding_check.py asks it of every layer
-            recording=sg.Recording(scope="forward_backward", recorder=TapeRecorder),
+            scope="forward_backward",
+            recorder=TapeRecorder,
         )
         try:
             found = runner.warmup(STORE, progress=False).verify(BATCH)
