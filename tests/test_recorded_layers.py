@@ -8,7 +8,6 @@ import torch
 from support.layer_cases import CASES
 from support.layer_model import call, model_of
 from support.parity import BATCH, CAPACITY, STORE, loss
-from support.runners import made_runner
 from support.tape import TapeRecorder
 
 import staticgraph as sg
@@ -23,16 +22,14 @@ def test_every_layer_replays_like_eager():
         if case.eager_only:
             continue
         model = model_of(case)
-        runner = made_runner(
+        runner = sg.StaticGraphRunner(
             model,
             [CAPACITY],
             "cuda-graph",
             loss=loss,
             forward=call,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            check_padding=False,  # tests/test_padding_check.py asks it of every layer
-            scope="forward_backward",
-            recorder=TapeRecorder,
+            recording=sg.Recording(scope="forward_backward", recorder=TapeRecorder),
         )
         try:
             found = runner.warmup(STORE, progress=False).verify(BATCH)
