@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from support import dryrun_server, quick_cpp
+from support import dryrun_server, quick_cpp, quick_templates
 from support.examples import EXAMPLES
 from support.patience import patience
 
 import staticgraph as sg
 
 quick_cpp.begin()
+quick_templates.begin()
 
 # A test that takes longer hangs; pytest-timeout reads this.
 os.environ.setdefault("PYTEST_TIMEOUT", str(patience(200)))
@@ -63,6 +64,15 @@ def pytest_collection_finish() -> None:
     400,000 objects each time that a probe or a recording asks for it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor need it go again through what the tests of a file left: tables of torch's compiler, some
+    millions of objects by the end of a run, a second each time."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:

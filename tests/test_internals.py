@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -398,6 +399,26 @@ def test_the_quick_mode_gives_what_torchs_own_gives(kind):
             ]
 
     assert described(fakes.QuickFakeMode()) == described(fakes.FakeTensorMode())
+
+
+def test_the_quick_modes_fakes_are_made_as_torch_makes_them():
+    """Of several, so that those after the first are looked at, too."""
+
+    def made(mode):
+        with mode:
+            x = torch.ones(6, 4)
+            several = [x + 1, x * 2, x @ x.t(), x.relu(), x.relu()]
+        for fake in several:
+            assert fake.fake_mode is mode
+            assert not fake.requires_grad
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert fake.data_ptr() == 0, "as torch's own, which warns"
+        apart = ({**vars(fake), "fake_mode": None} for fake in several)
+        keys = [torch._C._dispatch_keys(fake) for fake in several]
+        return [type(fake) for fake in several], list(apart), keys
+
+    assert made(fakes.QuickFakeMode()) == made(fakes.FakeTensorMode())
 
 
 @pytest.mark.parametrize("kind", [fakes.FakeTensorMode, fakes.QuickFakeMode])

@@ -85,6 +85,11 @@ def first_nodes(model, data):
     return model.head(h[root] * global_mean_pool(h, data.batch))
 
 
+def both(model, data):
+    """Sizes and rows, for one Inductor."""
+    return nodes_of_edges(model, data) + first_nodes(model, data)
+
+
 MODELS = [
     last_item,
     int_of_max,
@@ -113,8 +118,7 @@ class Net(torch.nn.Module):
     ("way", "mode"),
     [
         *((way, mode) for way in MODELS for mode in ("eager", "traced")),
-        (nodes_of_edges, "default"),
-        (first_nodes, "default"),
+        (both, "default"),
     ],
 )
 def test_numbers_are_those_of_plain_pyg(way, mode, monkeypatch):
@@ -300,6 +304,13 @@ def test_rows_of_types_and_sides_are_told_apart(typed, ways, mode, monkeypatch):
     assert found.item() == pytest.approx(expected.item(), rel=1e-10)
     for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["bipartite", "typed"])
+@pytest.mark.parametrize("ways", UNPACKED)
+def test_the_preflight_finds_nothing_in_the_way_of_types_and_sides(typed, ways):
+    store = sg.GraphStore.from_pyg(types() if typed else sides(), progress=False)
+    capacity = sg.plan_buckets(store, batch_size=5).capacities[-1]
     report = sg.preflight(OfTargets(UNPACKED[ways], typed), [capacity], store)
     assert report.recordable, str(report)
 

@@ -65,6 +65,10 @@ class QuickFakeMode(FakeTensorMode):
     _quick = _overloads(OWN_SHAPES)
     _told = NEW | RULES.keys()
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._attributes: dict[torch.device, dict[str, Any]] = {}  # of a fake tensor, by its device
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # no step here is traced; to say so at every operation takes a tenth of it
@@ -85,8 +89,7 @@ class QuickFakeMode(FakeTensorMode):
             return super().dispatch(func, types, args, kwargs)
         known = told(func, args, kwargs)
         if isinstance(known, Made):
-            made = torch.empty(known.shape, dtype=known.dtype, device="meta")
-            return FakeTensor(self, made, device)
+            return self._faked(torch.empty(known.shape, dtype=known.dtype, device="meta"), device)
         if known is not None:
             return known
         if kwargs or func not in self._quick:
@@ -98,7 +101,28 @@ class QuickFakeMode(FakeTensorMode):
         return type(out)(self._faked(one, device) for one in out)
 
     def _faked(self, made: Tensor, device: torch.device) -> Tensor:
-        return made if isinstance(made, FakeTensor) else FakeTensor(self, made, device)
+        """As ``FakeTensor(self, made, device)``, which sets twenty attributes one by one: those of
+        the first that torch made here, at once."""
+        if isinstance(made, FakeTensor):
+            return made
+        known = self._attributes.get(device)
+        if known is None:
+            first = FakeTensor(self, made, device)
+            self._attributes[device] = dict(vars(first))
+            return first
+        fake = Tensor._make_subclass(
+            FakeTensor,
+            made,
+            made.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
+        if self._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(fake)
+        vars(fake).update(known)
+        return fake
 
     def _device(self, values: Iterable[Any]) -> torch.device | None:
         """Of all tensors among the values, which are dense and of this mode; else None."""

@@ -15,6 +15,7 @@ in; the rest of its piece goes to another, which takes its place.
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ from multiprocessing import connection, forkserver
 from typing import Any
 
 import pytest
+from torch_geometric.nn import SimpleConv
 
 from support import compiled_once, dryrun_server, fork_server
 from support.first_use import make_tables
@@ -89,8 +91,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _make_what_all_need() -> None:
-    """torch's compiler and numba's, and the server that ranks fork from."""
+    """torch's compiler and numba's, PyG's templates, and the server that ranks fork from."""
     make_tables()
+    SimpleConv()
+    gc.collect()
+    gc.freeze()  # of no process that forks need these be looked through again
     if {"support.ranks", "support.forked"} & sys.modules.keys():  # some test needs it
         fork_server.ensure_running()
 
