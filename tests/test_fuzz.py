@@ -15,8 +15,7 @@ from fuzz.subjects import SUBJECTS
 from hypothesis import strategies as st
 
 
-# Not the compiled one: a round of its single case is the smallest there is, whatever the seed, and
-# `make fuzz` has it every time.
+# Not the compiled one, which takes ten seconds: `make fuzz` has a round of it every time.
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name != "compiled"])
 def test_a_few_cases(name):
     SUBJECTS[name].round(seed=1, examples=min(4, SUBJECTS[name].examples))
@@ -35,6 +34,15 @@ def test_a_round_is_the_same_again_and_names_its_smallest_case():
     assert found == run_round(NUMBERS, 7)
     assert found.what == "ValueError: 41 is too many"
     assert "case=41" in found.finding
+
+
+def test_a_round_of_one_case_is_another_for_another_seed():
+    drawn = []
+    alone = Subject("alone", lambda: st.integers(0, 1000), drawn.append, 1)
+    for seed in range(8):
+        alone.round(seed)
+    assert len(drawn) == 8
+    assert len(set(drawn)) > 4
 
 
 def test_a_crash_is_a_finding():

@@ -41,3 +41,24 @@ def test_every_layer_replays_like_eager():
         if max(found.errors.values()) > 1e-12 or not found.moved:
             wrong[case.name] = str(found)
     assert wrong == {}
+
+
+@pytest.mark.parametrize("phases", [("step",), ("eval", "step")])
+def test_what_a_look_at_the_model_registers_is_recorded(phases):
+    """A norm over rows that nobody counts gets its flag when the model is looked at, which without
+    a check of padding is right before it is recorded."""
+    (case,) = (case for case in CASES if case.name == "PPFConv")
+    model = model_of(case)
+    subject = sg.Subject(
+        model,
+        loss,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        forward=call,
+        check_padding=False,
+    )
+    recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
+    runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
+    runner.warmup(STORE, progress=False, phases=phases)
+    assert "_staticgraph_single" in {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    assert max(runner.verify(BATCH).errors.values()) < 1e-12
+    runner.close()

@@ -128,7 +128,7 @@ class RecordedModel:
             body: what is recorded.
             what: it is, for the message.
             remedy: what stands in the way as a rule, and what to do.
-            before: run first, and undone with the rest.
+            before: run first, and undone with the rest; what it registers stays, and is recorded.
             between: run after the warm-up and before the recording.
 
         Raises:
@@ -136,6 +136,7 @@ class RecordedModel:
         """
         with self.recording(what, remedy) as signature:
             before()
+            signature.note_registered()
             flags = signature.flags(True)
             recorder.warm(body, WARM_RUNS)
             between()

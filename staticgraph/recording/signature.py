@@ -93,9 +93,14 @@ class _Noted:
             for name, value in own.items()
             if not name.startswith("_") and name != "training" and _is_watched(value)
         }
-        self.registered = [dict(own[name]) for name in _REGISTERED]
-        self.addresses = {n: _address(b) for n, b in module._buffers.items()}
         self.hooks = [len(own.get(name) or ()) for name in _HOOKS]
+        self.note_registered()
+
+    def note_registered(self) -> None:
+        """Parameters, buffers and layers, as they stand now."""
+        own = vars(self.module)
+        self.registered = [dict(own[name]) for name in _REGISTERED]
+        self.addresses = {n: _address(b) for n, b in self.module._buffers.items()}
 
     def changes(self) -> Iterator[Change]:
         module = self.module
@@ -165,6 +170,11 @@ class Signature:
         training = [noted.module.training for noted in self._modules]
         wanted = [p.requires_grad for p in self._parameters.values()] if trains else None
         return Flags(training, wanted)
+
+    def note_registered(self) -> None:
+        """What was registered since this was made is part of the model."""
+        for noted in self._modules:
+            noted.note_registered()
 
     def settle(self) -> None:
         """What has changed since this was made was written by the recorded run: leaves it out."""
