@@ -46,15 +46,7 @@ def steps_of(place):
     return 20 if place.cuda else 4
 
 
-@pytest.mark.parametrize(
-    ("place", "gps"),
-    [  # on the CPU nothing is recorded in this mode, and gps is traced by each path elsewhere
-        pytest.param("cuda", False, marks=pytest.mark.gpu, id="cuda-gine"),
-        pytest.param("cuda", True, marks=pytest.mark.gpu, id="cuda-gps"),
-        pytest.param("cpu", False, id="cpu-gine"),
-    ],
-    indirect=["place"],
-)
+@pytest.mark.parametrize("gps", [False, True], ids=["gine", "gps"])
 def test_reduce_overhead_records_and_replays_like_eager(place, hiv, gps):
     """Twenty steps over two buckets in turn; the graphs are counted, none skipped or made later."""
     plan = sg.BucketPlan.of(TWO, batch_size=32)

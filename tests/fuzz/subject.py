@@ -44,11 +44,12 @@ class Subject:
 
         failed = False  # from then on nothing is left out, or the failure would not come again
         count = examples or self.examples
-        left_out = 1 if count == 1 else 0
+        alone = count == 1
+        left_out: list[Any] = []
 
         @hypothesis.seed(seed)
         @settings(
-            max_examples=count + left_out,
+            max_examples=count + alone,
             database=None,
             deadline=None,
             phases=(Phase.generate, Phase.shrink),
@@ -58,10 +59,12 @@ class Subject:
         )
         @hypothesis.given(self.cases())
         def all_cases(case: Any) -> None:
-            nonlocal failed, left_out
-            if left_out:
-                left_out -= 1
-            elif before(case) or failed:
+            nonlocal failed, alone
+            if alone and not left_out:
+                left_out.append(case)
+                return
+            alone = False
+            if before(case) or failed:
                 try:
                     self.check(case)
                 except BaseException:
@@ -69,3 +72,5 @@ class Subject:
                     raise
 
         all_cases()
+        if alone and before(left_out[0]):  # there is no other
+            self.check(left_out[0])

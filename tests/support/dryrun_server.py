@@ -86,6 +86,7 @@ class Forked:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(begin().address)
         asked = {"argv": command[1:], "environ": dict(env), "folder": os.getcwd()}
+        asked |= {"python": command[0], "streams": [0, 1, 2]}
         text = json.dumps(asked).encode()
         streams = [theirs_in, theirs_out, stderr.fileno()]
         socket.send_fds(self._server, [len(text).to_bytes(8, "big")], streams)

@@ -2,9 +2,10 @@
 
 A loop takes a second of processor time to compile for each type, and is then called once or twice:
 over a graph of thirty nodes Python is through with it in milliseconds, by the same source. With
-``NUMBA_DISABLE_JIT`` numba leaves its functions as they are, but has no Python for the pointers
-that CPU kernels are given; here they are ctypes'. Beyond that, a division by zero is as quiet as it
-is when it is compiled.
+``NUMBA_DISABLE_JIT`` numba leaves its functions as they are, but has no Python for what is written
+in instructions: the pointers that CPU kernels are given are ctypes' here, and what runs by the
+vector unit's lanes is NumPy's. Beyond that, a division by zero is as quiet as it is when it is
+compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.core.extending import _Intrinsic
 
-from staticgraph.kernels import addresses
+from staticgraph.kernels import addresses, lanes
 
 NOTHING = ctypes.c_byte()
 
@@ -28,7 +29,53 @@ def begin() -> None:
     np.seterr(all="ignore")
 
 
-def _call(self: Any, address: int, like: Any) -> Any:
-    assert self is addresses.pointer, f"{self} has no Python"
+def _call(self: Any, *given: Any) -> Any:
+    assert self in PYTHON, f"{self} has no Python"
+    return PYTHON[self](*given)
+
+
+def _pointer(address: int, like: Any) -> Any:
     at = int(address) or ctypes.addressof(NOTHING)  # of no length: ctypes takes no null for that
     return ctypes.cast(at, ctypes.POINTER(np.ctypeslib.as_ctypes_type(like.dtype)))
+
+
+def _total(values: Any, first: int, count: int) -> Any:
+    return values[first : first + count].sum()
+
+
+def _largest(values: Any, first: int, count: int) -> Any:
+    return values[first : first + count].max()
+
+
+def _dot(left: Any, i: int, right: Any, j: int, count: int) -> Any:
+    return (left[i : i + count] * right[j : j + count]).sum()
+
+
+def _combine(
+    weights: Any,
+    at: int,
+    step: int,
+    matrix: Any,
+    first: int,
+    stride: int,
+    count: int,
+    out: Any,
+    place: int,
+    columns: int,
+    start: Any,
+    origin: int,
+) -> None:
+    sums = start[origin : origin + columns].copy()
+    for k in range(count):
+        row = first + k * stride
+        sums += weights[at + k * step] * matrix[row : row + columns]
+    out[place : place + columns] = sums
+
+
+PYTHON = {
+    addresses.pointer: _pointer,
+    lanes.total: _total,
+    lanes.largest: _largest,
+    lanes.dot: _dot,
+    lanes.combine: _combine,
+}

@@ -15,6 +15,7 @@ from torch import Tensor
 from staticgraph.kernels.head_products import cpu
 from staticgraph.kernels.head_products.reference import head_products_reference
 from staticgraph.kernels.register import operator
+from staticgraph.text.how_many import how_many
 
 
 def _on_cpu(rows: Tensor, weight: Tensor) -> Tensor:
@@ -89,8 +90,8 @@ def head_products(rows: Tensor, weight: Tensor) -> Tensor:
     """
     if rows.size(1) != weight.size(1) * weight.size(2):
         raise ValueError(
-            f"rows of {rows.size(1)} columns and vectors of {weight.size(1)} x {weight.size(2)}: "
-            "a row has the columns of all heads, side by side"
+            f"rows of {how_many(rows.size(1), 'column')} and vectors of {weight.size(1)} x "
+            f"{weight.size(2)}: a row has the columns of all heads, side by side"
         )
     if not rows.is_cpu:
         return head_products_reference(rows, weight)
