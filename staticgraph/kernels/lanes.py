@@ -26,11 +26,11 @@ from numba.extending import intrinsic
 
 # Numbers that a vector holds here, of either precision; the processor may take it in parts.
 LANES = 16
-_FUSED = ("contract",)
+FUSED = ("contract",)
 _PLACE = ir.IntType(32)
 
 
-class _Vectors:
+class Vectors:
     """Vectors of one kind of number, in the code of one function."""
 
     def __init__(self, context: Any, builder: Any, kind: types.Type) -> None:
@@ -87,14 +87,14 @@ class _Vectors:
 
 def _added(context: Any, builder: Any, kind: types.Type, rows: Any, size: Any) -> Any:
     """The sum of the products of rows' numbers; ``rows`` are pairs of an array and a place."""
-    vectors = _Vectors(context, builder, kind)
+    vectors = Vectors(context, builder, kind)
     starts = [vectors.start(*row) for row in rows]
 
     def add(values: list[Any], sums: Any) -> None:
         term = values[0]
         for value in values[1:]:
-            term = builder.fmul(term, value, flags=_FUSED)
-        builder.store(builder.fadd(builder.load(sums), term, flags=_FUSED), sums)
+            term = builder.fmul(term, value, flags=FUSED)
+        builder.store(builder.fadd(builder.load(sums), term, flags=FUSED), sums)
 
     nothing, one, lanes = (ir.Constant(size.type, n) for n in (0, 1, LANES))
     whole = builder.and_(size, ir.Constant(size.type, -LANES))
@@ -134,7 +134,7 @@ def _largest(typing: Any, values: Any, first: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array, place, size = arguments
-        vectors = _Vectors(context, builder, values.dtype)
+        vectors = Vectors(context, builder, values.dtype)
         start = vectors.start(values, array, place)
         nothing, lanes = (ir.Constant(size.type, n) for n in (0, LANES))
         found = cgutils.alloca_once_value(builder, vectors.load(start, nothing))
@@ -169,7 +169,7 @@ def _combine(
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors = _Vectors(context, builder, out.dtype)
+        vectors = Vectors(context, builder, out.dtype)
         scalars = vectors.start(weights, *arguments[:2])
         rows = vectors.start(matrix, arguments[3], arguments[4])
         target = vectors.start(out, arguments[7], arguments[8])
@@ -183,8 +183,8 @@ def _combine(
             with cgutils.for_range(builder, count) as row:
                 weight = builder.load(builder.gep(scalars, [builder.mul(row.index, step)]))
                 values = vectors.load(block, builder.mul(row.index, stride))
-                part = builder.fmul(vectors.spread(weight), values, flags=_FUSED)
-                builder.store(builder.fadd(builder.load(sums), part, flags=_FUSED), sums)
+                part = builder.fmul(vectors.spread(weight), values, flags=FUSED)
+                builder.store(builder.fadd(builder.load(sums), part, flags=FUSED), sums)
             vectors.store(builder.load(sums), target, c)
         return context.get_dummy_value()
 

@@ -109,7 +109,7 @@ def _called_by(
     CPUDispatcher.compile = lambda dispatcher, kinds: asked.compile(dispatcher, kinds)
     run.compile_ahead = lambda loops, show: 0  # each is compiled where it is called
     plots.save_picture = lambda *_, **__: None  # which calls none
-    options = {"hidden": 16, "layers": 1, "batch_size": 128, "epochs": 1}
+    options = {"hidden": 32, "layers": 1, "batch_size": 128, "epochs": 1}
     config = TrainConfig(data, model=model, compile_mode=mode, **options)
     train.train(config, f"{folder}/{model}", overwrite=True, progress=False)
     costly = [loop.name for loop in asked.seconds if is_costly(loop.dispatcher, loop.types)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba.core.extending import _Intrinsic
 
-from staticgraph.kernels import addresses, lanes
+from staticgraph.kernels import addresses, lanes, tiles
 
 NOTHING = ctypes.c_byte()
 
@@ -72,7 +72,33 @@ def _combine(
     out[place : place + columns] = sums
 
 
+def _tile(columns: int) -> Any:
+    def tile(
+        left: Any,
+        at: int,
+        step: int,
+        gap: int,
+        right: Any,
+        first: int,
+        stride: int,
+        count: int,
+        out: Any,
+        place: int,
+        pitch: int,
+        adds: bool,
+    ) -> None:
+        for r in range(tiles.ROWS):
+            to = place + r * pitch
+            start = out if adds else np.zeros(columns, out.dtype)
+            origin, row = to if adds else 0, at + r * gap
+            _combine(left, row, step, right, first, stride, count, out, to, columns, start, origin)
+
+    return tile
+
+
 PYTHON = {
+    tiles.tile: _tile(lanes.LANES),
+    tiles.wide_tile: _tile(tiles.WIDE),
     addresses.pointer: _pointer,
     lanes.total: _total,
     lanes.largest: _largest,

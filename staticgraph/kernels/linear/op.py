@@ -1,4 +1,4 @@
-"""``linear`` as an operator of torch: oneDNN on a CPU, torch's products and Triton on CUDA.
+"""``linear`` as an operator of torch: tiles or oneDNN on a CPU, torch and Triton on CUDA.
 
 Operands may have other dtypes than the result: they are rounded to its dtype as autocast would
 round them, and gradients come back in their own.
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from staticgraph.kernels.linear import cpu
 from staticgraph.kernels.linear.limits import chunks_of, fits
 from staticgraph.kernels.linear.reference import linear_reference
 from staticgraph.kernels.register import differentiable_once, operator
@@ -49,6 +50,8 @@ def _on_cpu(
 ) -> Tensor:
     if {x.dtype, weight.dtype, dtype} != {torch.float32}:
         return linear_reference(x, weight, bias, relu, dtype)
+    if cpu.product_serves(len(x), x.size(1), len(weight)):
+        return cpu.linear(x, weight, bias, relu)
     return _product(x, weight, bias, "relu" if relu else "none")
 
 
@@ -59,16 +62,21 @@ def _backward_on_cpu(
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
     if {grad.dtype, x.dtype, weight.dtype} != {torch.float32}:
         return _backward_of_casts(grad, x, weight, into)
-    dx = _product(grad, weight.t())
+    if cpu.product_serves(len(x), *weight.shape):
+        dx = cpu.gradient_of_input(grad, weight)
+    else:
+        dx = _product(grad, weight.t())
     if into is not None:
         dx.add_(into)
     return dx, _weights_gradient(grad, x), grad.sum(0)
 
 
 def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``. oneDNN copies its first operand where that is transposed, so the narrower one
-    comes first: ``[1752, 128]`` and ``[1752, 64]`` take 0.18 ms for 0.22 so, 256 columns 0.33 for
-    0.45, the transposition of what comes out included (one CPU core, 2026-11-22)."""
+    """``grad.T @ x``; large ones by oneDNN, which copies a first operand that is transposed, so that
+    the narrower one comes first: ``[1752, 256]`` and ``[1752, 64]`` take 0.33 ms for 0.45, the
+    transposition of what comes out included (one CPU core, 2026-11-22)."""
+    if cpu.weight_serves(len(x), grad.size(1), x.size(1)):
+        return cpu.gradient_of_weight(grad, x)
     if grad.size(1) <= x.size(1):
         return _product(grad.t(), x.t())
     return _product(x.t(), grad.t()).t().contiguous()
