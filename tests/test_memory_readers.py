@@ -71,12 +71,14 @@ def test_blocks_round_up_and_resizing_is_followed():
 
 @pytest.mark.skipif(not available(), reason="this torch has no mkldnn._linear_pointwise")
 @pytest.mark.parametrize("relu", [False, True])
-def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu):
-    """Counted over fake tensors, whose operator takes nothing inside, and over real ones."""
+@pytest.mark.parametrize("inputs", [32, 300])
+def test_what_a_fused_linear_layer_takes_inside_is_what_the_profiler_saw(relu, inputs):
+    """Counted over fake tensors, whose operator takes nothing inside, and over real ones: of a
+    small layer, and of one whose weight's gradient is the library's."""
 
     def peak(count, mode):
         with mode:
-            x, weight = torch.ones(4096, 32), torch.ones(64, 32)
+            x, weight = torch.ones(4096, inputs), torch.ones(64, inputs)
             grad, out = torch.ones(4096, 64), torch.ones(4096, 64) if relu else None
             with count:
                 count.reset_peak()

@@ -27,6 +27,7 @@ from staticgraph.internals.dispatch import TorchDispatchMode
 from staticgraph.internals.fakes import ask_device
 from staticgraph.internals.operators import read_number, to_copy
 from staticgraph.internals.trees import tree_leaves
+from staticgraph.kernels.linear.cpu import weight_serves
 from staticgraph.nn.context.turns import Turn
 from staticgraph.probing.caching_pool import CachingPool
 from staticgraph.text.how_many import how_many
@@ -177,11 +178,12 @@ def _cast_bytes(args: tuple[Any, ...]) -> int:
 
 
 def _linear_bytes(args: tuple[Any, ...]) -> int:
-    """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: oneDNN's transposed
-    copy of the gradient or the input, whichever is narrower, and with ReLU the masked gradient
-    (measured with torch's profiler)."""
+    """What the CPU kernel of ``staticgraph::linear_backward`` takes and frees: where the weight is
+    large oneDNN's transposed copy of the gradient or the input, whichever is narrower, and with
+    ReLU the masked gradient (measured with torch's profiler)."""
     grad, x, _, out, _ = args
-    copied = min(grad.numel(), x.numel()) * grad.itemsize
+    tiles = grad.dtype == torch.float32 and weight_serves(grad.size(1), x.size(1))
+    copied = 0 if tiles else min(grad.numel(), x.numel()) * grad.itemsize
     return copied + grad.numel() * grad.itemsize * (out is not None)
 
 

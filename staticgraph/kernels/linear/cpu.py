@@ -17,10 +17,10 @@ from staticgraph.kernels.lanes import LANES
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
-# Products of numbers up to which a product over rows is made here, and a weight's gradient, whose
-# weight has up to so many numbers.
+# Products of numbers up to which a product over rows is made here, and numbers of a weight up to
+# which its gradient is, over however many rows: what a step takes is linear in its rows.
 MOST_PRODUCTS = 1 << 22
-MOST_OF_GRADIENT, MOST_WEIGHTS = 1 << 24, 1 << 14
+MOST_WEIGHTS = 1 << 14
 # Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
 STRETCH = 256
 
@@ -120,11 +120,9 @@ def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def weight_serves(rows: int, height: int, columns: int) -> bool:
+def weight_serves(height: int, columns: int) -> bool:
     """Whether the gradient of a weight ``[O, I]`` is made here."""
-    size = height * columns
-    fits = height % ROWS == 0 and columns % LANES == 0
-    return fits and size <= MOST_WEIGHTS and rows * size <= MOST_OF_GRADIENT
+    return height % ROWS == 0 and columns % LANES == 0 and height * columns <= MOST_WEIGHTS
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def _weights_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.T @ x``; large ones by oneDNN, which copies a first operand that is transposed, so
     that the narrower one comes first: ``[1752, 256]`` and ``[1752, 64]`` take 0.33 ms for 0.45, the
     transposition of what comes out included (one CPU core, 2026-11-22)."""
-    if cpu.weight_serves(len(x), grad.size(1), x.size(1)):
+    if cpu.weight_serves(grad.size(1), x.size(1)):
         return cpu.gradient_of_weight(grad, x)
     if grad.size(1) <= x.size(1):
         return _product(grad.t(), x.t())
