@@ -8,7 +8,6 @@ for 17. Larger products are oneDNN's, which takes more than one core.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
@@ -115,8 +114,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
     """``grad @ weight``, of sizes that :func:`product_serves`."""
     grad, weight = grad.contiguous(), weight.contiguous()
-    out = grad.new_empty(grad.size(0), weight.size(1))
-    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), (*grad.shape, weight.size(1)))
+    rows, terms, columns = grad.size(0), grad.size(1), weight.size(1)
+    out = grad.new_empty(rows, columns)
+    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), (rows, terms, columns))
     return out
 
 
@@ -128,6 +128,7 @@ def weight_serves(height: int, columns: int) -> bool:
 def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """``grad.T @ x``, of sizes that :func:`weight_serves`."""
     grad, x = grad.contiguous(), x.contiguous()
-    out = torch.empty(grad.size(1), x.size(1), dtype=grad.dtype)
-    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), (*grad.shape, x.size(1)))
+    rows, height, columns = grad.size(0), grad.size(1), x.size(1)
+    out = grad.new_empty(height, columns)
+    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), (rows, height, columns))
     return out
