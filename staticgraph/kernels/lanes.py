@@ -31,14 +31,21 @@ _PLACE = ir.IntType(32)
 
 
 class Vectors:
-    """Vectors of one kind of number, in the code of one function."""
+    """Vectors of one kind of number, in the code of one function.
+
+    Attributes:
+        number, kind: the types of a number and of a vector.
+        bytes: of a number.
+        zero: a vector of zeros.
+    """
 
     def __init__(self, context: Any, builder: Any, kind: types.Type) -> None:
-        self.context, self.builder = context, builder
-        self.number = context.get_value_type(kind)
-        self.kind = ir.VectorType(self.number, LANES)
-        self.bytes = context.get_abi_sizeof(self.number)
-        self.zero = ir.Constant(self.kind, [0.0] * LANES)
+        self.context: Any = context
+        self.builder: Any = builder
+        self.number: Any = context.get_value_type(kind)
+        self.kind: Any = ir.VectorType(self.number, LANES)
+        self.bytes: int = context.get_abi_sizeof(self.number)
+        self.zero: Any = ir.Constant(self.kind, [0.0] * LANES)
 
     def start(self, array_type: Any, array: Any, place: Any) -> Any:
         """Where a number of an array is."""
