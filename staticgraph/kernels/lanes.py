@@ -3,8 +3,8 @@
 The problem: a sum may not be reordered (:mod:`staticgraph.kernels.jit`), so a loop that adds up a
 row stays scalar, and a product of a row with a small matrix keeps its sums in memory; attention is
 nothing but these. The idea: the order is part of the function. ``LANES`` sums run side by side, in
-instructions that say so, and are joined in pairs, whatever the machine's vectors hold: the same
-bits everywhere. One product serves attention's five: scores, their slopes, and what queries, keys
+instructions that say so, and are joined in pairs: the same order everywhere, whatever a machine's
+vectors hold. One product serves attention's five: scores, their slopes, and what queries, keys
 and values get are all ``weights @ matrix``.
 
 Arrays are flat and contiguous, and a row is told by the place of its first number. Nothing is
