@@ -1,9 +1,9 @@
 """``linear`` on one core, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`).
 
 A product by oneDNN takes 20 us before it begins, as long as the arithmetic of a batch of a few
-graphs, and for a weight's gradient it copies both operands. Measured (one core, 64 columns each
-way, 1,752 rows and 30): a weight's gradient 66 us for 154 and 2 for 23, an input's 60 for 81 and 1
-for 17. Larger products are oneDNN's, which takes more than one core.
+graphs, and for a weight's gradient it copies both operands (docs/notes/kernels.md has figures).
+Larger products are oneDNN's, which takes more than one core, and so are layers whose weight is
+large: forward has to turn it first.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from staticgraph.store.columns import Array
 # which its gradient is, over however many rows: what a step takes is linear in its rows.
 MOST_PRODUCTS = 1 << 22
 MOST_WEIGHTS = 1 << 14
+# Numbers of a weight that forward turns: over eight rows 512 x 512 would take 28 times oneDNN's.
+MOST_TURNED = 1 << 13
 # Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
 STRETCH = 256
 
@@ -101,8 +103,13 @@ def product_serves(rows: int, terms: int, columns: int) -> bool:
     return rows >= ROWS and columns % LANES == 0 and rows * terms * columns <= MOST_PRODUCTS
 
 
+def layer_serves(rows: int, terms: int, columns: int) -> bool:
+    """Whether a layer's forward is made here."""
+    return terms * columns <= MOST_TURNED and product_serves(rows, terms, columns)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """``x @ weight.T + bias``, with ReLU if asked, of sizes that :func:`product_serves`."""
+    """``x @ weight.T + bias``, with ReLU if asked, of sizes that :func:`layer_serves`."""
     rows, terms, columns = x.size(0), x.size(1), weight.size(0)
     out, turned = x.new_empty(rows, columns), x.new_empty(terms, columns)
     x, weight = x.contiguous(), weight.contiguous()
