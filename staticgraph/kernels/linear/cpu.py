@@ -13,6 +13,7 @@ from torch import Tensor
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import LANES
+from staticgraph.kernels.threads import on_threads, share, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
@@ -27,68 +28,101 @@ STRETCH = 256
 
 
 @kernel
-def _product(left: Array, right: Array, rows: int, terms: int, columns: int, out: Array) -> None:
-    """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``; the last tile of rows
-    overlaps the one before it."""
-    for first in range(0, rows, ROWS):
+def _product(
+    thread: int,
+    threads: int,
+    left: Array,
+    right: Array,
+    rows: int,
+    terms: int,
+    columns: int,
+    bias: Array,
+    relu: bool,
+    out: Array,
+) -> None:
+    """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, with a bias where it
+    has a length. The last tile of rows overlaps the one before it, which is the same thread's."""
+    low, high = share(rows - rows % ROWS, ROWS, thread, threads)
+    if thread == threads - 1:
+        high = rows
+    whole = columns - columns % WIDE
+    for first in range(low, high, ROWS):
         r = min(first, rows - ROWS)
-        at, to, whole = r * terms, r * columns, columns - columns % WIDE
+        at, to = r * terms, r * columns
         for c in range(0, whole, WIDE):
             wide_tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
         for c in range(whole, columns, LANES):
             tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
+    found = out.reshape(rows, columns)
+    if len(bias) > 0:
+        for r in range(low, high):
+            for c in range(columns):
+                found[r, c] += bias[c]
+    if relu:
+        for r in range(low, high):
+            for c in range(columns):
+                value = found[r, c]
+                found[r, c] = 0 if value <= 0 else value
+
+
+_products = on_threads(_product)
 
 
 @kernel
 def forward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], biased: bool, relu: bool
+    like: float,
+    at: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    biased: bool,
+    relu: bool,
+    threads: int,
 ) -> None:
     """``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for the weight turned, ``out [R, O]``
     by their addresses; a NaN stays one."""
     rows, terms, columns = sizes
     x = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), (columns, terms))
-    bias = carray(pointer(at[2], like), columns)
+    bias = carray(pointer(at[2], like), columns if biased else 0)
     turned = carray(pointer(at[3], like), (terms, columns))
     out = carray(pointer(at[4], like), rows * columns)
     for o in range(columns):
         for i in range(terms):
             turned[i, o] = weight[o, i]
-    _product(x, turned.reshape(-1), rows, terms, columns, out)
-    found = out.reshape(rows, columns)
-    if biased:
-        for r in range(rows):
-            for o in range(columns):
-                found[r, o] += bias[o]
-    if relu:
-        for k in range(rows * columns):
-            value = out[k]
-            out[k] = 0 if value <= 0 else value
+    right = turned.reshape(-1)
+    _products(threads, (x, right, rows, terms, columns, bias, relu, out))
 
 
 @kernel
-def input_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+def input_gradient(
+    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
+) -> None:
     """``grad [R, O]``, ``weight [O, I]``, ``dx [R, I]`` by their addresses."""
     rows, terms, columns = sizes
     grad = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), terms * columns)
-    _product(grad, weight, rows, terms, columns, carray(pointer(at[2], like), rows * columns))
+    out = carray(pointer(at[2], like), rows * columns)
+    _products(threads, (grad, weight, rows, terms, columns, out[:0], False, out))
 
 
 @kernel
-def weight_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
-    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]`` by their addresses."""
-    rows, height, columns = sizes
-    grad = carray(pointer(at[0], like), rows * height)
-    x = carray(pointer(at[1], like), rows * columns)
-    out = carray(pointer(at[2], like), height * columns)
+def _weight_gradient(
+    thread: int,
+    threads: int,
+    grad: Array,
+    x: Array,
+    rows: int,
+    height: int,
+    columns: int,
+    out: Array,
+) -> None:
+    low, high = share(height, ROWS, thread, threads)
     whole = columns - columns % WIDE
     if rows == 0:
         out[:] = 0
     for first in range(0, rows, STRETCH):
         count, adds = min(STRETCH, rows - first), first > 0
         g, right = first * height, first * columns
-        for r in range(0, height, ROWS):
+        for r in range(low, high, ROWS):
             a, to = g + r, r * columns
             for c in range(0, whole, WIDE):
                 b = right + c
@@ -96,6 +130,27 @@ def weight_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int
             for c in range(whole, columns, LANES):
                 b = right + c
                 tile(grad, a, height, 1, x, b, columns, count, out, to + c, columns, adds)
+
+
+_weight_gradients = on_threads(_weight_gradient)
+
+
+@kernel
+def weight_gradient(
+    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
+) -> None:
+    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]`` by their addresses."""
+    rows, height, columns = sizes
+    grad = carray(pointer(at[0], like), rows * height)
+    x = carray(pointer(at[1], like), rows * columns)
+    out = carray(pointer(at[2], like), height * columns)
+    _weight_gradients(threads, (grad, x, rows, height, columns, out))
+
+
+def _threads(sizes: tuple[int, int, int]) -> int:
+    """As many products take as long as a pass over one number in two vectors of them."""
+    rows, terms, columns = sizes
+    return threads_for(rows * terms * columns // (2 * LANES))
 
 
 def product_serves(rows: int, terms: int, columns: int) -> bool:
@@ -114,7 +169,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
     out, turned = x.new_empty(rows, columns), x.new_empty(terms, columns)
     x, weight = x.contiguous(), weight.contiguous()
     at = addresses(x, weight, bias, turned, out)
-    forward(LIKE[x.dtype], at, (rows, terms, columns), bias is not None, relu)
+    sizes = rows, terms, columns
+    forward(LIKE[x.dtype], at, sizes, bias is not None, relu, _threads(sizes))
     return out
 
 
@@ -123,7 +179,8 @@ def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
     grad, weight = grad.contiguous(), weight.contiguous()
     rows, terms, columns = grad.size(0), grad.size(1), weight.size(1)
     out = grad.new_empty(rows, columns)
-    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), (rows, terms, columns))
+    sizes = rows, terms, columns
+    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), sizes, _threads(sizes))
     return out
 
 
@@ -137,5 +194,6 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     grad, x = grad.contiguous(), x.contiguous()
     rows, height, columns = grad.size(0), grad.size(1), x.size(1)
     out = grad.new_empty(height, columns)
-    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), (rows, height, columns))
+    sizes = rows, height, columns
+    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), sizes, _threads(sizes))
     return out
