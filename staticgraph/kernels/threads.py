@@ -32,9 +32,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from staticgraph.kernels.jit import kernel
-from staticgraph.kernels.lanes import LANES
 
-# Operations below which a second thread costs more than it saves: about 10 us of work.
+# Numbers that a pass goes over below which a second thread costs more than it saves: about 10 us.
 SMALL = 1 << 15
 _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 _names = count()
@@ -60,23 +59,17 @@ for _symbol in _SYMBOLS:
     binding.add_symbol(f"staticgraph_{_symbol}", _address)
 
 
-def threads_for(operations: int) -> int:
-    """On how many threads so many additions or products are worth running: torch's, or one."""
-    return torch.get_num_threads() if AVAILABLE and operations >= SMALL else 1
+def threads_for(numbers: int) -> int:
+    """On how many threads a pass over so many numbers is worth running: torch's, or one."""
+    return torch.get_num_threads() if AVAILABLE and numbers >= SMALL else 1
 
 
 @kernel
-def share(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
-    """First and last of a thread's part of ``number`` things, cut between multiples of ``whole``."""
+def portion(number: int, whole: int, thread: int, threads: int) -> tuple[int, int]:
+    """Where a thread's part of ``number`` rows begins and ends, both at multiples of ``whole``."""
     parts = (number + whole - 1) // whole
     first, last = parts * thread // threads, parts * (thread + 1) // threads
     return min(first * whole, number), min(last * whole, number)
-
-
-@kernel
-def columns_of(width: int, thread: int, threads: int) -> tuple[int, int]:
-    """A thread's columns of a matrix, whole vectors of them."""
-    return share(width, LANES, thread, threads)
 
 
 def on_threads(body: Any) -> Any:

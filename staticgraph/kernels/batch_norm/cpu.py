@@ -14,7 +14,7 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
-from staticgraph.kernels.threads import on_threads, share
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 BLOCK = 64
@@ -28,7 +28,7 @@ def _statistics(
     on every row."""
     width, zero = x.shape[1], x.dtype.type(0)
     added = len(addend) > 0
-    begin, end = share((len(x) + BLOCK - 1) // BLOCK, 1, thread, threads)
+    begin, end = portion((len(x) + BLOCK - 1) // BLOCK, 1, thread, threads)
     for block in range(begin, end):
         first, last = block * BLOCK, min(len(x), (block + 1) * BLOCK)
         if added:
@@ -70,7 +70,7 @@ def _apply(
     are not real."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = share(len(x), 1, thread, threads)
+    begin, end = portion(len(x), 1, thread, threads)
     real = max(begin, min(end, count))
     if len(residual) > 0:
         for r in range(begin, real):
@@ -107,7 +107,7 @@ def _gradient_sums(
     value through is found again by the arithmetic of :func:`_apply`."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = share((count + BLOCK - 1) // BLOCK, 1, thread, threads)
+    begin, end = portion((count + BLOCK - 1) // BLOCK, 1, thread, threads)
     for block in range(begin, end):
         part, product = parts[block, 0], parts[block, 1]
         for f in range(width):
@@ -138,7 +138,7 @@ def _apply_gradient(
     """``scale * passed - constant - slope * x`` on real rows, zero on the others."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    begin, end = share(len(x), 1, thread, threads)
+    begin, end = portion(len(x), 1, thread, threads)
     real = max(begin, min(end, count))
     for r in range(begin, real):
         for f in range(width):

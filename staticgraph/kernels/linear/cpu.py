@@ -13,7 +13,7 @@ from torch import Tensor
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import LANES
-from staticgraph.kernels.threads import on_threads, share, threads_for
+from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
@@ -42,7 +42,7 @@ def _product(
 ) -> None:
     """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, with a bias where it
     has a length. The last tile of rows overlaps the one before it, which is the same thread's."""
-    low, high = share(rows - rows % ROWS, ROWS, thread, threads)
+    low, high = portion(rows - rows % ROWS, ROWS, thread, threads)
     if thread == threads - 1:
         high = rows
     whole = columns - columns % WIDE
@@ -115,7 +115,7 @@ def _weight_gradient(
     columns: int,
     out: Array,
 ) -> None:
-    low, high = share(height, ROWS, thread, threads)
+    low, high = portion(height, ROWS, thread, threads)
     whole = columns - columns % WIDE
     if rows == 0:
         out[:] = 0
