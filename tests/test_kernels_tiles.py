@@ -39,7 +39,9 @@ def test_gradients():
         for height, columns in ((4, 16), (12, 80), (64, 64)):
             grad, x = torch.randn(rows, height), torch.randn(rows, columns)
             assert cpu.weight_serves(height, columns)
-            near(cpu.gradient_of_weight(grad, x), grad.double().t() @ x.double())
+            dweight, dbias = cpu.gradient_of_weight(grad, x)
+            near(dweight, grad.double().t() @ x.double())
+            near(dbias, grad.double().sum(0))
 
 
 def test_a_nan_stays_one_and_spreads_no_further():

@@ -8,6 +8,7 @@ large: forward has to turn it first.
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
@@ -114,7 +115,17 @@ def _weight_gradient(
     height: int,
     columns: int,
     out: Array,
+    sums: Array,
 ) -> None:
+    """A thread's rows of ``out``, and of its stretches of rows the sums of ``grad``."""
+    rows_of = grad.reshape(rows, height)
+    begin, end = portion(len(sums), 1, thread, threads)
+    for stretch in range(begin, end):
+        into = sums[stretch]
+        into[:] = 0
+        for r in range(stretch * STRETCH, min((stretch + 1) * STRETCH, rows)):
+            for o in range(height):
+                into[o] += rows_of[r, o]
     low, high = portion(height, ROWS, thread, threads)
     whole = columns - columns % WIDE
     if rows == 0:
@@ -139,12 +150,18 @@ _weight_gradients = on_threads(_weight_gradient)
 def weight_gradient(
     like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
 ) -> None:
-    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]`` by their addresses."""
+    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]``, ``dbias [O]`` by their addresses."""
     rows, height, columns = sizes
     grad = carray(pointer(at[0], like), rows * height)
     x = carray(pointer(at[1], like), rows * columns)
     out = carray(pointer(at[2], like), height * columns)
-    _weight_gradients(threads, (grad, x, rows, height, columns, out))
+    dbias = carray(pointer(at[3], like), height)
+    sums = np.empty(((rows + STRETCH - 1) // STRETCH, height), grad.dtype)
+    _weight_gradients(threads, (grad, x, rows, height, columns, out, sums))
+    dbias[:] = 0
+    for stretch in range(len(sums)):
+        for o in range(height):
+            dbias[o] += sums[stretch, o]
 
 
 def _threads(sizes: tuple[int, int, int]) -> int:
@@ -189,11 +206,11 @@ def weight_serves(height: int, columns: int) -> bool:
     return height % ROWS == 0 and columns % LANES == 0 and height * columns <= MOST_WEIGHTS
 
 
-def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``, of sizes that :func:`weight_serves`."""
+def gradient_of_weight(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """``grad.T @ x`` and ``grad.sum(0)``, of sizes that :func:`weight_serves`."""
     grad, x = grad.contiguous(), x.contiguous()
     rows, height, columns = grad.size(0), grad.size(1), x.size(1)
-    out = grad.new_empty(height, columns)
+    out, dbias = grad.new_empty(height, columns), grad.new_empty(height)
     sizes = rows, height, columns
-    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), sizes, _threads(sizes))
-    return out
+    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out, dbias), sizes, _threads(sizes))
+    return out, dbias

@@ -1,9 +1,5 @@
-"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source.
-
-Edges that read one table add to it from many sources, so sources are cut into pieces, each with a
-table of its own, which are joined in their order. How many there are goes by sizes alone, so that
-the number of threads has no say in a sum.
-"""
+"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source; edges that
+read one table add to it by pieces of the sources (:mod:`staticgraph.kernels.table_sum.pieces`)."""
 
 from __future__ import annotations
 
@@ -11,13 +7,9 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
-
-# Pieces at most, and edges an entry of the table that a piece has at least: else its own table
-# costs more than its sums.
-PIECES = 8
-EDGES_AN_ENTRY = 4
 
 
 @kernel
@@ -41,28 +33,6 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
         carray(pointer(at[10], like), (nodes, width)),
         carray(pointer(at[11], like), (entries, columns)),
     )
-
-
-@kernel
-def _tables(edge: Array, code: Array) -> Array:
-    """A table for each piece of the sources, ``[pieces, V, F]``; none where each edge has a row of
-    its own."""
-    entries, columns = edge.shape
-    pieces = max(1, min(PIECES, len(code) // (EDGES_AN_ENTRY * max(1, entries))))
-    return np.empty((pieces if len(code) > 0 else 0, entries, columns), edge.dtype)
-
-
-@kernel
-def _join(tables: Array, into_edge: Array, dedge: Array) -> None:
-    """What the pieces found, in their order; ``dedge`` is written already where there are none."""
-    entries, columns = dedge.shape
-    for piece in range(len(tables)):
-        for v in range(entries):
-            for f in range(columns):
-                before = dedge[v, f] if piece > 0 else dedge.dtype.type(0)
-                dedge[v, f] = before + tables[piece, v, f]
-    if len(into_edge) > 0:
-        dedge += into_edge
 
 
 @kernel
@@ -236,11 +206,15 @@ def multiply_backward(
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
-    tables = _tables(edge, code)
-    pieces = len(tables) if len(code) > 0 else threads
+    coded = len(code) > 0
+    tables = of_pieces(len(code), edge if coded else edge[:0])
+    pieces = len(tables) if coded else threads
     team = min(threads, pieces)
     _multiplies(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
-    _join(tables, into_edge, dedge)
+    if coded:
+        join(tables, dedge)
+    if len(into_edge) > 0:
+        dedge += into_edge
 
 
 @kernel
@@ -250,8 +224,12 @@ def relu_add_backward(
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
     edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
-    tables = _tables(edge, code)
-    pieces = len(tables) if len(code) > 0 else threads
+    coded = len(code) > 0
+    tables = of_pieces(len(code), edge if coded else edge[:0])
+    pieces = len(tables) if coded else threads
     team = min(threads, pieces)
     _relu_adds(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
-    _join(tables, into_edge, dedge)
+    if coded:
+        join(tables, dedge)
+    if len(into_edge) > 0:
+        dedge += into_edge
