@@ -26,6 +26,8 @@ MOST_WEIGHTS = 1 << 14
 MOST_TURNED = 1 << 13
 # Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
 STRETCH = 256
+# And that a bias's gradient is, before the sums are added up in float64.
+BLOCK = 64
 
 
 @kernel
@@ -117,15 +119,15 @@ def _weight_gradient(
     out: Array,
     sums: Array,
 ) -> None:
-    """A thread's rows of ``out``, and of its stretches of rows the sums of ``grad``."""
-    rows_of = grad.reshape(rows, height)
+    """A thread's rows of ``out``, and the sums of its blocks of the rows of ``grad``."""
+    of_row = grad.reshape(rows, height)
     begin, end = portion(len(sums), 1, thread, threads)
-    for stretch in range(begin, end):
-        into = sums[stretch]
+    for block in range(begin, end):
+        into = sums[block]
         into[:] = 0
-        for r in range(stretch * STRETCH, min((stretch + 1) * STRETCH, rows)):
+        for r in range(block * BLOCK, min((block + 1) * BLOCK, rows)):
             for o in range(height):
-                into[o] += rows_of[r, o]
+                into[o] += of_row[r, o]
     low, high = portion(height, ROWS, thread, threads)
     whole = columns - columns % WIDE
     if rows == 0:
@@ -156,12 +158,14 @@ def weight_gradient(
     x = carray(pointer(at[1], like), rows * columns)
     out = carray(pointer(at[2], like), height * columns)
     dbias = carray(pointer(at[3], like), height)
-    sums = np.empty(((rows + STRETCH - 1) // STRETCH, height), grad.dtype)
+    sums = np.empty(((rows + BLOCK - 1) // BLOCK, height), grad.dtype)
     _weight_gradients(threads, (grad, x, rows, height, columns, out, sums))
-    dbias[:] = 0
-    for stretch in range(len(sums)):
+    total = np.zeros(height)
+    for block in range(len(sums)):
         for o in range(height):
-            dbias[o] += sums[stretch, o]
+            total[o] += sums[block, o]
+    for o in range(height):
+        dbias[o] = total[o]
 
 
 def _threads(sizes: tuple[int, int, int]) -> int:
