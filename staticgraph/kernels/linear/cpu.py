@@ -1,9 +1,9 @@
-"""``linear`` on one core, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`).
+"""``linear`` on the CPU, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`), on
+torch's threads.
 
 A product by oneDNN takes 20 us before it begins, as long as the arithmetic of a batch of a few
 graphs, and for a weight's gradient it copies both operands (docs/notes/kernels.md has figures).
-Larger products are oneDNN's, which takes more than one core, and so are layers whose weight is
-large: forward has to turn it first.
+Layers whose weight is large are oneDNN's, which cuts it into blocks that a cache holds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
-# Products of numbers up to which a product over rows is made here, and numbers of a weight up to
-# which its gradient is, over however many rows: what a step takes is linear in its rows.
-MOST_PRODUCTS = 1 << 22
+# Numbers of a weight up to which its gradient and its input's are made here, over however many
+# rows: what a step takes is linear in its rows.
 MOST_WEIGHTS = 1 << 14
-# Numbers of a weight that forward turns: over eight rows 512 x 512 would take 28 times oneDNN's.
+# Numbers of a weight that forward turns (over eight rows 512 x 512 would take 28 times oneDNN's),
+# and products of numbers that it makes: its bias and ReLU are passes of their own.
 MOST_TURNED = 1 << 13
+MOST_PRODUCTS = 1 << 25
 # Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
 STRETCH = 256
 # And that a bias's gradient is, before the sums are added up in float64.
@@ -176,12 +177,13 @@ def _threads(sizes: tuple[int, int, int]) -> int:
 
 def product_serves(rows: int, terms: int, columns: int) -> bool:
     """Whether a product over rows is made here."""
-    return rows >= ROWS and columns % LANES == 0 and rows * terms * columns <= MOST_PRODUCTS
+    return rows >= ROWS and columns % LANES == 0 and terms * columns <= MOST_WEIGHTS
 
 
 def layer_serves(rows: int, terms: int, columns: int) -> bool:
     """Whether a layer's forward is made here."""
-    return terms * columns <= MOST_TURNED and product_serves(rows, terms, columns)
+    few = terms * columns <= MOST_TURNED and rows * terms * columns <= MOST_PRODUCTS
+    return few and product_serves(rows, terms, columns)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
