@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from staticgraph.kernels import batch_norm, neighbour_sum, table_sum
+from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
 from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
 from staticgraph.kernels.linear import linear
 
@@ -137,6 +137,22 @@ def test_tables(rows):
     index, offsets = torch.randint(4, (rows, 3)), torch.tensor([0, 4, 8, 12])
     weight = torch.randn(12, 24, requires_grad=True)
     on_each_number(lambda: with_gradients(table_sum(index, offsets, weight), weight))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_attention_in_graphs(p):
+    """Of none, one and many nodes."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([0, 1, 30, 5, 7, 80])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).int()
+    rows = torch.randn(int(sizes.sum()), 3 * 2 * 8, requires_grad=True)
+    seed = torch.tensor(4) if p else None
+
+    def attended() -> list[Tensor]:
+        out = graph_attention(rows, starts, heads=2, longest=80, p=p, seed=seed, site=3)
+        return with_gradients(out, rows)
+
+    on_each_number(attended)
 
 
 def test_the_first_index_outside_its_table_is_named_whoever_finds_it():
