@@ -39,7 +39,9 @@ def test_gradients():
         for height, columns in ((4, 16), (12, 80), (64, 64)):
             grad, x = torch.randn(rows, height), torch.randn(rows, columns)
             assert cpu.weight_serves(height, columns)
-            near(cpu.gradient_of_weight(grad, x), grad.double().t() @ x.double())
+            dweight, dbias = cpu.gradient_of_weight(grad, x)
+            near(dweight, grad.double().t() @ x.double())
+            near(dbias, grad.double().sum(0))
 
 
 def test_a_nan_stays_one_and_spreads_no_further():
@@ -51,7 +53,7 @@ def test_a_nan_stays_one_and_spreads_no_further():
     assert torch.equal(out.isnan(), expected)
 
 
-@pytest.mark.parametrize("size", [(3, 8, 16), (8, 8, 20), (5000, 32, 32), (8, 96, 96)])
+@pytest.mark.parametrize("size", [(3, 8, 16), (8, 8, 20), (40000, 32, 32), (8, 96, 96)])
 def test_the_operator_gives_other_sizes_to_the_library(size, monkeypatch):
     """Too few rows, columns that are no whole vectors, too many products, a weight that would take
     longer to turn than to multiply by."""

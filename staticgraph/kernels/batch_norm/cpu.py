@@ -14,19 +14,22 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 BLOCK = 64
 
 
 @kernel
-def _statistics(x: Array, addend: Array, total: Array, count: int, parts: Array) -> None:
+def _statistics(
+    thread: int, threads: int, x: Array, addend: Array, total: Array, count: int, parts: Array
+) -> None:
     """Mean and summed squared deviations of each block of real rows; the sum, where there is one,
     on every row."""
     width, zero = x.shape[1], x.dtype.type(0)
     added = len(addend) > 0
-    blocks = (len(x) + BLOCK - 1) // BLOCK
-    for block in range(blocks):
+    begin, end = portion((len(x) + BLOCK - 1) // BLOCK, 1, thread, threads)
+    for block in range(begin, end):
         first, last = block * BLOCK, min(len(x), (block + 1) * BLOCK)
         if added:
             for r in range(first, last):
@@ -53,6 +56,8 @@ def _statistics(x: Array, addend: Array, total: Array, count: int, parts: Array)
 
 @kernel
 def _apply(
+    thread: int,
+    threads: int,
     x: Array,
     residual: Array,
     scale: Array,
@@ -65,27 +70,30 @@ def _apply(
     are not real."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    rows, real = len(x), min(len(x), count)
+    begin, end = portion(len(x), 1, thread, threads)
+    real = max(begin, min(end, count))
     if len(residual) > 0:
-        for r in range(real):
+        for r in range(begin, real):
             for f in range(width):
                 value = x[r, f] * scale[f] + shift[f]
                 out[r, f] = (floor if value <= floor else value) + residual[r, f]
-        for r in range(real, rows):
+        for r in range(real, end):
             for f in range(width):
                 out[r, f] = residual[r, f]
         return
-    for r in range(real):
+    for r in range(begin, real):
         for f in range(width):
             value = x[r, f] * scale[f] + shift[f]
             out[r, f] = floor if value <= floor else value
-    for r in range(real, rows):
+    for r in range(real, end):
         for f in range(width):
             out[r, f] = zero
 
 
 @kernel
 def _gradient_sums(
+    thread: int,
+    threads: int,
     grad: Array,
     x: Array,
     scale: Array,
@@ -99,8 +107,8 @@ def _gradient_sums(
     value through is found again by the arithmetic of :func:`_apply`."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    blocks = (count + BLOCK - 1) // BLOCK
-    for block in range(blocks):
+    begin, end = portion((count + BLOCK - 1) // BLOCK, 1, thread, threads)
+    for block in range(begin, end):
         part, product = parts[block, 0], parts[block, 1]
         for f in range(width):
             part[f] = zero
@@ -115,6 +123,8 @@ def _gradient_sums(
 
 @kernel
 def _apply_gradient(
+    thread: int,
+    threads: int,
     grad: Array,
     x: Array,
     scale: Array,
@@ -128,15 +138,22 @@ def _apply_gradient(
     """``scale * passed - constant - slope * x`` on real rows, zero on the others."""
     width, zero = x.shape[1], x.dtype.type(0)
     floor = zero if relu else x.dtype.type(-np.inf)
-    rows, real = len(x), min(len(x), count)
-    for r in range(real):
+    begin, end = portion(len(x), 1, thread, threads)
+    real = max(begin, min(end, count))
+    for r in range(begin, real):
         for f in range(width):
             value = x[r, f] * scale[f] + shift[f]
             passed = zero if value <= floor else grad[r, f]
             dx[r, f] = scale[f] * passed - constant[f] - slope[f] * x[r, f]
-    for r in range(real, rows):
+    for r in range(real, end):
         for f in range(width):
             dx[r, f] = zero
+
+
+_statistics_on_threads = on_threads(_statistics)
+_apply_on_threads = on_threads(_apply)
+_gradient_sums_on_threads = on_threads(_gradient_sums)
+_apply_gradient_on_threads = on_threads(_apply_gradient)
 
 
 @kernel
@@ -185,6 +202,7 @@ def forward(
     resting: bool,
     moved: bool,
     momentum: float,
+    threads: int,
 ) -> None:
     """By the addresses of ``x, addend, residual, weight, bias, out, mean, var, total, running_mean,
     running_var, tracked``. The addend is read and every element of the total written where
@@ -198,7 +216,7 @@ def forward(
     total = carray(pointer(at[8], like), (rows if added else 0, width))
     mean, var = carray(pointer(at[6], like), width), carray(pointer(at[7], like), width)
     parts = np.empty(((rows + BLOCK - 1) // BLOCK, 2, width), x.dtype)
-    _statistics(x, addend, total, count, parts)
+    _statistics_on_threads(threads, (x, addend, total, count, parts))
     centre, square = np.zeros(width), np.zeros(width)
     for block in range((count + BLOCK - 1) // BLOCK):
         first = block * BLOCK
@@ -215,7 +233,8 @@ def forward(
     weight, bias = carray(pointer(at[3], like), width), carray(pointer(at[4], like), width)
     _affine(weight, bias, mean, var, eps, scale, shift)
     residual = carray(pointer(at[2], like), (rows if resting else 0, width))
-    _apply(total if added else x, residual, scale, shift, count, relu, out)
+    values = total if added else x
+    _apply_on_threads(threads, (values, residual, scale, shift, count, relu, out))
     if moved:
         running_mean = carray(pointer(at[9], like), width)
         running_var = carray(pointer(at[10], like), width)
@@ -225,7 +244,14 @@ def forward(
 
 @kernel
 def backward(
-    like: float, at: tuple[int, ...], rows: int, width: int, count: int, eps: float, relu: bool
+    like: float,
+    at: tuple[int, ...],
+    rows: int,
+    width: int,
+    count: int,
+    eps: float,
+    relu: bool,
+    threads: int,
 ) -> None:
     """By the addresses of ``grad, x, weight, bias, mean, var, dx, dweight, dbias``; every element
     of the last three is written."""
@@ -240,7 +266,7 @@ def backward(
     _affine(weight, bias, mean, var, eps, scale, shift)
     blocks = (count + BLOCK - 1) // BLOCK
     parts = np.empty((blocks, 2, width), x.dtype)
-    _gradient_sums(grad, x, scale, shift, mean, count, relu, parts)
+    _gradient_sums_on_threads(threads, (grad, x, scale, shift, mean, count, relu, parts))
     sums, products = np.zeros(width), np.zeros(width)
     for block in range(blocks):
         for f in range(width):
@@ -256,4 +282,5 @@ def backward(
         slope[f] = steep
         constant[f] = scale[f] * sums[f] / n - steep * mean[f]
     dx = carray(pointer(at[6], like), (rows, width))
-    _apply_gradient(grad, x, scale, shift, constant, slope, count, relu, dx)
+    given = grad, x, scale, shift, constant, slope, count, relu, dx
+    _apply_gradient_on_threads(threads, given)

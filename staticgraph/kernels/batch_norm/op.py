@@ -13,6 +13,7 @@ from staticgraph.kernels.batch_norm.dtypes import dtype_of
 from staticgraph.kernels.batch_norm.partials import joined
 from staticgraph.kernels.batch_norm.reference import normalised
 from staticgraph.kernels.register import differentiable_once, operator
+from staticgraph.kernels.threads import threads_for
 
 # Up to so many rows one program holds a few columns whole, and a norm is one launch each way.
 ONE_LAUNCH_ROWS = 1024
@@ -89,6 +90,7 @@ def _on_cpu(
             residual is not None,
             running_mean is not None,
             -1.0 if momentum is None else momentum,
+            threads_for(values.numel()),
         )
     for statistic, value in zip(running, kept, strict=True):
         if statistic is not None and value is not statistic:
@@ -120,6 +122,7 @@ def _backward_on_cpu(
         int(count),
         eps,
         relu,
+        threads_for(x.numel()),
     )
     dx = cast(dx, x.dtype)
     both = x.new_empty(0) if into is None else cast(dx + into, into.dtype)

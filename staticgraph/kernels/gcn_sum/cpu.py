@@ -1,4 +1,4 @@
-"""``gcn_sum`` on one core: one loop over the edges each way, nothing of size ``[E, F]`` in between.
+"""``gcn_sum`` on the CPU: one loop over the edges each way, nothing of size ``[E, F]`` in between.
 
 ``weight`` is empty where every edge weighs one.
 """
@@ -9,6 +9,7 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
@@ -39,6 +40,44 @@ def degrees(
 
 
 @kernel
+def _forward(
+    thread: int,
+    threads: int,
+    x: Array,
+    bias: Array,
+    root: Array,
+    own: Array,
+    weight: Array,
+    src: Array,
+    row_ptr: Array,
+    out: Array,
+    loops: bool,
+) -> None:
+    nodes, width = x.shape
+    begin, end = portion(nodes, 1, thread, threads)
+    for i in range(begin, end):
+        mine = root[i]
+        first = own[i] * mine * mine
+        for f in range(width):
+            out[i, f] = first * x[i, f]
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            j = src[e]
+            if loops and j == i:
+                continue
+            part = mine * root[j]
+            if len(weight) > 0:
+                part = part * weight[e]
+            for f in range(width):
+                out[i, f] += part * x[j, f]
+        if len(bias) > 0:
+            for f in range(width):
+                out[i, f] += bias[f]
+
+
+_forwards = on_threads(_forward)
+
+
+@kernel
 def forward(
     like: float,
     at: tuple[int, ...],
@@ -48,6 +87,7 @@ def forward(
     biased: bool,
     weighted: bool,
     loops: bool,
+    threads: int,
 ) -> None:
     """By the addresses of ``x, bias, root, own, weight, src, row_ptr, out``, of which bias and
     weight are read where ``biased`` and ``weighted``; every element of ``out`` is written."""
@@ -58,23 +98,43 @@ def forward(
     src = carray(pointer(at[5], np.int64(0)), edges)
     row_ptr = carray(pointer(at[6], np.int32(0)), nodes + 1)
     out = carray(pointer(at[7], like), (nodes, width))
-    for i in range(nodes):
-        mine = root[i]
-        first = own[i] * mine * mine
+    _forwards(threads, (x, bias, root, own, weight, src, row_ptr, out, loops))
+
+
+@kernel
+def _backward(
+    thread: int,
+    threads: int,
+    grad: Array,
+    root: Array,
+    own: Array,
+    weight: Array,
+    dst: Array,
+    col_ptr: Array,
+    transpose: Array,
+    dx: Array,
+    loops: bool,
+) -> None:
+    nodes, width = grad.shape
+    begin, end = portion(nodes, 1, thread, threads)
+    for j in range(begin, end):
+        mine = root[j]
+        first = own[j] * mine * mine
         for f in range(width):
-            out[i, f] = first * x[i, f]
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            j = src[e]
-            if loops and j == i:
+            dx[j, f] = first * grad[j, f]
+        for k in range(col_ptr[j], col_ptr[j + 1]):
+            e = transpose[k]
+            i = dst[e]
+            if loops and i == j:
                 continue
-            share = mine * root[j]
-            if weighted:
-                share = share * weight[e]
+            part = mine * root[i]
+            if len(weight) > 0:
+                part = part * weight[e]
             for f in range(width):
-                out[i, f] += share * x[j, f]
-        if biased:
-            for f in range(width):
-                out[i, f] += bias[f]
+                dx[j, f] += part * grad[i, f]
+
+
+_backwards = on_threads(_backward)
 
 
 @kernel
@@ -86,30 +146,15 @@ def backward(
     edges: int,
     weighted: bool,
     loops: bool,
+    threads: int,
 ) -> None:
     """By the addresses of ``grad, root, own, weight, dst, col_ptr, transpose, dx``, of which weight
     is read where ``weighted``; every element of ``dx`` is written."""
-    grad, dx = (
-        carray(pointer(at[0], like), (nodes, width)),
-        carray(pointer(at[7], like), (nodes, width)),
-    )
+    shape = nodes, width
+    grad, dx = carray(pointer(at[0], like), shape), carray(pointer(at[7], like), shape)
     root, own = carray(pointer(at[1], like), nodes), carray(pointer(at[2], like), nodes)
     weight = carray(pointer(at[3], like), edges if weighted else 0)
     dst = carray(pointer(at[4], np.int64(0)), edges)
     col_ptr = carray(pointer(at[5], np.int32(0)), nodes + 1)
     transpose = carray(pointer(at[6], np.int32(0)), edges)
-    for j in range(nodes):
-        mine = root[j]
-        first = own[j] * mine * mine
-        for f in range(width):
-            dx[j, f] = first * grad[j, f]
-        for k in range(col_ptr[j], col_ptr[j + 1]):
-            e = transpose[k]
-            i = dst[e]
-            if loops and i == j:
-                continue
-            share = mine * root[i]
-            if weighted:
-                share = share * weight[e]
-            for f in range(width):
-                dx[j, f] += share * grad[i, f]
+    _backwards(threads, (grad, root, own, weight, dst, col_ptr, transpose, dx, loops))

@@ -17,6 +17,7 @@ from torch import Tensor
 from staticgraph.kernels.addresses import LIKE, addresses, cast, in_kernels, plain
 from staticgraph.kernels.gcn_sum import cpu
 from staticgraph.kernels.register import operator
+from staticgraph.kernels.threads import threads_for
 
 
 def _degrees_on_cpu(
@@ -64,6 +65,7 @@ def _on_cpu(
         bias is not None,
         weight is not None,
         loops,
+        threads_for((len(x) + len(src)) * x.size(1)),
     )
     return cast(out, dtype)
 
@@ -92,6 +94,7 @@ def _backward_on_cpu(
         len(dst),
         weight is not None,
         loops,
+        threads_for((len(grad) + len(dst)) * grad.size(1)),
     )
     return cast(dx, dtype)
 

@@ -1,4 +1,4 @@
-"""``graph_attention`` on one core: a loop over graphs and heads each way, nothing padded.
+"""``graph_attention`` on the CPU: a loop over graphs and heads each way, nothing padded.
 
 Molecules have a dozen nodes, and attention in blocks computes as many entries again for padding,
 with a product, a mask and a softmax of torch each for a few microseconds of arithmetic. Here every
@@ -25,6 +25,7 @@ from staticgraph.kernels.graph_attention.cpu_layout import (
 )
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import combine, largest, total
+from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.store.columns import Array
 
 
@@ -46,6 +47,8 @@ def kept(first: int, nodes: int, heads: int, seed: int, site: int, p: float) -> 
 
 @kernel
 def _forward(
+    thread: int,
+    threads: int,
     rows: Array,
     starts: Array,
     seed: int,
@@ -54,8 +57,7 @@ def _forward(
     out: Array,
     lse: Array,
 ) -> None:
-    """``rows`` are ``[N, 3, H, D]``; ``out [N, H, D]`` and ``lse [H, N]`` come zeroed, and rows of
-    graphs are written."""
+    """A thread's graphs."""
     _, heads, size = out.shape
     kind, flat = out.dtype.type, rows.reshape(-1)
     one, scale, rest = kind(1), kind(size**-0.5), kind(1.0 / (1.0 - p))
@@ -65,7 +67,8 @@ def _forward(
     weights, keep = np.empty(most, out.dtype), np.empty(most, out.dtype)
     found, nothing = np.empty(wide, out.dtype), np.zeros(wide, out.dtype)
     behind = np.zeros(most, out.dtype)
-    for g in range(len(starts) - 1):
+    low, high = portion(len(starts) - 1, 1, thread, threads)
+    for g in range(low, high):
         begin, end = starts[g], starts[g + 1]
         nodes = end - begin
         padded = filled(nodes)
@@ -92,6 +95,25 @@ def _forward(
                     out[at, h, d] = share * found[d]
 
 
+_forwards = on_threads(_forward)
+
+
+@kernel
+def _on_threads(
+    rows: Array,
+    starts: Array,
+    seed: int,
+    site: int,
+    p: float,
+    out: Array,
+    lse: Array,
+    threads: int,
+) -> None:
+    """``rows`` are ``[N, 3, H, D]``; ``out [N, H, D]`` and ``lse [H, N]`` come zeroed, and rows of
+    graphs are written."""
+    _forwards(threads, (rows, starts, seed, site, p, out, lse))
+
+
 def forward(
     rows: Tensor, starts: Tensor, seed: Tensor | None, heads: int, site: int, p: float
 ) -> tuple[Tensor, Tensor]:
@@ -100,7 +122,7 @@ def forward(
     nodes, size = len(rows), rows.size(1) // (3 * heads)
     out, lse = wide.new_zeros(nodes, heads, size), wide.new_zeros(heads, nodes)
     given = wide.view(nodes, 3, heads, size).numpy(), starts.numpy(), *_drawn(seed, site, p)
-    _forward(*given, out.numpy(), lse.numpy())
+    _on_threads(*given, out.numpy(), lse.numpy(), threads_for(rows.numel()))
     return out.view(nodes, heads * size).to(rows.dtype), lse
 
 
@@ -125,6 +147,7 @@ def backward(
         starts.numpy(),
         *_drawn(seed, site, p),
         found.numpy(),
+        threads_for(rows.numel()),
     )
     return found.view(rows.shape).to(rows.dtype)
 

@@ -1,4 +1,4 @@
-"""The way back of ``graph_attention`` on one core.
+"""The way back of ``graph_attention`` on the CPU.
 
 Queries are taken in blocks, so that no whole matrix of a large graph is held: a block's weights and
 slopes give its queries their gradients and add theirs to keys and values.
@@ -22,6 +22,7 @@ from staticgraph.kernels.graph_attention.cpu_layout import (
 )
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import combine, total
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 # Queries whose weights and slopes are held at once.
@@ -82,7 +83,9 @@ def _slopes(
 
 
 @kernel
-def backward(
+def _backward(
+    thread: int,
+    threads: int,
     grad: Array,
     rows: Array,
     lse: Array,
@@ -92,8 +95,7 @@ def backward(
     p: float,
     found: Array,
 ) -> None:
-    """``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, comes zeroed, and rows of graphs
-    are written."""
+    """A thread's graphs."""
     _, _, heads, size = grad.shape
     kind = grad.dtype.type
     one, scale = kind(1), kind(size**-0.5)
@@ -106,7 +108,8 @@ def backward(
     of_keys, of_values = np.empty(most * wide, kind), np.empty(most * wide, kind)
     weights, slopes = np.empty(QUERIES * most, kind), np.empty(QUERIES * most, kind)
     keep, terms, behind = np.empty(most, kind), np.empty(most, kind), np.empty(most, kind)
-    for g in range(len(starts) - 1):
+    low, high = portion(len(starts) - 1, 1, thread, threads)
+    for g in range(low, high):
         begin, end = starts[g], starts[g + 1]
         nodes = end - begin
         padded = filled(nodes)
@@ -151,3 +154,23 @@ def backward(
                     found[begin + j, 1, h, d] = of_keys[j * wide + d]
                 for d in range(size):
                     found[begin + j, 2, h, d] = of_values[j * wide + d]
+
+
+_backwards = on_threads(_backward)
+
+
+@kernel
+def backward(
+    grad: Array,
+    rows: Array,
+    lse: Array,
+    starts: Array,
+    seed: int,
+    site: int,
+    p: float,
+    found: Array,
+    threads: int,
+) -> None:
+    """``grad`` is ``[N, 1, H, D]``; ``found``, shaped as ``rows``, comes zeroed, and rows of graphs
+    are written."""
+    _backwards(threads, (grad, rows, lse, starts, seed, site, p, found))

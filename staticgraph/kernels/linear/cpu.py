@@ -1,94 +1,142 @@
-"""``linear`` on one core, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`).
+"""``linear`` on the CPU, for small layers: products by tiles (:mod:`staticgraph.kernels.tiles`), on
+torch's threads.
 
 A product by oneDNN takes 20 us before it begins, as long as the arithmetic of a batch of a few
 graphs, and for a weight's gradient it copies both operands (docs/notes/kernels.md has figures).
-Larger products are oneDNN's, which takes more than one core, and so are layers whose weight is
-large: forward has to turn it first.
+Layers whose weight is large are oneDNN's, which cuts it into blocks that a cache holds.
 """
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
 from staticgraph.kernels.addresses import LIKE, addresses, carray, pointer
 from staticgraph.kernels.jit import kernel
 from staticgraph.kernels.lanes import LANES
+from staticgraph.kernels.threads import on_threads, portion, threads_for
 from staticgraph.kernels.tiles import ROWS, WIDE, tile, wide_tile
 from staticgraph.store.columns import Array
 
-# Products of numbers up to which a product over rows is made here, and numbers of a weight up to
-# which its gradient is, over however many rows: what a step takes is linear in its rows.
-MOST_PRODUCTS = 1 << 22
+# Numbers of a weight up to which its gradient and its input's are made here, over however many
+# rows: what a step takes is linear in its rows.
 MOST_WEIGHTS = 1 << 14
-# Numbers of a weight that forward turns: over eight rows 512 x 512 would take 28 times oneDNN's.
+# Numbers of a weight that forward turns (over eight rows 512 x 512 would take 28 times oneDNN's),
+# and products of numbers that it makes: its bias and ReLU are passes of their own.
 MOST_TURNED = 1 << 13
+MOST_PRODUCTS = 1 << 25
 # Rows that a weight's gradient is summed over at a time: sums of fewer terms lose less.
 STRETCH = 256
+# And that a bias's gradient is, before the sums are added up in float64.
+BLOCK = 64
 
 
 @kernel
-def _product(left: Array, right: Array, rows: int, terms: int, columns: int, out: Array) -> None:
-    """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``; the last tile of rows
-    overlaps the one before it."""
-    for first in range(0, rows, ROWS):
+def _product(
+    thread: int,
+    threads: int,
+    left: Array,
+    right: Array,
+    rows: int,
+    terms: int,
+    columns: int,
+    bias: Array,
+    relu: bool,
+    out: Array,
+) -> None:
+    """``out [rows, columns] = left [rows, terms] @ right [terms, columns]``, with a bias where it
+    has a length. The last tile of rows overlaps the one before it, which is the same thread's."""
+    low, high = portion(rows - rows % ROWS, ROWS, thread, threads)
+    if thread == threads - 1:
+        high = rows
+    whole = columns - columns % WIDE
+    for first in range(low, high, ROWS):
         r = min(first, rows - ROWS)
-        at, to, whole = r * terms, r * columns, columns - columns % WIDE
+        at, to = r * terms, r * columns
         for c in range(0, whole, WIDE):
             wide_tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
         for c in range(whole, columns, LANES):
             tile(left, at, 1, terms, right, c, columns, terms, out, to + c, columns, False)
+    found = out.reshape(rows, columns)
+    if len(bias) > 0:
+        for r in range(low, high):
+            for c in range(columns):
+                found[r, c] += bias[c]
+    if relu:
+        for r in range(low, high):
+            for c in range(columns):
+                value = found[r, c]
+                found[r, c] = 0 if value <= 0 else value
+
+
+_products = on_threads(_product)
 
 
 @kernel
 def forward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], biased: bool, relu: bool
+    like: float,
+    at: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    biased: bool,
+    relu: bool,
+    threads: int,
 ) -> None:
     """``x [R, I]``, ``weight [O, I]``, ``bias [O]``, scratch for the weight turned, ``out [R, O]``
     by their addresses; a NaN stays one."""
     rows, terms, columns = sizes
     x = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), (columns, terms))
-    bias = carray(pointer(at[2], like), columns)
+    bias = carray(pointer(at[2], like), columns if biased else 0)
     turned = carray(pointer(at[3], like), (terms, columns))
     out = carray(pointer(at[4], like), rows * columns)
     for o in range(columns):
         for i in range(terms):
             turned[i, o] = weight[o, i]
-    _product(x, turned.reshape(-1), rows, terms, columns, out)
-    found = out.reshape(rows, columns)
-    if biased:
-        for r in range(rows):
-            for o in range(columns):
-                found[r, o] += bias[o]
-    if relu:
-        for k in range(rows * columns):
-            value = out[k]
-            out[k] = 0 if value <= 0 else value
+    right = turned.reshape(-1)
+    _products(threads, (x, right, rows, terms, columns, bias, relu, out))
 
 
 @kernel
-def input_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+def input_gradient(
+    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
+) -> None:
     """``grad [R, O]``, ``weight [O, I]``, ``dx [R, I]`` by their addresses."""
     rows, terms, columns = sizes
     grad = carray(pointer(at[0], like), rows * terms)
     weight = carray(pointer(at[1], like), terms * columns)
-    _product(grad, weight, rows, terms, columns, carray(pointer(at[2], like), rows * columns))
+    out = carray(pointer(at[2], like), rows * columns)
+    _products(threads, (grad, weight, rows, terms, columns, out[:0], False, out))
 
 
 @kernel
-def weight_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
-    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]`` by their addresses."""
-    rows, height, columns = sizes
-    grad = carray(pointer(at[0], like), rows * height)
-    x = carray(pointer(at[1], like), rows * columns)
-    out = carray(pointer(at[2], like), height * columns)
+def _weight_gradient(
+    thread: int,
+    threads: int,
+    grad: Array,
+    x: Array,
+    rows: int,
+    height: int,
+    columns: int,
+    out: Array,
+    sums: Array,
+) -> None:
+    """A thread's rows of ``out``, and the sums of its blocks of the rows of ``grad``."""
+    of_row = grad.reshape(rows, height)
+    begin, end = portion(len(sums), 1, thread, threads)
+    for block in range(begin, end):
+        into = sums[block]
+        into[:] = 0
+        for r in range(block * BLOCK, min((block + 1) * BLOCK, rows)):
+            for o in range(height):
+                into[o] += of_row[r, o]
+    low, high = portion(height, ROWS, thread, threads)
     whole = columns - columns % WIDE
     if rows == 0:
         out[:] = 0
     for first in range(0, rows, STRETCH):
         count, adds = min(STRETCH, rows - first), first > 0
         g, right = first * height, first * columns
-        for r in range(0, height, ROWS):
+        for r in range(low, high, ROWS):
             a, to = g + r, r * columns
             for c in range(0, whole, WIDE):
                 b = right + c
@@ -98,14 +146,44 @@ def weight_gradient(like: float, at: tuple[int, ...], sizes: tuple[int, int, int
                 tile(grad, a, height, 1, x, b, columns, count, out, to + c, columns, adds)
 
 
+_weight_gradients = on_threads(_weight_gradient)
+
+
+@kernel
+def weight_gradient(
+    like: float, at: tuple[int, ...], sizes: tuple[int, int, int], threads: int
+) -> None:
+    """``grad [R, O]``, ``x [R, I]``, ``dweight [O, I]``, ``dbias [O]`` by their addresses."""
+    rows, height, columns = sizes
+    grad = carray(pointer(at[0], like), rows * height)
+    x = carray(pointer(at[1], like), rows * columns)
+    out = carray(pointer(at[2], like), height * columns)
+    dbias = carray(pointer(at[3], like), height)
+    sums = np.empty(((rows + BLOCK - 1) // BLOCK, height), grad.dtype)
+    _weight_gradients(threads, (grad, x, rows, height, columns, out, sums))
+    total = np.zeros(height)
+    for block in range(len(sums)):
+        for o in range(height):
+            total[o] += sums[block, o]
+    for o in range(height):
+        dbias[o] = total[o]
+
+
+def _threads(sizes: tuple[int, int, int]) -> int:
+    """As many products take as long as a pass over one number in two vectors of them."""
+    rows, terms, columns = sizes
+    return threads_for(rows * terms * columns // (2 * LANES))
+
+
 def product_serves(rows: int, terms: int, columns: int) -> bool:
     """Whether a product over rows is made here."""
-    return rows >= ROWS and columns % LANES == 0 and rows * terms * columns <= MOST_PRODUCTS
+    return rows >= ROWS and columns % LANES == 0 and terms * columns <= MOST_WEIGHTS
 
 
 def layer_serves(rows: int, terms: int, columns: int) -> bool:
     """Whether a layer's forward is made here."""
-    return terms * columns <= MOST_TURNED and product_serves(rows, terms, columns)
+    few = terms * columns <= MOST_TURNED and rows * terms * columns <= MOST_PRODUCTS
+    return few and product_serves(rows, terms, columns)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
@@ -114,7 +192,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
     out, turned = x.new_empty(rows, columns), x.new_empty(terms, columns)
     x, weight = x.contiguous(), weight.contiguous()
     at = addresses(x, weight, bias, turned, out)
-    forward(LIKE[x.dtype], at, (rows, terms, columns), bias is not None, relu)
+    sizes = rows, terms, columns
+    forward(LIKE[x.dtype], at, sizes, bias is not None, relu, _threads(sizes))
     return out
 
 
@@ -123,7 +202,8 @@ def gradient_of_input(grad: Tensor, weight: Tensor) -> Tensor:
     grad, weight = grad.contiguous(), weight.contiguous()
     rows, terms, columns = grad.size(0), grad.size(1), weight.size(1)
     out = grad.new_empty(rows, columns)
-    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), (rows, terms, columns))
+    sizes = rows, terms, columns
+    input_gradient(LIKE[grad.dtype], addresses(grad, weight, out), sizes, _threads(sizes))
     return out
 
 
@@ -132,10 +212,11 @@ def weight_serves(height: int, columns: int) -> bool:
     return height % ROWS == 0 and columns % LANES == 0 and height * columns <= MOST_WEIGHTS
 
 
-def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """``grad.T @ x``, of sizes that :func:`weight_serves`."""
+def gradient_of_weight(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """``grad.T @ x`` and ``grad.sum(0)``, of sizes that :func:`weight_serves`."""
     grad, x = grad.contiguous(), x.contiguous()
     rows, height, columns = grad.size(0), grad.size(1), x.size(1)
-    out = grad.new_empty(height, columns)
-    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out), (rows, height, columns))
-    return out
+    out, dbias = grad.new_empty(height, columns), grad.new_empty(height)
+    sizes = rows, height, columns
+    weight_gradient(LIKE[grad.dtype], addresses(grad, x, out, dbias), sizes, _threads(sizes))
+    return out, dbias

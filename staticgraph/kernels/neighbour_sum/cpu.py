@@ -23,6 +23,7 @@ from staticgraph.kernels.neighbour_sum.cpu_backward import (
     multiply_backward,
     relu_add_backward,
 )
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
@@ -43,13 +44,19 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
 
 
 @kernel
-def copy(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+def _copy(
+    thread: int,
+    threads: int,
+    x: Array,
+    src: Array,
+    row_ptr: Array,
+    out: Array,
+    scale: float,
+    mean: bool,
 ) -> None:
-    """Sums of ``x[src]``."""
-    x, _, _, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
-    for i in range(len(x)):
+    begin, end = portion(len(x), 1, thread, threads)
+    for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
         if scale == 0.0:
@@ -65,14 +72,22 @@ def copy(
 
 
 @kernel
-def multiply(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+def _multiply(
+    thread: int,
+    threads: int,
+    x: Array,
+    edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    out: Array,
+    scale: float,
+    mean: bool,
 ) -> None:
-    """Sums of ``x[src] * edge``."""
-    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
     coded, scalar = len(code) > 0, edge.shape[1] == 1
-    for i in range(len(x)):
+    begin, end = portion(len(x), 1, thread, threads)
+    for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
         if scale == 0.0:
@@ -93,14 +108,22 @@ def multiply(
 
 
 @kernel
-def relu_add(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+def _relu_add(
+    thread: int,
+    threads: int,
+    x: Array,
+    edge: Array,
+    code: Array,
+    src: Array,
+    row_ptr: Array,
+    out: Array,
+    scale: float,
+    mean: bool,
 ) -> None:
-    """Sums of ``ReLU(x[src] + edge)``; a NaN stays one."""
-    x, edge, code, src, row_ptr, out = _operands(like, at, sizes)
     width, zero, factor = x.shape[1], x.dtype.type(0), x.dtype.type(scale)
     coded = len(code) > 0
-    for i in range(len(x)):
+    begin, end = portion(len(x), 1, thread, threads)
+    for i in range(begin, end):
         first, last = row_ptr[i], row_ptr[i + 1]
         share = x.dtype.type(1) / x.dtype.type(max(last - first, 1) if mean else 1)
         if scale == 0.0:
@@ -114,6 +137,34 @@ def relu_add(
             for f in range(width):
                 value = x[j, f] + edge[r, f]
                 out[i, f] += zero if value <= zero else share * value
+
+
+_copies, _multiplies, _relu_adds = on_threads(_copy), on_threads(_multiply), on_threads(_relu_add)
+
+
+@kernel
+def copy(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+) -> None:
+    """Sums of ``x[src]``."""
+    x, _, _, src, row_ptr, out = _operands(like, at, sizes)
+    _copies(threads, (x, src, row_ptr, out, scale, mean))
+
+
+@kernel
+def multiply(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+) -> None:
+    """Sums of ``x[src] * edge``."""
+    _multiplies(threads, (*_operands(like, at, sizes), scale, mean))
+
+
+@kernel
+def relu_add(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+) -> None:
+    """Sums of ``ReLU(x[src] + edge)``; a NaN stays one."""
+    _relu_adds(threads, (*_operands(like, at, sizes), scale, mean))
 
 
 FORWARD = {"copy": copy, "multiply": multiply, "relu_add": relu_add}

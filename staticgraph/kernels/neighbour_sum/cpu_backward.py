@@ -1,4 +1,5 @@
-"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source."""
+"""The backward loops of :mod:`staticgraph.kernels.neighbour_sum.cpu`, source by source; edges that
+read one table add to it by pieces of the sources (:mod:`staticgraph.kernels.table_sum.pieces`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.table_sum.pieces import join, of_pieces
+from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
 
 
@@ -33,16 +36,22 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
 
 
 @kernel
-def copy_backward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+def _copy(
+    thread: int,
+    threads: int,
+    grad: Array,
+    dst: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+    into_x: Array,
+    dx: Array,
+    scale: float,
+    mean: bool,
 ) -> None:
-    """``dedge`` is left alone."""
-    operands = _operands(like, at, sizes)
-    grad, dst, row_ptr = operands[0], operands[4], operands[5]
-    col_ptr, transpose = operands[6], operands[7]
-    into_x, dx = operands[8], operands[10]
     width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
-    for j in range(len(grad)):
+    first, last = portion(len(grad), 1, thread, threads)
+    for j in range(first, last):
         if scale == 0.0:
             for f in range(width):
                 dx[j, f] = zero
@@ -54,89 +63,173 @@ def copy_backward(
                 dx[j, f] += into_x[j, f]
         for k in range(col_ptr[j], col_ptr[j + 1]):
             i = dst[transpose[k]]
-            share = grad.dtype.type(1) / grad.dtype.type(row_ptr[i + 1] - row_ptr[i] if mean else 1)
+            weight = grad.dtype.type(1) / grad.dtype.type(
+                row_ptr[i + 1] - row_ptr[i] if mean else 1
+            )
             for f in range(width):
-                dx[j, f] += share * grad[i, f]
+                dx[j, f] += weight * grad[i, f]
+
+
+@kernel
+def _multiply(
+    thread: int,
+    threads: int,
+    pieces: int,
+    grad: Array,
+    x: Array,
+    edge: Array,
+    code: Array,
+    dst: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+    into_x: Array,
+    dx: Array,
+    dedge: Array,
+    tables: Array,
+    scale: float,
+    mean: bool,
+) -> None:
+    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    coded, scalar = len(code) > 0, edge.shape[1] == 1
+    begin, end = portion(pieces, 1, thread, threads)
+    for piece in range(begin, end):
+        first, last = portion(len(grad), 1, piece, pieces)
+        table = tables[piece] if coded else dedge
+        if coded:
+            table[:] = 0
+        for j in range(first, last):
+            if scale == 0.0:
+                for f in range(width):
+                    dx[j, f] = zero
+            else:
+                for f in range(width):
+                    dx[j, f] = factor * grad[j, f]
+            if len(into_x) > 0:
+                for f in range(width):
+                    dx[j, f] += into_x[j, f]
+            for k in range(col_ptr[j], col_ptr[j + 1]):
+                e = transpose[k]
+                i = dst[e]
+                degree = row_ptr[i + 1] - row_ptr[i] if mean else 1
+                part = grad.dtype.type(1) / grad.dtype.type(degree)
+                r = code[e] if coded else e
+                if scalar:
+                    weight, total = part * edge[r, 0], zero
+                    for f in range(width):
+                        dx[j, f] += weight * grad[i, f]
+                        total += grad[i, f] * x[j, f]
+                    table[r, 0] = part * total + (table[r, 0] if coded else zero)
+                    continue
+                for f in range(width):
+                    slope = part * grad[i, f]
+                    dx[j, f] += slope * edge[r, f]
+                    if coded:
+                        table[r, f] += slope * x[j, f]
+                    else:
+                        table[r, f] = slope * x[j, f]
+
+
+@kernel
+def _relu_add(
+    thread: int,
+    threads: int,
+    pieces: int,
+    grad: Array,
+    x: Array,
+    edge: Array,
+    code: Array,
+    dst: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+    into_x: Array,
+    dx: Array,
+    dedge: Array,
+    tables: Array,
+    scale: float,
+    mean: bool,
+) -> None:
+    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    coded = len(code) > 0
+    begin, end = portion(pieces, 1, thread, threads)
+    for piece in range(begin, end):
+        first, last = portion(len(grad), 1, piece, pieces)
+        table = tables[piece] if coded else dedge
+        if coded:
+            table[:] = 0
+        for j in range(first, last):
+            if scale == 0.0:
+                for f in range(width):
+                    dx[j, f] = zero
+            else:
+                for f in range(width):
+                    dx[j, f] = factor * grad[j, f]
+            if len(into_x) > 0:
+                for f in range(width):
+                    dx[j, f] += into_x[j, f]
+            for k in range(col_ptr[j], col_ptr[j + 1]):
+                e = transpose[k]
+                i = dst[e]
+                degree = row_ptr[i + 1] - row_ptr[i] if mean else 1
+                part = grad.dtype.type(1) / grad.dtype.type(degree)
+                r = code[e] if coded else e
+                for f in range(width):
+                    slope = zero if x[j, f] + edge[r, f] <= zero else part * grad[i, f]
+                    dx[j, f] += slope
+                    if coded:
+                        table[r, f] += slope
+                    else:
+                        table[r, f] = slope
+
+
+_copies = on_threads(_copy)
+_multiplies = on_threads(_multiply)
+_relu_adds = on_threads(_relu_add)
+
+
+@kernel
+def copy_backward(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+) -> None:
+    """``dedge`` is left alone."""
+    operands = _operands(like, at, sizes)
+    grad, dst, row_ptr, col_ptr, transpose = operands[0], *operands[4:8]
+    into_x, dx = operands[8], operands[10]
+    _copies(threads, (grad, dst, row_ptr, col_ptr, transpose, into_x, dx, scale, mean))
 
 
 @kernel
 def multiply_backward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
-    grad, x, edge, code, dst, row_ptr, col_ptr, transpose = operands[:8]
-    into_x, into_edge, dx, dedge = operands[8:]
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
-    coded, scalar = len(code) > 0, edge.shape[1] == 1
+    edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
+    coded = len(code) > 0
+    tables = of_pieces(len(code), edge if coded else edge[:0])
+    pieces = len(tables) if coded else threads
+    team = min(threads, pieces)
+    _multiplies(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
     if coded:
-        dedge[:] = 0
-    for j in range(len(grad)):
-        if scale == 0.0:
-            for f in range(width):
-                dx[j, f] = zero
-        else:
-            for f in range(width):
-                dx[j, f] = factor * grad[j, f]
-        if len(into_x) > 0:
-            for f in range(width):
-                dx[j, f] += into_x[j, f]
-        for k in range(col_ptr[j], col_ptr[j + 1]):
-            e = transpose[k]
-            i = dst[e]
-            share = grad.dtype.type(1) / grad.dtype.type(row_ptr[i + 1] - row_ptr[i] if mean else 1)
-            r = code[e] if coded else e
-            if scalar:
-                weight, total = share * edge[r, 0], zero
-                for f in range(width):
-                    dx[j, f] += weight * grad[i, f]
-                    total += grad[i, f] * x[j, f]
-                dedge[r, 0] = share * total + (dedge[r, 0] if coded else zero)
-                continue
-            for f in range(width):
-                part = share * grad[i, f]
-                dx[j, f] += part * edge[r, f]
-                if coded:
-                    dedge[r, f] += part * x[j, f]
-                else:
-                    dedge[r, f] = part * x[j, f]
+        join(tables, dedge)
     if len(into_edge) > 0:
         dedge += into_edge
 
 
 @kernel
 def relu_add_backward(
-    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
 ) -> None:
     """Every row of ``dx`` and ``dedge`` is written."""
     operands = _operands(like, at, sizes)
-    grad, x, edge, code, dst, row_ptr, col_ptr, transpose = operands[:8]
-    into_x, into_edge, dx, dedge = operands[8:]
-    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    edge, code, into_x, into_edge, dx, dedge = *operands[2:4], *operands[8:]
     coded = len(code) > 0
+    tables = of_pieces(len(code), edge if coded else edge[:0])
+    pieces = len(tables) if coded else threads
+    team = min(threads, pieces)
+    _relu_adds(team, (pieces, *operands[:8], into_x, dx, dedge, tables, scale, mean))
     if coded:
-        dedge[:] = 0
-    for j in range(len(grad)):
-        if scale == 0.0:
-            for f in range(width):
-                dx[j, f] = zero
-        else:
-            for f in range(width):
-                dx[j, f] = factor * grad[j, f]
-        if len(into_x) > 0:
-            for f in range(width):
-                dx[j, f] += into_x[j, f]
-        for k in range(col_ptr[j], col_ptr[j + 1]):
-            e = transpose[k]
-            i = dst[e]
-            share = grad.dtype.type(1) / grad.dtype.type(row_ptr[i + 1] - row_ptr[i] if mean else 1)
-            r = code[e] if coded else e
-            for f in range(width):
-                part = zero if x[j, f] + edge[r, f] <= zero else share * grad[i, f]
-                dx[j, f] += part
-                if coded:
-                    dedge[r, f] += part
-                else:
-                    dedge[r, f] = part
+        join(tables, dedge)
     if len(into_edge) > 0:
         dedge += into_edge

@@ -17,6 +17,7 @@ from staticgraph.kernels.neighbour_sum import cpu
 from staticgraph.kernels.neighbour_sum.reference import TRANSFORMS
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum.op import table_gradient
+from staticgraph.kernels.threads import threads_for
 
 
 class Summed(NamedTuple):
@@ -57,6 +58,7 @@ def _on_cpu(
         (*x.shape, *_shape(rows), _length(code), len(src)),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
+        threads_for((len(x) + len(src)) * x.size(1)),
     )
     return cast(out, dtype)
 
@@ -101,6 +103,7 @@ def _backward_on_cpu(
         (*x.shape, *_shape(rows), _length(code), len(dst), _length(on_x), _length(on_edge)),
         0.0 if self_eps is None else 1.0 + float(self_eps),
         mean,
+        threads_for((len(x) + len(src)) * x.size(1)),
     )
     return cast(dx, types[0]), cast(dedge, types[1])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from staticgraph.kernels.register import differentiable_once, operator
 from staticgraph.kernels.table_sum import cpu
+from staticgraph.kernels.threads import threads_for
 from staticgraph.text.how_many import how_many
 
 
@@ -17,7 +18,13 @@ def _on_cpu(index: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     wide = weight if weight.dtype == torch.float64 else weight.float()
     out = wide.new_empty(len(index), weight.size(1))
     _check(
-        cpu.forward(index.numpy(), offsets.numpy(), wide.detach().numpy(), out.numpy()),
+        cpu.forward(
+            index.numpy(),
+            offsets.numpy(),
+            wide.detach().numpy(),
+            out.numpy(),
+            threads_for(index.numel() * wide.size(1)),
+        ),
         index,
         offsets,
     )
@@ -40,7 +47,13 @@ def _backward_on_cpu(grad: Tensor, index: Tensor, offsets: Tensor | None, entrie
     wide = grad if grad.dtype == torch.float64 else grad.float()
     offsets = torch.tensor([0, entries]) if offsets is None else offsets
     dweight = wide.new_empty(entries, grad.size(1))
-    cpu.backward(wide.contiguous().numpy(), index.numpy(), offsets.numpy(), dweight.numpy())
+    cpu.backward(
+        wide.contiguous().numpy(),
+        index.numpy(),
+        offsets.numpy(),
+        dweight.numpy(),
+        threads_for(index.numel() * wide.size(1)),
+    )
     return dweight.to(grad.dtype)
 
 

@@ -1,0 +1,171 @@
+"""CPU kernels on torch's threads: the same bits on any number of them, more than there are rows
+among them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from staticgraph.kernels import batch_norm, graph_attention, neighbour_sum, table_sum
+from staticgraph.kernels.gcn_sum import gcn_degrees, gcn_sum
+from staticgraph.kernels.linear import linear
+
+threads = importlib.import_module("staticgraph.kernels.threads")
+pytestmark = pytest.mark.skipif(not threads.AVAILABLE, reason="torch has no libgomp of its own")
+COUNTS = 1, 2, 3, 40
+
+
+@pytest.fixture(autouse=True)
+def every_loop_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(threads, "SMALL", 0)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random_graph(nodes: int, edges: int) -> tuple[Tensor, ...]:
+    """``src, dst, row_ptr, col_ptr, transpose``."""
+    src = torch.randint(nodes, (edges,))
+    dst = torch.randint(nodes, (edges,)).sort().values
+    order = src.argsort(stable=True)
+    counts = (torch.bincount(ends, minlength=nodes) for ends in (dst, src))
+    starts = (torch.cat([torch.zeros(1, dtype=torch.int64), n.cumsum(0)]).int() for n in counts)
+    return src, dst, *starts, order.int()
+
+
+def on_each_number(function) -> list[Tensor]:
+    """What ``function`` gives, the same bits on every number of threads."""
+    found = []
+    for count in COUNTS:
+        torch.set_num_threads(count)
+        assert threads.threads_for(1) == count
+        found.append(function())
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            assert torch.equal(one, two)
+    return found[0]
+
+
+def with_gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:
+    weights = torch.linspace(-1, 1, out.numel()).view_as(out).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("nodes", [7, 700])
+@pytest.mark.parametrize("transform", ["copy", "multiply", "relu_add"])
+@pytest.mark.parametrize("coded", [False, True])
+def test_sums_over_neighbours(nodes, transform, coded):
+    torch.manual_seed(0)
+    pointers = random_graph(nodes, 3 * nodes)
+    x = torch.randn(nodes, 24, requires_grad=True)
+    code = torch.randint(5, (3 * nodes,)) if coded else None
+    edge = torch.randn(5 if coded else 3 * nodes, 24, requires_grad=True)
+    operand = None if transform == "copy" else edge
+
+    def summed() -> list[Tensor]:
+        out = neighbour_sum(x, operand, *pointers, code=code, transform=transform, mean=True)
+        return with_gradients(out, *((x,) if operand is None else (x, edge)))
+
+    if transform == "copy" and coded:
+        pytest.skip("nothing is read by a code")
+    on_each_number(summed)
+
+
+@pytest.mark.parametrize("nodes", [7, 700])
+def test_sums_of_gcn(nodes):
+    torch.manual_seed(0)
+    pointers = random_graph(nodes, 3 * nodes)
+    x, bias = torch.randn(nodes, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+
+    def summed() -> list[Tensor]:
+        root, own = gcn_degrees(pointers[0], pointers[2], None, 1.0, True, x)
+        return with_gradients(gcn_sum(x, root, own, *pointers, bias=bias), x, bias)
+
+    on_each_number(summed)
+
+
+@pytest.mark.parametrize("rows", [3, 5, 700])
+@pytest.mark.parametrize("real", [0.6, 1.0])
+def test_norms(rows, real):
+    torch.manual_seed(0)
+    x, addend, residual = (torch.randn(rows, 24, requires_grad=True) for _ in range(3))
+    weight, bias = torch.randn(2, 24, requires_grad=True).unbind()
+
+    def normed() -> list[Tensor]:
+        out = batch_norm(
+            x,
+            weight,
+            bias,
+            torch.tensor(int(rows * real)),
+            eps=1e-5,
+            relu=True,
+            addend=addend,
+            residual=residual,
+        )[0]
+        return with_gradients(out, x, addend, residual)
+
+    on_each_number(normed)
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7, 31, 700])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (32, 80), (64, 64)])
+@pytest.mark.parametrize("relu", [False, True])
+def test_linear_layers(rows, inputs, outputs, relu):
+    torch.manual_seed(0)
+    x = torch.randn(rows, inputs, requires_grad=True)
+    weight = torch.randn(outputs, inputs, requires_grad=True)
+    bias = torch.randn(outputs, requires_grad=True)
+
+    def layer() -> list[Tensor]:
+        return with_gradients(linear(x, weight, bias, relu=relu), x, weight, bias)
+
+    out, *gradients = on_each_number(layer)
+    wide = [value.detach().double().requires_grad_() for value in (x, weight, bias)]
+    expected = torch.nn.functional.linear(*wide)
+    expected = with_gradients(expected.relu() if relu else expected, *wide)
+    for one, two in zip((out, *gradients), expected, strict=True):
+        torch.testing.assert_close(one.double(), two, atol=5e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [3, 700])
+def test_tables(rows):
+    torch.manual_seed(0)
+    index, offsets = torch.randint(4, (rows, 3)), torch.tensor([0, 4, 8, 12])
+    weight = torch.randn(12, 24, requires_grad=True)
+    on_each_number(lambda: with_gradients(table_sum(index, offsets, weight), weight))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_attention_in_graphs(p):
+    """Of none, one and many nodes."""
+    torch.manual_seed(0)
+    sizes = torch.tensor([0, 1, 30, 5, 7, 80])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).int()
+    rows = torch.randn(int(sizes.sum()), 3 * 2 * 8, requires_grad=True)
+    seed = torch.tensor(4) if p else None
+
+    def attended() -> list[Tensor]:
+        out = graph_attention(rows, starts, heads=2, longest=80, p=p, seed=seed, site=3)
+        return with_gradients(out, rows)
+
+    on_each_number(attended)
+
+
+def test_the_first_index_outside_its_table_is_named_whoever_finds_it():
+    index, offsets = torch.zeros(90, 2, dtype=torch.int64), torch.tensor([0, 4, 8])
+    index[20, 1], index[80, 0] = 5, 9
+    for count in COUNTS:
+        torch.set_num_threads(count)
+        with pytest.raises(IndexError, match="column 1 has 5 in row 20"):
+            table_sum(index, offsets, torch.randn(8, 24))
+
+
+def test_a_small_pass_stays_on_its_thread(monkeypatch):
+    monkeypatch.setattr(threads, "SMALL", 100)
+    torch.set_num_threads(2)
+    assert threads.threads_for(99) == 1
+    assert threads.threads_for(100) == 2
