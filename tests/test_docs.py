@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.pages import ELSEWHERE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run
@@ -120,6 +121,24 @@ def test_the_page_of_the_command_line_has_every_command():
         assert f"`staticgraph {name} " in text
 
 
+def commands_of_the_parser() -> dict[str, Any]:
+    return next(dict(a.choices) for a in cli.parser()._actions if isinstance(a.choices, dict))
+
+
+@pytest.mark.parametrize("name", commands_of_the_parser())
+def test_the_table_of_a_command_has_its_options_as_the_help_has_them(name):
+    text = (ROOT / "docs" / "cli.md").read_text()
+    section = text.partition(f"## staticgraph {name}\n")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(\[?[-A-Z][^`]*)` \|", section, re.MULTILINE)
+    command = commands_of_the_parser()[name]
+    formatter, options = command._get_formatter(), []
+    for action in command._actions:
+        if "--help" not in action.option_strings:
+            shown = formatter._format_action_invocation(action)
+            options.append(re.sub(r" \{.*\}", "", shown))  # its table has the choices in words
+    assert sorted(re.sub(r"(\S+) \.\.\.", r"\1 [\1 ...]", row) for row in told) == sorted(options)
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=named)
 def test_a_block_says_its_language(block):
     assert block.language in LANGUAGES, f"{block.name}: one of {', '.join(LANGUAGES)}"
@@ -144,6 +163,13 @@ def test_a_list_begins_after_an_empty_line(page):
     for before, line in itertools.pairwise(text.split("\n")):
         within = not before or before.startswith((" ", "- ", "* ")) or re.match(r"\d+\. ", before)
         assert within or not item.match(line), f"{page.name}: {before!r} and then {line!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named_page)
+def test_names_with_underscores_are_code(page):
+    """Elsewhere the site would take ``__inc__`` for bold letters."""
+    text = re.sub(r"^```.*?^```$|`[^`]+`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\b__\w+__", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)) == []
 
 
 FOLDERS = "staticgraph|tests|bench|docs|examples|tools"
