@@ -1,4 +1,4 @@
-"""A MessagePassing layer of your own needs no change; a preflight says whether it can be recorded."""
+"""A MessagePassing layer of your own needs no change; a preflight says whether it is static."""
 
 from __future__ import annotations
 
