@@ -122,7 +122,7 @@ def draw_filling(axes: Axes, sides: Sequence[SideReport]) -> None:
     _name_places(axes, sides)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-    axes.set_xlabel("share of the physical rows (grey: padding)")
+    axes.set_xlabel("share of the rows that is real (grey: padding)")
     axes.set_title("filling", loc="left", fontsize=11)
 
 
