@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.pages import ELSEWHERE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run
@@ -119,24 +118,6 @@ def test_the_page_of_the_command_line_has_every_command():
     commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
     for name in commands.choices:
         assert f"`staticgraph {name} " in text
-
-
-def commands_of_the_parser() -> dict[str, Any]:
-    return next(dict(a.choices) for a in cli.parser()._actions if isinstance(a.choices, dict))
-
-
-@pytest.mark.parametrize("name", commands_of_the_parser())
-def test_the_table_of_a_command_has_its_options_as_the_help_has_them(name):
-    text = (ROOT / "docs" / "cli.md").read_text()
-    section = text.partition(f"## staticgraph {name}\n")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| `(\[?[-A-Z][^`]*)` \|", section, re.MULTILINE)
-    command = commands_of_the_parser()[name]
-    formatter, options = command._get_formatter(), []
-    for action in command._actions:
-        if "--help" not in action.option_strings:
-            shown = formatter._format_action_invocation(action)
-            options.append(re.sub(r" \{.*\}", "", shown))  # its table has the choices in words
-    assert sorted(re.sub(r"(\S+) \.\.\.", r"\1 [\1 ...]", row) for row in told) == sorted(options)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=named)
