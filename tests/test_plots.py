@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from staticgraph.sizes.capacity import Capacity
 from staticgraph.training import plots
 from staticgraph.training.history import Epoch, Step
 from staticgraph.training.report import TrainReport
+from staticgraph.training.versus.picture import draw_losses
+from staticgraph.training.versus.report import SideReport
 
 pytestmark = pytest.mark.usefixtures("painted")
 
@@ -115,3 +118,20 @@ def test_matplotlibs_global_state_is_left_alone(tmp_path: Path):
     before = plt.get_fignums()
     plots.save_picture(tmp_path / "run.png", report_of(0.5), steps_of(1), CAPACITIES)
     assert plt.get_fignums() == before
+
+
+def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
+    """Of one step, too, where matplotlib would draw the last digits over the whole height."""
+    equal = [SideReport("PyG", losses=(14.48984,)), SideReport("fused", losses=(14.489847,))]
+    axes = Figure().add_subplot()
+    draw_losses(axes, equal, SimpleNamespace(random=False))
+    low, high = axes.get_ylim()
+    assert low < 14 < 15 < high
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    sides = [SideReport(name, losses=(3.0, 2.0, 1.5)) for name in ("PyG", "eager", "a", "b", "c")]
+    axes = Figure().add_subplot()
+    draw_losses(axes, sides, SimpleNamespace(random=False))
+    assert axes.get_ylim()[1] - axes.get_ylim()[0] < 2, "that is of their own range"
+    assert len({line.get_color() for line in axes.lines}) == len(sides)
+    widths = [line.get_linewidth() for line in axes.lines]
+    assert widths == sorted(set(widths), reverse=True)
