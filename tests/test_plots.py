@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,6 +87,18 @@ def test_a_short_run_has_one_line_of_losses_by_its_name():
     names = [line.get_label() for line in axes.lines]
     assert names[0] == "training loss per batch"
     assert names[1].startswith("mean of ")
+
+
+def test_validation_losses_are_within_the_picture_wherever_they_lie():
+    steps = steps_of(2)
+    report = report_of(0.6, 0.8)
+    for val_loss in (40.0, 1e-3):
+        axes = Figure().add_subplot()
+        epochs = tuple(replace(epoch, val_loss=val_loss) for epoch in report.epochs)
+        plots.draw_loss(axes, replace(report, epochs=epochs), steps)
+        low, high = axes.get_ylim()
+        assert low <= val_loss < high
+        assert low <= min(step.loss for step in steps)
 
 
 def test_filling_is_real_over_physical_rows():

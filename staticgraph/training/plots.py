@@ -76,16 +76,19 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
     for end in ends[:-1]:
         axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
     axes.set(xlabel="step", ylabel="loss", xlim=(0, len(every) * 1.04))
-    if len(losses):
-        low, high = np.percentile(losses, [0, 99.5])
-        space = 0.1 * (high - low) + 1e-12
-        axes.set_ylim(max(0, low - space), high + space)
+    axes.locator_params(axis="x", integer=True)
     lost = len(every) - len(losses)
     title = (
         f"learning; the losses of {how_many(lost, 'step')} are not finite" if lost else "learning"
     )
     axes.set_title(title, loc="left", fontsize=11)
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
+    bounds = [*np.percentile(losses, [0, 99.5])] if len(losses) else []
+    bounds += [*val_losses[np.isfinite(val_losses)]]
+    if bounds:
+        space = 0.1 * (max(bounds) - min(bounds)) + 1e-12
+        low = min(bounds) - space
+        axes.set_ylim(max(0, low) if min(bounds) >= 0 else low, max(bounds) + space)
     metrics = np.array([_number(epoch.val_metric) for epoch in report.epochs])
     if np.isfinite(val_losses).any():
         axes.plot(ends, val_losses, "s", color=LOSS, markersize=7, label="validation loss")

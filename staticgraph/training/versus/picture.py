@@ -20,6 +20,8 @@ NODES, EDGES, PADDING = "#0072B2", "#E69F00", "#DDDDDD"
 LINES = ("#999999", "#56B4E9", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
 # Losses within this share of each other are drawn as one: the table has their differences.
 ALIKE = 0.01
+# Fewer steps than this have a tick each.
+FEW = 8
 MEBI = 1 << 20
 
 
@@ -105,8 +107,12 @@ def draw_losses(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -
         )
     axes.set(xlabel="step", ylabel="loss")
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)
-    axes.set_xlim(0.5, max([len(side.losses) for side in sides] + [1]) + 0.5)
-    axes.locator_params(axis="x", integer=True)
+    steps = max([len(side.losses) for side in sides] + [1])
+    axes.set_xlim(0.5, steps + 0.5)
+    if steps < FEW:
+        axes.set_xticks(range(1, steps + 1))
+    else:
+        axes.locator_params(axis="x", integer=True)
     low, high = axes.get_ylim()
     middle = (low + high) / 2
     if high - low < ALIKE * abs(middle):
