@@ -11,8 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from staticgraph.cli.reports.plan_plots import draw_sizes
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
 from staticgraph.training.history import Epoch, Step
 from staticgraph.training.report import TrainReport
@@ -94,7 +96,7 @@ def test_validation_losses_are_within_the_picture_wherever_they_lie():
     report = report_of(0.6, 0.8)
     for val_loss in (40.0, 1e-3):
         axes = Figure().add_subplot()
-        epochs = tuple(replace(epoch, val_loss=val_loss) for epoch in report.epochs)
+        epochs = tuple(epoch._replace(val_loss=val_loss) for epoch in report.epochs)
         plots.draw_loss(axes, replace(report, epochs=epochs), steps)
         low, high = axes.get_ylim()
         assert low <= val_loss < high
@@ -148,3 +150,18 @@ def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
     assert len({line.get_color() for line in axes.lines}) == len(sides)
     widths = [line.get_linewidth() for line in axes.lines]
     assert widths == sorted(set(widths), reverse=True)
+
+
+@pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "9"}), (900, {"1", "10", "100"})])
+def test_counts_of_graphs_are_written_as_numbers(most, shown):
+    """Not as powers of ten, of which few graphs have one at most."""
+    sizes, packing = np.array([[3, 4], [5, 8], [9, 16]]), SimpleNamespace(limits=(30, 60))
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot()
+    draw_sizes(axes, SizeHistogram(sizes, np.array([1, 2, most])), None, [packing])
+    figure.draw_without_rendering()
+    bar = next(other for other in figure.axes if other is not axes).yaxis
+    labels = [*bar.get_majorticklabels(), *bar.get_minorticklabels()]
+    told = {label.get_text() for label in labels} - {""}
+    assert shown <= told
+    assert all(text.isdigit() for text in told)
