@@ -224,6 +224,16 @@ def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
         assert len(described) < 100 or described not in parser.format_help(), command
 
 
+def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", "--data", "esol", "--targets", "y"])
+    assert ended.value.code == cli.FAILED
+    said = capsys.readouterr().err
+    assert said == (
+        "staticgraph plan: unrecognized arguments: --targets y (see staticgraph plan --help)\n"
+    )
+
+
 def test_commands_and_what_they_do_stand_in_two_columns():
     listed = cli.parser().format_help().partition("COMMAND\n")[2].partition("\n\n")[0].splitlines()
     begins = {len(line) - len(re.sub(r"^ *\S* +", "", line)) for line in listed}

@@ -97,7 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = parser().parse_args(argv)
+    top = parser()
+    args, unknown = top.parse_known_args(argv)
+    if unknown:  # told by the command's own parser, whose help has the options that there are
+        commands = next(each.choices for each in top._actions if isinstance(each.choices, dict))
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return args.run(args)
     except KeyboardInterrupt as stop:
