@@ -1,4 +1,4 @@
-"""A MessagePassing of one's own: nothing is to be done for it; a preflight says if it holds."""
+"""A MessagePassing layer of your own needs no change; a preflight says whether it is static."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,22 @@ def test_no_line_of_help_is_wider_than_the_terminal(monkeypatch):
         assert max(map(len, shown.splitlines())) <= 130, command
         described = parser.description or ""
         assert len(described) < 100 or described not in parser.format_help(), command
+
+
+def test_an_option_that_is_none_leads_to_the_help_of_its_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", "--data", "esol", "--targets", "y"])
+    assert ended.value.code == cli.FAILED
+    said = capsys.readouterr().err
+    assert said == (
+        "staticgraph plan: unrecognized arguments: --targets y (see staticgraph plan --help)\n"
+    )
+
+
+def test_commands_and_what_they_do_stand_in_two_columns():
+    listed = cli.parser().format_help().partition("COMMAND\n")[2].partition("\n\n")[0].splitlines()
+    begins = {len(line) - len(re.sub(r"^ *\S* +", "", line)) for line in listed}
+    assert len(begins) == 1, "the longest name has its help in its own line"
 
 
 def test_a_wait_says_what_it_is_for_and_for_how_long(capsys, monkeypatch):

@@ -118,6 +118,20 @@ def test_the_page_has_every_command_and_option():
                     assert f"`{option}" in section[1], f"docs/cli.md: {name} lacks {option}"
 
 
+def test_the_tables_of_the_page_have_options_and_values_as_the_help_has_them():
+    text = (DOCS / "cli.md").read_text()
+    commands = next(a for a in cli.parser()._actions if isinstance(a.choices, dict))
+    for name, parser in commands.choices.items():
+        section = text.partition(f"## staticgraph {name}\n")[2].partition("\n## ")[0]
+        told = re.findall(r"^\| `([-A-Z][^`]*)` \|", section, re.MULTILINE)
+        formatter = parser._get_formatter()
+        shown = [formatter._format_action_invocation(action) for action in parser._actions]
+        # A table has choices in words, and several values as NAME ...
+        options = [re.sub(r" \{.*\}", "", option) for option in shown if "--help" not in option]
+        options = [re.sub(r"(\S+) \[\1 \.\.\.\]", r"\1 ...", option) for option in options]
+        assert sorted(told) == sorted(options), name
+
+
 def plain(text: str) -> str:
     """On one line, without the marks of code."""
     return " ".join(text.replace("`", "").split())

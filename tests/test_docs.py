@@ -4,6 +4,7 @@ and the site's table of contents lead somewhere, and the reference has every pub
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from pathlib import Path
@@ -131,6 +132,25 @@ def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "docs" / "changelog.md"], ids=lambda page: page.name
+)
+def test_a_list_begins_after_an_empty_line(page):
+    """The site would join it to the paragraph before it, all in one."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    item = re.compile(r"(- |\* |1\. )")
+    for before, line in itertools.pairwise(text.split("\n")):
+        within = not before or before.startswith((" ", "- ", "* ")) or re.match(r"\d+\. ", before)
+        assert within or not item.match(line), f"{page.name}: {before!r} and then {line!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named_page)
+def test_names_with_underscores_are_code(page):
+    """Elsewhere the site would take ``__inc__`` for bold letters."""
+    text = re.sub(r"^```.*?^```$|`[^`]+`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\b__\w+__", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)) == []
 
 
 FOLDERS = "staticgraph|tests|bench|docs|examples|tools"

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import threading
-import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,20 +17,11 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("rdkit", reason="needs the extra smiles")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 
+from support.browser import PATIENCE_S, Browser, needs_browser, opened, until  # noqa: E402
 from support.served_run import app_of_run  # noqa: E402
 from support.trained_run import trained_run  # noqa: E402
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs chromium and chromedriver on the path"
-)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-sync", "--disable-background-networking", "--disable-component-update",
-    "--window-size=900,800",
-)  # fmt: skip
-PATIENCE_S = 60.0
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -52,64 +39,10 @@ def address(tmp_path_factory) -> Iterator[str]:
     thread.join(PATIENCE_S)
 
 
-def until(found: Any) -> Any:
-    """What is there at last."""
-    ends = time.monotonic() + PATIENCE_S
-    while not (value := found()):
-        assert time.monotonic() < ends, "it did not come"
-        time.sleep(0.05)
-    return value
-
-
-class Browser:
-    """A session of WebDriver, in plain HTTP."""
-
-    def __init__(self, port: int, profile: Path) -> None:
-        self.base = f"http://127.0.0.1:{port}"
-        options = {"binary": BROWSER, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL"}}
-        body = {"capabilities": {"alwaysMatch": wanted}}
-        self.base += f"/session/{self.ask('POST', '/session', body)['sessionId']}"
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base + path, data, method=method)
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script: str) -> Any:
-        return self.ask("POST", "/execute/sync", {"script": script, "args": []})
-
-    def find(self, selector: str) -> str:
-        found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
-        return next(iter(found.values()))
-
-    def type(self, selector: str, text: str) -> None:
-        element = self.find(selector)
-        self.ask("POST", f"/element/{element}/clear", {})
-        self.ask("POST", f"/element/{element}/value", {"text": text})
-
-    def click(self, selector: str) -> None:
-        self.ask("POST", f"/element/{self.find(selector)}/click", {})
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator[Browser]:
-    assert DRIVER is not None
-    with subprocess.Popen(
-        [DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdout is not None
-        session = None
-        try:
-            line = next(line for line in process.stdout if "on port " in line and "started" in line)
-            port = int(line.rpartition("port ")[2].strip(" .\n"))
-            session = Browser(port, tmp_path_factory.mktemp("profile"))
-            yield session
-        finally:
-            if session is not None:
-                session.ask("DELETE", "")
-            process.terminate()
+    with opened(tmp_path_factory.mktemp("profile")) as session:
+        yield session
 
 
 OUTPUT = "return document.querySelector('output').textContent"
@@ -168,18 +101,12 @@ def test_the_last_one_asked_is_shown_and_a_server_that_is_gone_is_said(browser, 
 
 
 def test_nothing_comes_from_elsewhere(browser, address):
-    browser.ask("POST", "/se/log", {"type": "performance"})  # what was before
+    browser.asked()
     browser.ask("POST", "/url", {"url": address})
     browser.type("#smiles", "CCO")
     browser.click("button")
     until(lambda: browser.run(OUTPUT).replace("...", ""))
     until(lambda: browser.run(DRAWN))
-    entries = browser.ask("POST", "/se/log", {"type": "performance"})
-    events = [json.loads(entry["message"])["message"] for entry in entries]
-    asked = {
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    }
+    asked = browser.asked()
     assert {f"{address}/", f"{address}/predict", f"{address}/draw?smiles=CCO"} <= asked
     assert all(url.startswith((f"{address}/", "data:")) for url in asked), asked

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from staticgraph.cli.reports.plan_plots import draw_sizes
 from staticgraph.runner.report import Report
 from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.training import plots
 from staticgraph.training.history import Epoch, Step
 from staticgraph.training.report import TrainReport
+from staticgraph.training.versus.picture import draw_losses
+from staticgraph.training.versus.report import SideReport
 
 pytestmark = pytest.mark.usefixtures("painted")
 
@@ -85,6 +91,18 @@ def test_a_short_run_has_one_line_of_losses_by_its_name():
     assert names[1].startswith("mean of ")
 
 
+def test_validation_losses_are_within_the_picture_wherever_they_lie():
+    steps = steps_of(2)
+    report = report_of(0.6, 0.8)
+    for val_loss in (40.0, 1e-3):
+        axes = Figure().add_subplot()
+        epochs = tuple(epoch._replace(val_loss=val_loss) for epoch in report.epochs)
+        plots.draw_loss(axes, replace(report, epochs=epochs), steps)
+        low, high = axes.get_ylim()
+        assert low <= val_loss < high
+        assert low <= min(step.loss for step in steps)
+
+
 def test_filling_is_real_over_physical_rows():
     axes = Figure().add_subplot()
     plots.draw_filling(axes, steps_of(1), CAPACITIES)
@@ -115,3 +133,35 @@ def test_matplotlibs_global_state_is_left_alone(tmp_path: Path):
     before = plt.get_fignums()
     plots.save_picture(tmp_path / "run.png", report_of(0.5), steps_of(1), CAPACITIES)
     assert plt.get_fignums() == before
+
+
+def test_losses_that_are_equal_are_drawn_as_one_and_all_lines_show():
+    """Of one step, too, where matplotlib would draw the last digits over the whole height."""
+    equal = [SideReport("PyG", losses=(14.48984,)), SideReport("fused", losses=(14.489847,))]
+    axes = Figure().add_subplot()
+    draw_losses(axes, equal, SimpleNamespace(random=False))
+    low, high = axes.get_ylim()
+    assert low < 14 < 15 < high
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    sides = [SideReport(name, losses=(3.0, 2.0, 1.5)) for name in ("PyG", "eager", "a", "b", "c")]
+    axes = Figure().add_subplot()
+    draw_losses(axes, sides, SimpleNamespace(random=False))
+    assert axes.get_ylim()[1] - axes.get_ylim()[0] < 2, "that is of their own range"
+    assert len({line.get_color() for line in axes.lines}) == len(sides)
+    widths = [line.get_linewidth() for line in axes.lines]
+    assert widths == sorted(set(widths), reverse=True)
+
+
+@pytest.mark.parametrize(("most", "shown"), [(9, {"1", "2", "9"}), (900, {"1", "10", "100"})])
+def test_counts_of_graphs_are_written_as_numbers(most, shown):
+    """Not as powers of ten, of which few graphs have one at most."""
+    sizes, packing = np.array([[3, 4], [5, 8], [9, 16]]), SimpleNamespace(limits=(30, 60))
+    figure = Figure(layout="constrained")
+    axes = figure.add_subplot()
+    draw_sizes(axes, SizeHistogram(sizes, np.array([1, 2, most])), None, [packing])
+    figure.draw_without_rendering()
+    bar = next(other for other in figure.axes if other is not axes).yaxis
+    labels = [*bar.get_majorticklabels(), *bar.get_minorticklabels()]
+    told = {label.get_text() for label in labels} - {""}
+    assert shown <= told
+    assert all(text.replace(",", "").isdigit() for text in told)

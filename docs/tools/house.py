@@ -53,8 +53,10 @@ def arrows() -> list[tuple[str, str]]:
 
 def house() -> Drawing:
     """Rooms as boxes, the ground at the bottom."""
-    height = BETWEEN * len(ROWS) + 36
+    height = BETWEEN * len(ROWS) + 84
     drawing = Drawing(760, height, "The rooms of the library, from the ground up")
+    drawing.text(24, 30, "Folders of staticgraph/, from the ground up", bold=True, size=15)
+    drawing.text(24, 50, "a line leads up from what is used to what uses it", fill=MUTED)
     at: dict[str, tuple[float, float]] = {}
     for row, rooms in enumerate(ROWS):
         for name, across in rooms:

@@ -14,6 +14,9 @@ INK, MUTED, LINE = "#1f2d3a", "#5a6b7b", "#c6d0d9"
 TEAL, BLUE, PLUM = "#00796b", "#2f6db5", "#8a4f9e"
 SOFT_TEAL, SOFT_BLUE, SOFT_PLUM = "#bfe3de", "#cfe0f4", "#e6d5ec"
 PADDING, ROSE = "#d9a13b", "#c8455a"
+# Line and filling of one graph or bucket, and of the next.
+OF_GRAPH = ((TEAL, SOFT_TEAL), (BLUE, SOFT_BLUE), (PLUM, SOFT_PLUM))
+WIDTH = 760
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 

@@ -56,7 +56,7 @@ class StaticBatch(BucketShape):
     and :attr:`node_masks` instead of ``x``, ``edge_index``, ``batch`` and the masks of nodes and
     edges, and fields of graphs as ever.
 
-    A batch of a loader lends its memory: once it is dropped, the memory carries a later batch.
+    A loader reuses the memory of its batches: once one is dropped, a later one is written there.
     Keep tensors with :meth:`clone`.
 
     A model may set attributes, as it may on PyG's batch (``batch.x = layer(batch.x)``,

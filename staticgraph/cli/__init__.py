@@ -4,7 +4,7 @@ A command is a module with ``register(subparsers)``, which describes it, and a f
 it, which imports what it needs only then: ``staticgraph --help`` must not wait for torch. Results
 go to stdout (as JSON with ``--json``), progress to stderr. The exit status is 0; 1 where the answer
 is no (a training diverged, a model is not static); 2 with one line for an error that a user can
-mend; anything else is a bug and shows its traceback.
+correct; anything else is a bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib.util
 import linecache
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -30,6 +31,8 @@ FAILED = 2
 # away, as that of `staticgraph ... | head` does: 128 + SIGPIPE.
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+# Where help begins in a line, at the latest: behind the longest option with its value.
+HELP_COLUMN = 28
 
 
 def _is_error(kind: type) -> bool:
@@ -45,6 +48,23 @@ KNOWN = (
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """Examples as they stand; a description, which is one line, filled."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"max_help_position": HELP_COLUMN, **options})
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """argparse forgets that the names of commands are indented, and cuts the longest off."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        """``SIZE`` of ``--batch-size``."""
+        return action.dest.upper().rpartition("_")[2]
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Not at the hyphens of a name, such as ``reduce-overhead``."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -77,7 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = parser().parse_args(argv)
+    top = parser()
+    args, unknown = top.parse_known_args(argv)
+    if unknown:  # told by the command's own parser, whose help has the options that there are
+        commands = next(each.choices for each in top._actions if isinstance(each.choices, dict))
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return args.run(args)
     except KeyboardInterrupt as stop:
@@ -98,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="staticgraph",
         description="Train graph neural networks in a few fixed shapes.",
-        epilog="Begin with: staticgraph train --data examples/data/esol.npz --model gine",
+        epilog="Start with: staticgraph train --data examples/data/esol.npz --model gine",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
         "bench",
         help="count the operations and launches of a training step",
         description="Count what a training step gives a GPU, three ways: operations of plain PyG, "
-        "and launches of the default plan's step compiled for a GPU that is not there, of stock "
+        "and launches of the default plan's step compiled for a GPU that you do not have, of stock "
         "layers and with kernels. Needs no GPU; compiling takes a minute or more.",
         epilog=EXAMPLE,
     )
@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
         "--count-kernels", action="store_true", required=True, help="what is counted; required"
     )
     parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
     )
     parser.add_argument(
         "--model", choices=values.MODELS, default="gine",

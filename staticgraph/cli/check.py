@@ -18,7 +18,7 @@ examples:
   staticgraph check --for h100 --model mymodule:build --data examples/data/esol.npz --kernels
 
 The model is what build() returns, or build(store) where it takes an argument. The exit status is 1
-where something stands in the way.
+where something prevents it.
 """
 
 
@@ -39,7 +39,7 @@ def register(subparsers: Any) -> None:
         help=f"MODULE:NAME of what builds it, or one of {', '.join(values.MODELS)}",
     )
     parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
     )
     parser.add_argument(
         "--batch-size",

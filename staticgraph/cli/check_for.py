@@ -17,7 +17,7 @@ MODES = ("default", "reduce-overhead", "cuda-graph")
 def register(parser: argparse.ArgumentParser) -> None:
     """Adds the options of a dry run to ``check``."""
     group = parser.add_argument_group(
-        "a GPU that is not there",
+        "a GPU that you do not have",
         "Compile the training step for it, count its launches and say whether it records; nothing "
         "runs on a device. The exit status is 1 where it does not record whole, 3 where a dry run "
         "cannot work on this machine, 4 where the model failed.",

@@ -23,12 +23,12 @@ def register(commands: Any) -> None:
         "convert",
         help="write a data set as a store on disk",
         description="Write a data set as a store on disk, in bounded memory. After a kill the same "
-        "command goes on.",
+        "command continues.",
         epilog=EXAMPLE,
     )
     parser.add_argument(
         "--data", type=values.words, required=True, metavar="SPEC",
-        help="a data set, as for staticgraph train",
+        help=values.SPECS,
     )  # fmt: skip
     parser.add_argument(
         "--out",

@@ -47,9 +47,7 @@ def register(subparsers: Any) -> None:
         epilog=EXAMPLE,
     )
     source = parser.add_argument_group("data (one of)")
-    source.add_argument(
-        "--data", type=values.words, metavar="SPEC", help="a data set, as for staticgraph train"
-    )
+    source.add_argument("--data", type=values.words, metavar="SPEC", help=values.SPECS)
     source.add_argument(
         "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
     )

@@ -43,7 +43,7 @@ def register(subparsers: Any) -> None:
         epilog=EXAMPLE,
     )
     parser.add_argument(
-        "--data", type=values.words, metavar="SPEC", required=True, help="as for staticgraph train"
+        "--data", type=values.words, metavar="SPEC", required=True, help=values.SPECS
     )
     add_training(parser)
     how = parser.add_argument_group("how")

@@ -90,7 +90,8 @@ def register(commands: Any) -> None:
         help="most bytes in a request (default: 8MiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--workers", type=values.whole(0, 64), default=1,
+        "--workers",
+        metavar="N", type=values.whole(0, 64), default=1,
         help="processes that read requests, besides the model's (default: 1); 0: in the same one",
     )  # fmt: skip
     parser.add_argument(
@@ -103,7 +104,8 @@ def register(commands: Any) -> None:
         "--compile-mode",
         choices=MODES,
         default="auto",
-        help="with --run: as for staticgraph train (default: auto)",
+        metavar="MODE",
+        help=f"with --run: one of {', '.join(MODES)}, as for staticgraph train (default: auto)",
     )
     parser.set_defaults(run=run)
 

@@ -26,12 +26,12 @@ examples:
 
 The folder gets checkpoint.pt, config.toml, plan.json, steps.csv, report.json, report.png and
 TensorBoard's files. A --config is TOML with the options by name, such as batch-size = 64; what is
-given on the command line goes before it.
+given on the command line overrides it.
 
-Ctrl-C stops after the present step, with a checkpoint; --resume goes on from there as if the run
+Ctrl-C stops after the present step, with a checkpoint; --resume continues from there as if the run
 had never stopped.
 
-On several GPUs or machines, --batch-size is of each process:
+On several GPUs or machines, --batch-size is per process:
   torchrun --nproc-per-node 4 -m staticgraph.cli train --data ogb:ogbg-molhiv --out runs/hiv
 """
 OUT = Path("runs/latest")
@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
         "--data",
         type=values.words,
         metavar="SPEC",
-        help="tu:NAME, molnet:NAME, ogb:NAME, a store's folder, or a .npz, .pt or .csv file",
+        help=values.SPECS,
     )
     data.add_argument(
         "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
@@ -69,13 +69,13 @@ def register(commands: Any) -> None:
     training.add_argument(
         "--schedule",
         choices=tuple(SCHEDULES),
-        help="how the learning rate goes: "
+        help="how the learning rate changes: "
         + "; ".join(f"{name} {what}" for name, what in SCHEDULES.items())
         + " (default: constant)",
     )
     training.add_argument(
         "--clip-norm", type=values.number(0, more=True), metavar="X",
-        help="largest norm of all gradients together (default: any)",
+        help="largest norm of all gradients together (default: no limit)",
     )  # fmt: skip
     training.add_argument(
         "--accumulate", type=values.whole(), metavar="K",
@@ -95,9 +95,11 @@ def register(commands: Any) -> None:
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
-        help="torch's names, and fused and cuda-graph of this library; auto times them "
-        "before the first step and keeps the fastest for each bucket: eager and fused on a CPU; "
-        "eager, default (compiled) and cuda-graph (recorded) on CUDA (default: auto)",
+        metavar="MODE",
+        help=f"one of {', '.join(MODES)}: torch's names, and fused and cuda-graph of this library; "
+        "auto times several before the first step and keeps the fastest for each bucket: eager "
+        "and fused on a CPU; eager, default (compiled) and cuda-graph (recorded) on CUDA "
+        "(default: auto)",
     )
     machine.add_argument(
         "--allow-cpu",

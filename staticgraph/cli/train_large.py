@@ -20,8 +20,8 @@ examples:
   staticgraph train-large --task node --data cora --policy dispersed --model gcn
 
 The folder gets the partitions, the embeddings (links), report.json and schedule.png, which shows
-what was resident when and how long training waited. The same command again goes on where a killed
-run on links had ended its last epoch. A run on nodes is not resumed: it uses the partitions that
+what was resident when and how long training waited. The same command again continues a
+killed run on links after its last epoch. A run on nodes is not resumed: it uses the partitions that
 are there, and trains from the first epoch.
 """
 LINK_POLICIES = ("in-memory", "comet", "beta")

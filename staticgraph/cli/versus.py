@@ -35,13 +35,13 @@ def register(subparsers: Any) -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
         "try",
-        help="see what this library gives for your data and model, beside plain PyG",
+        help="compare this library with plain PyG on your data and model",
         description="Train a model by plain PyG and by this library in turn for about a minute, "
         "and say which is faster, at what memory, and whether both compute the same.",
         epilog=EXAMPLE,
     )
     parser.add_argument(
-        "--data", required=True, type=values.words, metavar="SPEC", help="as for staticgraph train"
+        "--data", required=True, type=values.words, metavar="SPEC", help=values.SPECS
     )
     parser.add_argument(
         "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"

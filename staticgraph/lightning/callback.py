@@ -15,7 +15,7 @@ from staticgraph.recording.recording import Recording
 
 
 class StaticGraphs(Callback):
-    """Give it to a ``Trainer`` beside a :class:`StaticDataModule`; nothing else changes.
+    """Give it to a ``Trainer`` together with a :class:`StaticDataModule`; nothing else changes.
 
     ``training_step``, ``validation_step`` and the others get a batch without padding, and call
     ``self(batch)``, ``self(batch.x, batch.edge_index, ...)`` or a module of their own,

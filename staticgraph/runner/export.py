@@ -70,7 +70,7 @@ def export(
         replacing(folder, KIND, overwrite) as new,
         untouched(subject.model, subject.optimizer),
         evaluating(subject.model),
-        bar(range(len(plan.capacities)), desc="exporting", unit=" bucket", show=progress) as shown,
+        bar(range(len(plan.capacities)), desc="exporting", unit="", show=progress) as shown,
     ):
         for bucket in shown:
             layout = SlotLayout(bucket, plan.capacities[bucket], schema, subject.pointers)

@@ -296,7 +296,7 @@ class StaticGraphRunner:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside model and optimizer, in plain values and tensors: with
+        """What a checkpoint needs besides model and optimizer, in plain values and tensors: with
         ``accumulate`` the gradients that wait for their update."""
         return {"accumulated": self._steps.accumulated.state()}
 

@@ -94,7 +94,7 @@ class Warming:
         with (
             untouched(self._subject.model, self._subject.optimizer),
             self._steps.accumulated.kept(),
-            bar(keys, desc="warming up", unit=" way", show=progress) as shown,
+            bar(keys, desc="warming up", unit="", show=progress) as shown,
         ):
             if self._auto is None:
                 for bucket, phase in shown:

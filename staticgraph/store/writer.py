@@ -44,7 +44,7 @@ class StoreWriter:
     committed stays, and another writer of the same folder goes on.
 
     Args:
-        folder: of the store to be; parts stand beside it until it is finished.
+        folder: of the store to be; its parts are in a folder next to it until it is finished.
         schema: the fields to expect; by default those of the first part.
         shard: which of several processes this is; None for one alone.
         part_graphs: graphs in a part, which is what a kill can lose, and what memory must hold.

@@ -76,16 +76,19 @@ def draw_loss(axes: Axes, report: TrainReport, steps: Sequence[Step]) -> None:
     for end in ends[:-1]:
         axes.axvline(end, color="#999999", linewidth=0.8, linestyle=":")
     axes.set(xlabel="step", ylabel="loss", xlim=(0, len(every) * 1.04))
-    if len(losses):
-        low, high = np.percentile(losses, [0, 99.5])
-        space = 0.1 * (high - low) + 1e-12
-        axes.set_ylim(max(0, low - space), high + space)
+    axes.locator_params(axis="x", integer=True)
     lost = len(every) - len(losses)
     title = (
         f"learning; the losses of {how_many(lost, 'step')} are not finite" if lost else "learning"
     )
     axes.set_title(title, loc="left", fontsize=11)
     val_losses = np.array([_number(epoch.val_loss) for epoch in report.epochs])
+    bounds = [*np.percentile(losses, [0, 99.5])] if len(losses) else []
+    bounds += [*val_losses[np.isfinite(val_losses)]]
+    if bounds:
+        space = 0.1 * (max(bounds) - min(bounds)) + 1e-12
+        low = min(bounds) - space
+        axes.set_ylim(max(0, low) if min(bounds) >= 0 else low, max(bounds) + space)
     metrics = np.array([_number(epoch.val_metric) for epoch in report.epochs])
     if np.isfinite(val_losses).any():
         axes.plot(ends, val_losses, "s", color=LOSS, markersize=7, label="validation loss")
@@ -125,13 +128,14 @@ def draw_filling(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacit
             axes.barh(y, share, color=color, height=0.8)
             text = f"{100 * share:.1f}%" if mine else "not used"
             inside = mine and share > 0.12  # as wide as its label
-            x, color = (0.01, "white") if inside else (share + 0.01, "black")
-            axes.text(x, y, text, va="center", color=color, fontsize=9)
+            x = 0.01 if inside else share + 0.01
+            readable = "white" if inside and color == NODES else "black"
+            axes.text(x, y, text, va="center", color=readable, fontsize=10)
             labels.append(f"bucket {bucket}: {limit:,} {name}")
     axes.set_yticks([-number for number in range(len(labels))], labels)
-    axes.set(xlim=(0, 1), xlabel="share of the physical rows (grey: padding)")
+    axes.set(xlim=(0, 1), xlabel="share of the rows that is real (grey: padding)")
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-    axes.set_title("filling of the fixed shapes, training batches", loc="left", fontsize=11)
+    axes.set_title("filling of the fixed shapes, mean of all batches", loc="left", fontsize=11)
 
 
 def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity]) -> None:
@@ -146,11 +150,11 @@ def draw_spread(axes: Axes, steps: Sequence[Step], capacities: Sequence[Capacity
     bins = np.linspace(min(low, 0.98), 1.0, 41).tolist()
     for (name, values), color in zip(shares.items(), (NODES, EDGES), strict=True):
         axes.hist(values, bins=bins, color=color, alpha=0.65, label=name)
-    axes.set(xlabel="share of the physical rows, batch by batch", ylabel="batches")
+    axes.set(xlabel="share of a batch's rows that is real", ylabel="batches")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f}%")
     axes.legend(frameon=False, loc="upper left")
-    axes.set_title(f"batches of {how_many(most, 'graph')}", loc="left", fontsize=11)
+    axes.set_title(f"filling of each batch of {how_many(most, 'graph')}", loc="left", fontsize=11)
 
 
 def running_mean(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,10 @@ def draw_sizes(
     dots = axes.scatter(
         nodes[order], edges[order], s=9, c=histogram.counts[order], cmap="viridis_r", norm="log"
     )
-    axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
+    shades = axes.figure.colorbar(dots, ax=axes, label="graphs of this size")
+    few = histogram.counts.max() < 100  # hardly a power of ten is among them
+    for place in (shades.ax.yaxis.set_major_formatter, shades.ax.yaxis.set_minor_formatter):
+        place(lambda value, _: _count(value) if few or _is_power_of_ten(value) else "")
     axes.set(xlabel="nodes of a graph", ylabel="edges of a graph")
     axes.set_title(
         f"{how_many(histogram.num_graphs, 'graph')} of {how_many(len(nodes), 'size')}", fontsize=10
@@ -117,6 +121,14 @@ def draw_sizes(
     axes.legend(frameon=True, fontsize=7, loc="best")
 
 
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if abs(value - round(value)) < 1e-6 else ""
+
+
+def _is_power_of_ten(value: float) -> bool:
+    return abs(math.log10(value) - round(math.log10(value))) < 1e-6
+
+
 def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> None:
     """The harmonic mean of the efficiencies over limits, with the best marked."""
     mesh = axes.pcolormesh(
@@ -129,7 +141,8 @@ def draw_map(axes: Axes, shown: EfficiencyMap, packings: Sequence[Packing]) -> N
         if packing.limits[0] <= shown.nodes[-1] and packing.limits[1] <= shown.edges[-1]:
             axes.plot(packing.limits[1], packing.limits[0], "P", color="white", markersize=9)
     axes.set(xlabel="limit on edges", ylabel="limit on nodes")
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=5, integer=True)
+    axes.locator_params(axis="y", integer=True)
     axes.set_title(f"limits of a pack: best ({nodes}, {edges}) with {value:.2%}", fontsize=10)
 
 

@@ -52,7 +52,7 @@ class SampledLoader:
         task: ``node`` or ``link``.
         seeds: the caller's numbers of the nodes to train on; all where None. Nodes only.
         labels: ``[N]`` integers in the caller's order; nodes only.
-        negatives: resident nodes drawn beside each batch of edges; links only.
+        negatives: resident nodes drawn for each batch of edges; links only.
         degree_fraction: share of the negatives drawn as ends of the state's edges, so by degree.
         exclude: leave a batch's own edges out of its samples, so that they are not to be seen where
             they are to be predicted; links only.

@@ -103,7 +103,7 @@ class SampledGCN(nn.Module):
 
 
 class SampledGAT(nn.Module):
-    """Attention over the neighbours and the node itself; heads stand beside each other.
+    """Attention over the neighbours and the node itself; heads are concatenated.
 
     Args:
         in_channels: F.

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, which people with any colour vision tell apart.
 PLAIN, OURS, WINNER = "#999999", "#56B4E9", "#0072B2"
 NODES, EDGES, PADDING = "#0072B2", "#E69F00", "#DDDDDD"
+# Lines of losses, one over the other and each thinner: equal ones all show.
+LINES = ("#999999", "#56B4E9", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7")
+# Losses within this share of each other are drawn as one: the table has their differences.
+ALIKE = 0.01
+# Fewer steps than this have a tick each.
+FEW = 8
 MEBI = 1 << 20
 
 
@@ -61,7 +67,9 @@ def draw_rates(axes: Axes, sides: Sequence[SideReport], report: VersusReport) ->
         times = "" if side.name == report.compared_with else f", {side.ratio:.2f} times"
         axes.text(rate + above + 0.02 * most, place, f"{rate:,.0f}{times}", va="center")
     _name_places(axes, sides)
-    axes.set_xlim(0, 1.4 * most)
+    axes.set_xlim(0, 1.5 * most)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("training graphs per second, loading included (more is better)")
     axes.set_title(f"throughput, and times {report.compared_with}", loc="left", fontsize=11)
 
@@ -87,17 +95,28 @@ def draw_memory(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -
 def draw_losses(axes: Axes, sides: Sequence[SideReport], report: VersusReport) -> None:
     """The losses of the first turn, from the same weights over the same batches."""
     for number, side in enumerate(sides):
+        width = 1.0 + 1.5 * (len(sides) - 1 - number)
         axes.plot(
             range(1, len(side.losses) + 1),
             side.losses,
             label=side.name,
-            color=_color(side, report),
-            linewidth=4.0 if number == 0 else 1.3,
-            linestyle="-" if number < 2 else ("--", ":", "-.")[number % 3],
+            color=LINES[number % len(LINES)],
+            linewidth=width,
+            markersize=4.0 + 2 * width,
             marker="o" if len(side.losses) == 1 else None,
         )
     axes.set(xlabel="step", ylabel="loss")
-    axes.locator_params(axis="x", integer=True)
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+    steps = max([len(side.losses) for side in sides] + [1])
+    axes.set_xlim(0.5, steps + 0.5)
+    if steps < FEW:
+        axes.set_xticks(range(1, steps + 1))
+    else:
+        axes.locator_params(axis="x", integer=True)
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    if high - low < ALIKE * abs(middle):
+        axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
     axes.legend(frameon=False, fontsize=9)
     compared = [side.equal for side in sides if side.equal is not None]
     told = "random numbers are drawn, so not compared" if report.random else "not compared"
@@ -118,11 +137,11 @@ def draw_filling(axes: Axes, sides: Sequence[SideReport]) -> None:
             axes.barh(place + offset, 1.0, height=0.36, color=PADDING)
             axes.barh(place + offset, share, height=0.36, color=color)
             axes.text(0.02, place + offset, f"{100 * share:.1f}% of {what}", va="center",
-                      color="white", fontsize=8)  # fmt: skip
+                      color="white" if color == NODES else "black", fontsize=9)  # fmt: skip
     _name_places(axes, sides)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-    axes.set_xlabel("share of the physical rows (grey: padding)")
+    axes.set_xlabel("share of the rows that is real (grey: padding)")
     axes.set_title("filling", loc="left", fontsize=11)
 
 
