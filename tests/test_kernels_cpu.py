@@ -64,6 +64,26 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
     agree(kernel, reference, [x] if edge is None else [x, edge], terms=4 + len(src) + width)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["copy", "multiply", "relu_add"])
+def test_neighbour_sum_has_a_gradient_by_eps(dtype, kind):
+    """Of a parameter ``[1]``, as PyG's layers have it, in its own dtype."""
+    src, dst = torch.tensor([1, 2, 0, 2, 1]), torch.tensor([0, 0, 1, 1, 2])
+    row_ptr, col_ptr = torch.tensor([0, 2, 4, 5]).int(), torch.tensor([0, 1, 3, 5]).int()
+    transpose = src.argsort(stable=True).int()
+    x, eps = torch.randn(3, 4).to(dtype), torch.randn(1).to(dtype)
+    edge = None if kind == "copy" else torch.randn(5, 4).to(dtype)
+
+    def kernel(x, edge, eps):
+        pointers = (src, dst, row_ptr, col_ptr, transpose)
+        return neighbour_sum(x, edge, *pointers, self_eps=eps, transform=kind, mean=True)
+
+    def reference(x, edge, eps):
+        return neighbour_sum_reference(x, edge, None, src, dst, eps, kind, True)
+
+    agree(kernel, reference, [x, edge, eps], terms=24)
+
+
 def test_neighbour_sum_keeps_a_nan_and_refuses_a_wrong_operand():
     one = torch.tensor([0])
     pointers = (torch.tensor([0, 1]).int(), torch.tensor([0, 1]).int(), one.int())

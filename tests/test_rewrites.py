@@ -17,6 +17,8 @@ from support.rewritten import (
     seeded,
 )
 from support.written_by_hand import MODELS, MoleculeGIN, Trunk, VirtualNode, gine
+from torch import nn
+from torch_geometric.nn import GCNConv, global_mean_pool
 from torch_geometric.nn.resolver import aggregation_resolver
 
 import staticgraph as sg
@@ -126,6 +128,33 @@ def test_tables_of_each_layer_are_read_by_one_code_where_a_sum_takes_it(aggr, co
     assert [node.kwargs.get("code") for node in sums] == 2 * codes
 
 
+class SumOfLayers(Trunk):
+    """OGB's network with JK="sum", whose last layer is in no sum, or with that layer detached."""
+
+    def __init__(self, conv, detached):
+        super().__init__(conv, edges=conv is gine)
+        self.detached = detached
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        edges = edge_attr if self.bonds is None else self.bonds(edge_attr)
+        layers = [self.atoms(x)]
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            layers.append(F.relu(norm(conv(layers[-1], edge_index, edges))))
+        total = sum(layers[:-1])
+        if self.detached:
+            total = total + layers[-1].detach()
+        return self.head(global_mean_pool(total, batch))
+
+
+@pytest.mark.parametrize(("conv", "detached"), [(gine, True), (MoleculeGIN, False)])
+def test_a_layer_that_no_loss_reads_has_no_gradient_rather_than_zeros(conv, detached, esol):
+    """An optimizer decays the weights of a layer whose gradient is zero."""
+    model = seeded(lambda: SumOfLayers(conv, detached))
+    runner = assert_as_in_plain_pyg(model, esol)
+    assert fired(runner)["neighbour_sum"] == 2
+    assert model.norms[1].weight.grad is None
+
+
 @pytest.mark.parametrize("name", ["gine", "gcn", "molecule gin"])
 def test_evaluation_is_that_of_plain_pyg(name, esol):
     torch.manual_seed(0)
@@ -176,5 +205,30 @@ def test_a_frozen_layer_and_a_changed_flag_are_seen(esol):
     assert model.head[0].weight.grad is None
     assert model.head[2].weight.grad is not None
     model.norms[0].eps = 1e-3
+    with pytest.raises(sg.NotStatic, match="compiled again"):
+        runner(batch)
+
+
+class OnWeights(nn.Module):
+    """GCN with weights that a layer makes of the edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.weigh, self.conv = nn.Linear(3, 1), GCNConv(9, 1)
+
+    def forward(self, x, edge_index, edge_attr):
+        weight = self.weigh(edge_attr.float()).sigmoid().view(-1)
+        return self.conv(x.float(), edge_index, weight)
+
+
+def test_a_layer_below_what_has_no_derivative_is_seen_when_it_is_trained_later(esol):
+    """GCN's operator has none by its weights, and was put in while none was wanted."""
+    model = OnWeights()
+    model.weigh.requires_grad_(False)
+    runner = sg.StaticGraphRunner(model, [CAPACITY], "fused")
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner(batch)
+    assert fired(runner)["gcn_sum"] == 1
+    model.weigh.requires_grad_(True)
     with pytest.raises(sg.NotStatic, match="compiled again"):
         runner(batch)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from support.rewritten import difference, fired, seeded
 from torch import nn
-from torch_geometric.nn import global_add_pool
+from torch_geometric.nn import GCNConv, global_add_pool
 from torch_geometric.utils import scatter
 
 from staticgraph.rewrites import Target, rewrite
@@ -82,6 +82,48 @@ class SelectByName(Base):
         return scatter(h[src], dst, 0, h.size(0)) + h.select(dim=1, index=3)[:, None]
 
 
+class StackedEnds(Base):
+    """The pair of ends is taken apart, put together, and taken apart again."""
+
+    def nodes(self, h, edge_index):
+        row, col = edge_index
+        row, col = torch.stack((row, col), dim=0)
+        return scatter(h[row], col, 0, h.size(0))
+
+
+class StackedAgain(Base):
+    """The same over the other direction of each edge: no pair of the batch's own."""
+
+    def nodes(self, h, edge_index):
+        row, col = edge_index
+        turned = torch.stack([col, row])
+        return scatter(h[turned[0]], turned[-1], 0, h.size(0))
+
+
+class StackedPair(Base):
+    """A layer of PyG's is given what was put together."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = GCNConv(16, 16)
+
+    def nodes(self, h, edge_index):
+        return self.conv(h, torch.stack([edge_index[0], edge_index[1]]))
+
+
+class StackedSum(Base):
+    """Tables by column, added up as a stack; along another dimension it is no sum of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(120, 16) for _ in range(3))
+
+    def forward(self, x, edge_index, batch, batch_size):
+        found = [table(x[:, i]) for i, table in enumerate(self.tables)]
+        h = torch.stack(found, dim=-1).sum(dim=-1) + torch.stack(found).sum(-1).T.mean(1)[:, None]
+        return global_add_pool(h, batch, batch_size)
+
+
 class TanhGELU(Base):
     def nodes(self, h, edge_index):
         m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
@@ -131,6 +173,10 @@ FORMS = [
     Columns,
     ColumnsBySource,
     SelectByName,
+    StackedEnds,
+    StackedAgain,
+    StackedPair,
+    StackedSum,
     TanhGELU,
 ]
 REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
@@ -145,6 +191,33 @@ def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
 def test_a_selection_by_name_is_one_of_the_batchs_own_ends(esol):
     _, runner = difference(seeded(SelectByName), esol)
     assert fired(runner)["neighbour_sum"] == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "rewrite", "times"),
+    [(StackedEnds, "neighbour_sum", 1), (StackedPair, "gcn_sum", 1)],
+)
+def test_what_is_stacked_is_read_through_the_stack(build, rewrite, times, esol):
+    _, runner = difference(seeded(build), esol)
+    assert fired(runner)[rewrite] == times
+
+
+class TablesStacked(Base):
+    """As above, the sum alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(120, 16) for _ in range(3))
+
+    def forward(self, x, edge_index, batch, batch_size):
+        h = torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)]).sum(dim=0)
+        return global_add_pool(h, batch, batch_size)
+
+
+def test_a_stack_of_tables_is_one_lookup(esol):
+    largest, runner = difference(seeded(TablesStacked), esol)
+    assert largest <= 1e-10
+    assert fired(runner)["tables"] == 1
 
 
 class Cast(Base):

@@ -142,12 +142,21 @@ class Captured:
         return found.size(0)
 
     def has_gradient(self, node: Any) -> bool:
-        """Whether a gradient by a node is wanted; what it says is guarded."""
-        argument = node.meta.get("grapharg") if isinstance(node, Node) else None
-        source = getattr(argument, "source", None)
-        if source is not None:
-            name = source.name
-            self.relied.add(str(name() if callable(name) else name))
+        """Whether a gradient by a node is wanted; what it says is guarded, at every parameter and
+        input that the node is made of."""
+        left, seen = [node], {node}
+        while left:
+            one = left.pop()
+            if not isinstance(one, Node):
+                continue
+            before = [other for other in one.all_input_nodes if other not in seen]
+            left += before
+            seen.update(before)
+            source = getattr(one.meta.get("grapharg"), "source", None)
+            given = tensor(one)
+            if source is not None and (given is None or given.is_floating_point()):
+                name = source.name
+                self.relied.add(str(name() if callable(name) else name))
         found = tensor(node)
         return found is not None and found.requires_grad
 

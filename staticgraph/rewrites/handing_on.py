@@ -4,6 +4,9 @@ Autograd adds up the gradients of a tensor that is read twice, an operation each
 that hands its operand on takes the later readers' gradient where its own sums begin. On CUDA sums
 that read one small table of edges by one code hand on a gradient an edge instead, which is added up
 by entry once; on a CPU that is the same loop.
+
+What reaches no output hands nothing on: the later readers' gradient would come back to its other
+operands as zeros, which an optimizer takes for a gradient (it decays weights by it).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from staticgraph.rewrites.batch_norm import joined, running_of
 from staticgraph.rewrites.captured import Captured, Target
 from staticgraph.rewrites.linear import product
 from staticgraph.rewrites.linear_statistics import measured
-from staticgraph.rewrites.words import Call, dtype, is_call, is_float, tensor
+from staticgraph.rewrites.words import Call, dtype, is_call, is_float, is_method, tensor
 
 NAME = "handing_on"
 
@@ -65,8 +68,11 @@ def joined_handed_on(
 def rewrite(captured: Captured) -> None:
     """Every operator that can hand an operand on to a later reader."""
     order = {node: place for place, node in enumerate(captured.graph.nodes)}
-    tables = _Tables(captured, order)
+    read = _reaching_an_output(captured)
+    tables = _Tables(captured, order, read)
     for node in list(captured.graph.nodes):
+        if node not in read:
+            continue
         if is_call(node, neighbour_sum):
             _sum(captured, node, order, tables)
         elif is_call(node, product):
@@ -75,6 +81,19 @@ def rewrite(captured: Captured) -> None:
             _measured(captured, node, order)
         elif is_call(node, joined):
             _norm(captured, node, order)
+
+
+def _reaching_an_output(captured: Captured) -> set[Call]:
+    """The nodes that a gradient can come back to from what the graph gives."""
+    found: set[Call] = set()
+    for node in reversed(list(captured.graph.nodes)):
+        if node.op == "output" or (
+            _differentiable(node)
+            and not is_method(node, "detach")
+            and any(user in found for user in node.users)
+        ):
+            found.add(node)
+    return found
 
 
 def _later(node: Call, operand: Call, order: dict[Call, int]) -> list[Call]:
@@ -103,9 +122,10 @@ def edge_by_edge(target: Target) -> bool:
 class _Tables:
     """Small tables of edges that several sums read by one code, on CUDA."""
 
-    def __init__(self, captured: Captured, order: dict[Call, int]) -> None:
+    def __init__(self, captured: Captured, order: dict[Call, int], read: set[Call]) -> None:
         self._captured = captured
         sums = [node for node in captured.graph.nodes if is_call(node, neighbour_sum)]
+        sums = [node for node in sums if node in read]
         # Sums that hand their nodes on anyway: what nothing reads again would bring zeros back.
         ready = [node for node in sums if self._key(node) and _later(node, node.args[0], order)]
         coded = Counter(self._key(node) for node in sums if self._key(node))

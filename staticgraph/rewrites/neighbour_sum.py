@@ -1,7 +1,7 @@
 """Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
 
 A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``; with it
-goes the node's own term, ``(1 + eps) x``, where eps is not trained. Any other message is computed
+goes the node's own term, ``(1 + eps) x``. Any other message is computed
 as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``).
 """
 
@@ -177,8 +177,7 @@ def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | Non
     for first, second in sides(own):
         if second is x and is_call(first, ADD) and first.args[1] == 1:
             eps = tensor(first.args[0])
-            single = eps is not None and eps.numel() == 1
-            if single and not captured.has_gradient(first.args[0]):
+            if eps is not None and eps.numel() == 1:
                 return total, first.args[0]
     return node, None
 

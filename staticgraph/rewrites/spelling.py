@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from staticgraph.rewrites import words
 from staticgraph.rewrites.captured import Captured
+from staticgraph.rewrites.stacks import unstack
 from staticgraph.rewrites.words import (
     ADD,
     DIV,
@@ -59,6 +60,7 @@ def spell(captured: Captured) -> None:
     for node in list(captured.graph.nodes):
         _binary(node)
         _gather(captured, node)
+        unstack(captured, node)
         _others(captured, node)
         _reduction(captured, node)
 

@@ -172,9 +172,10 @@ class NeighbourSum(torch.autograd.Function):
             grads[0], *ctx.saved_tensors, into_x, into_edge, ctx.transform, ctx.mean, ctx.each
         )
         of_edge = dedge if ctx.needs_input_grad[1] else None
+        of_eps = _of_eps(grads[0], *ctx.saved_tensors[::8]) if ctx.needs_input_grad[8] else None
         if ctx.each:
-            return dx, *(None,) * 8, dedge, *(None,) * 3
-        return dx, of_edge, *(None,) * 11
+            return dx, *(None,) * 7, of_eps, dedge, *(None,) * 3
+        return dx, of_edge, *(None,) * 6, of_eps, *(None,) * 4
 
 
 class EachEdge(torch.autograd.Function):
@@ -232,13 +233,13 @@ def neighbour_sum(
         row_ptr, col_ptr, transpose: ``[N + 1]``, ``[N + 1]``, ``[E]`` int32, as
             :class:`staticgraph.batches.slots.SlotLayout` describes them.
         code: ``[E]`` int64; edge ``e`` then reads row ``code[e]`` of ``edge [V, F]``.
-        self_eps: 0-dim or ``[1]``, GIN's epsilon, without a gradient; None leaves ``x[i]`` out.
+        self_eps: 0-dim or ``[1]``, GIN's epsilon; None leaves ``x[i]`` out.
         transform: ``copy`` (GIN, SAGE), ``multiply`` (GCN) or ``relu_add`` (GINE).
         mean: divide the sum by the number of edges into ``i``, at least 1.
 
     Returns:
-        ``[N, F]`` in the dtype that ``x`` and ``edge`` have in common, differentiable once in both.
-        The same bits every time.
+        ``[N, F]`` in the dtype that ``x`` and ``edge`` have in common, differentiable once in both
+        and in ``self_eps``. The same bits every time.
 
     Raises:
         ValueError: an unknown transform, or an edge operand where none, or one, is needed.
@@ -302,6 +303,13 @@ def each_like(edge: Tensor, src: Tensor) -> Tensor:
     """Room for a gradient an edge, in the dtype in which gradients are added up."""
     wide = torch.promote_types(edge.dtype, torch.float32)
     return edge.new_empty(src.size(0), *edge.shape[1:], dtype=wide)
+
+
+def _of_eps(grad: Tensor, x: Tensor, self_eps: Tensor) -> Tensor:
+    """The gradient of what the nodes' own rows are scaled by, in one pass over both."""
+    wide = torch.promote_types(grad.dtype, torch.promote_types(x.dtype, torch.float32))
+    found = torch.dot(grad.to(wide).reshape(-1), x.to(wide).reshape(-1))
+    return found.to(self_eps.dtype).view(self_eps.shape)
 
 
 def _rows(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:

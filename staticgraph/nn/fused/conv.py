@@ -111,7 +111,7 @@ class FusedGINEConv(Fused, GINEConv):
     ) -> tuple[Tensor, Tensor] | None:
         """As :func:`handing_on`; None where the stock code, or another pass, must run."""
         batch = self.batch
-        plain = self.lin is None and self.aggr != "max" and not self.eps.requires_grad
+        plain = self.lin is None and self.aggr != "max"
         if not plain or edges is None or obstacle(self, batch, x, edge_index, None) is not None:
             return None
         fold = folded(edges)
@@ -149,7 +149,7 @@ class FusedGINConv(Fused, GINConv):
     ) -> tuple[Tensor, Tensor] | None:
         """As :func:`handing_on`; None where the stock code, or another pass, must run."""
         batch = self.batch
-        plain = self.aggr != "max" and not self.eps.requires_grad and edges is None
+        plain = self.aggr != "max" and edges is None
         if not plain or obstacle(self, batch, x, edge_index, None) is not None:
             return None
         assert batch is not None
@@ -163,8 +163,8 @@ class FusedGINConv(Fused, GINConv):
 def _with_self(
     conv: GINConv | GINEConv, batch: StaticBatch, x: Tensor, edge: Tensor | None, **options: Any
 ) -> Tensor:
-    """``(1 + eps) x_i`` goes into the same pass of a sum, unless ``eps`` is trained."""
-    if conv.eps.requires_grad or conv.aggr == "max":
+    """``(1 + eps) x_i`` goes into the same pass of a sum."""
+    if conv.aggr == "max":
         return summed(batch, x, edge, conv, **options) + (1 + conv.eps) * x
     return summed(batch, x, edge, conv, self_eps=conv.eps, **options)
 
