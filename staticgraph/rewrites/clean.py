@@ -14,7 +14,18 @@ from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, re
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
 from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
-from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB, Call, is_fenced
+from staticgraph.rewrites.words import (
+    ADD,
+    DIV,
+    GATHER,
+    MUL,
+    SELECT,
+    SHAPES,
+    SUB,
+    Call,
+    is_fenced,
+    tensor,
+)
 
 # Functions without an effect beside their result, and without a draw of random numbers.
 _PURE = {
@@ -40,7 +51,7 @@ _PURE = {
     *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
     *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
     *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
-    torch.Tensor.contiguous,
+    *(torch.Tensor.contiguous, torch.bincount),
     *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
     *(table_sum, fold_codes),
@@ -55,6 +66,8 @@ _PURE_METHODS = {
         "argsort",
         "square",
         "rsqrt",
+        "pow",
+        "eq",
         "split",
         "size",
         "index_select",
@@ -95,6 +108,7 @@ def drop_twins(graph: Graph) -> None:
     for node in list(graph.nodes):
         once = node.op == "call_function" and node.target in _ONCE
         once |= node.op == "call_method" and node.target in _ONCE_METHODS
+        once |= is_pure(node) and _has_no_gradient(node)
         if not once or any(map(_changes, (node, *node.all_input_nodes))) or is_fenced(node):
             continue
         key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
@@ -102,6 +116,12 @@ def drop_twins(graph: Graph) -> None:
         if twin is not node:
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
+
+
+def _has_no_gradient(node: Call) -> bool:
+    """Whether nothing comes back through a call: to join such calls is to compute less."""
+    found = tensor(node)
+    return found is not None and not found.requires_grad
 
 
 def _changes(node: Call) -> bool:

@@ -10,12 +10,14 @@ from torch.fx import GraphModule
 from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites import (
+    added_loops,
     batch_norm,
     cat_linear,
     dense_attention,
     dot_attention,
     dropout,
     edge_rows,
+    gcn_by_hand,
     gcn_sum,
     graph_attention,
     handing_on,
@@ -41,11 +43,13 @@ ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     small_tables.rewrite,
     gcn_sum.rewrite,
+    added_loops.rewrite,
     graph_attention.rewrite,
     dense_attention.rewrite,
     dot_attention.rewrite,
     neighbour_attention.rewrite,
     segments.rewrite,
+    gcn_by_hand.rewrite,
     neighbour_reduce.rewrite,
     neighbour_sum.rewrite,
     edge_rows.rewrite,
