@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from staticgraph.nn.utils.self_loops import loops_added
+from staticgraph.nn.utils.self_loops import loops_added, loops_remaining
 from staticgraph.rewrites.captured import PLACE, Captured
 from staticgraph.rewrites.words import (
     ACTIVATIONS,
@@ -38,11 +38,13 @@ from staticgraph.rewrites.words import (
     SELECT,
     SUB,
     Call,
+    dtype,
     is_call,
     is_fenced,
     is_float,
     is_method,
     shape,
+    sides,
     tensor,
     under_shape,
     value,
@@ -60,15 +62,13 @@ class Loops(NamedTuple):
 
     Attributes:
         added: the call of ``add_self_loops``, or of the concatenation.
-        attribute: what the batch's own edges carry; None for nothing.
-        fill: what the loops carry.
         rows: of a tensor over all of them.
+        remaining: whether edges of the batch that are loops already are left out.
     """
 
     added: Call
-    attribute: Call | None
-    fill: float
     rows: int
+    remaining: bool = False
 
 
 class _Unknown(Exception):
@@ -106,18 +106,19 @@ def _loops_of(captured: Captured, node: Call) -> Loops | None:
 def _loops(captured: Captured, pair: Any) -> Loops | None:
     """``add_self_loops`` of the batch's own edges, or loops concatenated by hand."""
     own = captured.facts["edge_index"]
-    if is_call(pair, operator.getitem) and pair.args[1] == 0 and is_call(pair.args[0], loops_added):
-        edge_index, attribute, fill, nodes, rows = pair.args[0].args
-        ours = under_shape(edge_index) is own and nodes == captured.nodes
-        if not ours or isinstance(fill, str):
+    if is_call(pair, operator.getitem) and pair.args[1] == 0:
+        added = pair.args[0]
+        if not is_call(added, loops_added, loops_remaining):
             return None
-        return Loops(pair.args[0], attribute, 1.0 if fill is None else float(fill), rows)
+        *_, nodes, rows = added.args
+        ours = under_shape(added.args[0]) is own and nodes == captured.nodes
+        return Loops(added, rows, added.target is loops_remaining) if ours else None
     if is_call(pair, torch.cat, torch.concat) and (shape(pair) or (0,))[0] == 2:
         parts = pair.args[0]
         dim = pair.args[1] if len(pair.args) > 1 else pair.kwargs.get("dim", 0)
         rows = captured.edges + captured.nodes
         if dim in (1, -1) and len(parts) == 2 and under_shape(parts[0]) is own:
-            return Loops(pair, None, 1.0, rows) if _names_all(captured, parts[1]) else None
+            return Loops(pair, rows) if _names_all(captured, parts[1]) else None
     return None
 
 
@@ -155,7 +156,7 @@ def _at(
     counts: dict[Call, Call],
 ) -> None:
     rows, index, _, groups, reduce = node.args
-    if reduce not in ("sum", "add", "mean") or not is_float(node):
+    if reduce not in ("sum", "add", *(() if loops.remaining else ("mean",))) or not is_float(node):
         captured.miss(NAME, node, f"the {reduce} over edges and added loops")
         return
     place = end_of(captured, index)
@@ -166,6 +167,8 @@ def _at(
         reason = f"{_said(unknown.args[0])} of edges and added loops together"
         captured.miss(NAME, node, reason, unknown.args[0])
         return
+    if loops.remaining:
+        of_edges = _between(captured, node, of_edges)
     end = captured.end(place[1])
     summed = _put(captured, node, SCATTER, of_edges, end, 0, groups, "sum")
     total = _put(captured, node, ADD, summed, of_loops)
@@ -178,6 +181,32 @@ def _at(
         total = _put(captured, node, DIV, total, count)
     captured.rewrote(NAME, node)
     captured.replace(node, total)
+
+
+def _between(captured: Captured, node: Call, rows: Call) -> Call:
+    """Rows of edges, those of loops zero; one number a row is weighed before what it weighs."""
+    kept = captured.once(
+        ("no loops", dtype(rows)), _no_loops, *map(captured.end, (0, 1)), dtype(rows)
+    )
+    found = tensor(rows)
+    assert found is not None
+    kept.meta["example_value"] = found.detach().new_empty(captured.edges)
+    narrow = (captured.edges, *(1,) * (found.dim() - 1))
+    if is_call(rows, MUL) and found.dim() > 1:
+        for first, second in sides(rows):
+            if isinstance(second, Node) and shape(second) == narrow:
+                weight = _put(captured, node, MUL, second, _column(captured, node, kept, narrow))
+                return _put(captured, node, MUL, first, weight)
+    return _put(captured, node, MUL, rows, _column(captured, node, kept, narrow))
+
+
+def _column(captured: Captured, node: Call, kept: Call, sizes: tuple[int, ...]) -> Call:
+    return kept if len(sizes) == 1 else _put(captured, node, torch.reshape, kept, sizes)
+
+
+def _no_loops(src: Tensor, dst: Tensor, kind: torch.dtype) -> Tensor:
+    """``[E]``: one for an edge between two nodes, zero for a loop."""
+    return (src != dst).to(kind)
 
 
 def _edges_and_loop(ptr: Tensor, like: Tensor) -> Tensor:
@@ -218,12 +247,8 @@ def _of_part(captured: Captured, node: Any, loops: Loops, own: bool, parts: Any)
             return node.args[0]
         return _behind(captured, node, GATHER, node.args[0], 0, captured.end(end[1]))
     if is_call(node, operator.getitem) and node.args == (loops.added, 1):
-        if own:
-            return loops.attribute
-        like = tensor(loops.attribute)
-        assert like is not None
-        sizes = (captured.nodes, *like.shape[1:])
-        return _behind(captured, node, torch.full, sizes, loops.fill, **_kind(like))
+        first = 0 if own else captured.edges
+        return _behind(captured, node, torch.narrow, node, 0, first, rows)
     found = tensor(node)
     assert found is not None
     if (is_method(node, "new_ones") or is_call(node, *_ONES)) and found.dim() >= 1:

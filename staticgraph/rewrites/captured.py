@@ -90,6 +90,11 @@ class Captured:
                 self.facts = dict(zip(FACTS, node.args, strict=True))
         self.differentiated: set[Call] = differentiated(self.graph)
 
+    def look_again(self) -> None:
+        """Notes of nodes that were put in meanwhile whether their derivative is taken."""
+        if self.differentiated:
+            self.differentiated = differentiated(self.graph)
+
     @property
     def graph(self) -> torch.fx.Graph:
         """The graph itself."""

@@ -13,7 +13,12 @@ from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
-from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
+from staticgraph.nn.utils.self_loops import (
+    gcn_normed,
+    loops_added,
+    loops_remaining,
+    loops_removed,
+)
 from staticgraph.rewrites.words import (
     ADD,
     DIV,
@@ -24,7 +29,6 @@ from staticgraph.rewrites.words import (
     SUB,
     Call,
     is_fenced,
-    tensor,
 )
 
 # Functions without an effect beside their result, and without a draw of random numbers.
@@ -52,7 +56,7 @@ _PURE = {
     *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
     *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
     *(torch.Tensor.contiguous, torch.bincount),
-    *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
+    *(scattered, softmaxed, gcn_normed, loops_added, loops_remaining, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
     *(table_sum, fold_codes),
 }
@@ -75,12 +79,6 @@ _PURE_METHODS = {
         "scatter_add",
     ),
 }
-# Of these, equal calls give equal results: their operands are never changed in place.
-_ONCE = {
-    *(GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem),
-    *(placed, attendable, fold_codes),
-}
-_ONCE_METHODS = {"view"}
 
 
 def drop_unread(graph: Graph) -> None:
@@ -103,12 +101,11 @@ def is_pure(node: Call) -> bool:
 
 
 def drop_twins(graph: Graph) -> None:
-    """Joins equal calls on equal operands, of the kinds that layers of one model repeat."""
+    """Joins equal calls on equal operands, which layers of one model and loops over one layer
+    repeat: the network of the edges in a layer that is called three times."""
     seen: dict[Any, Call] = {}
     for node in list(graph.nodes):
-        once = node.op == "call_function" and node.target in _ONCE
-        once |= node.op == "call_method" and node.target in _ONCE_METHODS
-        once |= is_pure(node) and _has_no_gradient(node)
+        once = node.op in ("call_function", "call_method") and is_pure(node)
         if not once or any(map(_changes, (node, *node.all_input_nodes))) or is_fenced(node):
             continue
         key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
@@ -116,12 +113,6 @@ def drop_twins(graph: Graph) -> None:
         if twin is not node:
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
-
-
-def _has_no_gradient(node: Call) -> bool:
-    """Whether nothing comes back through a call: to join such calls is to compute less."""
-    found = tensor(node)
-    return found is not None and not found.requires_grad
 
 
 def _changes(node: Call) -> bool:

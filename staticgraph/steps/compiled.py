@@ -23,7 +23,7 @@ from staticgraph.internals.tracing import TorchDynamoException, counters, watche
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.checkpointed import checked
-from staticgraph.steps.failures import observed
+from staticgraph.steps.failures import observed, remedy
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
@@ -189,7 +189,7 @@ class CompiledFunction:
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 + (f"the model or the loss raises {said}\n" if said else "")
                 + f"{error}\n"
-                "Give the operation a static form, or use mode='eager'"
+                + (remedy(str(error)) or "Give the operation a static form, or use mode='eager'")
             ) from error
         self._warm = self._backend.done = True
         if self._fused:
