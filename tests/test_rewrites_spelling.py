@@ -82,6 +82,17 @@ class SelectByName(Base):
         return scatter(h[src], dst, 0, h.size(0)) + h.select(dim=1, index=3)[:, None]
 
 
+class ExpandedGather(Base):
+    """Rows by ``gather``, whose index is the ends of the edges in every column."""
+
+    def nodes(self, h, edge_index):
+        src, dst = edge_index.unbind(0)
+        first = torch.gather(h, 0, src.unsqueeze(-1).expand(-1, h.size(1)))
+        second = h.gather(0, src[:, None].expand(-1, 16))
+        diagonal = torch.gather(h, 0, torch.stack([src, dst] * 8, 1))
+        return summed(first, edge_index, h) + summed(second * 2 + diagonal, edge_index, h)
+
+
 class TanhGELU(Base):
     def nodes(self, h, edge_index):
         m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
@@ -131,6 +142,7 @@ FORMS = [
     Columns,
     ColumnsBySource,
     SelectByName,
+    ExpandedGather,
     TanhGELU,
 ]
 REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
@@ -144,6 +156,11 @@ def test_outputs_and_gradients_are_those_of_plain_pyg(build, esol):
 
 def test_a_selection_by_name_is_one_of_the_batchs_own_ends(esol):
     _, runner = difference(seeded(SelectByName), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+
+
+def test_rows_by_an_expanded_index_are_a_gather(esol):
+    _, runner = difference(seeded(ExpandedGather), esol)
     assert fired(runner)["neighbour_sum"] == 1
 
 

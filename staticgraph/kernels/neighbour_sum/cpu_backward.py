@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
-from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.jit import inlined, kernel
 from staticgraph.store.columns import Array
 
 
@@ -30,6 +30,27 @@ def _operands(like: float, at: tuple[int, ...], sizes: tuple[int, ...]) -> tuple
         carray(pointer(at[10], like), (nodes, width)),
         carray(pointer(at[11], like), (entries, columns)),
     )
+
+
+@inlined
+def _product(first: Array, second: Array) -> float:
+    """The sum of products, as eight sums: one alone would wait for itself at every column."""
+    zero = first.dtype.type(0)
+    a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
+    whole = len(first) // 8 * 8
+    for k in range(0, whole, 8):
+        a += first[k] * second[k]
+        b += first[k + 1] * second[k + 1]
+        c += first[k + 2] * second[k + 2]
+        d += first[k + 3] * second[k + 3]
+        e += first[k + 4] * second[k + 4]
+        f += first[k + 5] * second[k + 5]
+        g += first[k + 6] * second[k + 6]
+        h += first[k + 7] * second[k + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for k in range(whole, len(first)):
+        total += first[k] * second[k]
+    return total
 
 
 @kernel
@@ -87,10 +108,10 @@ def multiply_backward(
             share = grad.dtype.type(1) / grad.dtype.type(row_ptr[i + 1] - row_ptr[i] if mean else 1)
             r = code[e] if coded else e
             if scalar:
-                weight, total = share * edge[r, 0], zero
+                weight = share * edge[r, 0]
                 for f in range(width):
                     dx[j, f] += weight * grad[i, f]
-                    total += grad[i, f] * x[j, f]
+                total = _product(grad[i], x[j])
                 dedge[r, 0] = share * total + (dedge[r, 0] if coded else zero)
                 continue
             for f in range(width):
@@ -102,6 +123,37 @@ def multiply_backward(
                     dedge[r, f] = part * x[j, f]
     if len(into_edge) > 0:
         dedge += into_edge
+
+
+@kernel
+def weighed_backward(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool
+) -> None:
+    """Of numbers without a gradient, one an edge: ``dedge`` is left alone."""
+    operands = _operands(like, at, sizes)
+    grad, edge, code, dst, row_ptr = operands[0], operands[2], operands[3], operands[4], operands[5]
+    col_ptr, transpose = operands[6], operands[7]
+    into_x, dx = operands[8], operands[10]
+    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    coded = len(code) > 0
+    for j in range(len(grad)):
+        if scale == 0.0:
+            for f in range(width):
+                dx[j, f] = zero
+        else:
+            for f in range(width):
+                dx[j, f] = factor * grad[j, f]
+        if len(into_x) > 0:
+            for f in range(width):
+                dx[j, f] += into_x[j, f]
+        for k in range(col_ptr[j], col_ptr[j + 1]):
+            e = transpose[k]
+            i = dst[e]
+            weight = edge[code[e] if coded else e, 0]
+            if mean:
+                weight /= grad.dtype.type(row_ptr[i + 1] - row_ptr[i])
+            for f in range(width):
+                dx[j, f] += weight * grad[i, f]
 
 
 @kernel
