@@ -93,6 +93,18 @@ class ExpandedGather(Base):
         return summed(first, edge_index, h) + summed(second * 2 + diagonal, edge_index, h)
 
 
+class MeanOfOthers(Base):
+    """A mean that leaves out what it goes into, and one that does not."""
+
+    def nodes(self, h, edge_index):
+        rows = h[edge_index[0]]
+        index = edge_index[1].view(-1, 1).expand_as(rows)
+        into = torch.zeros_like(h)
+        first = into.scatter_reduce(0, index, rows, "mean", include_self=False)
+        largest = torch.zeros_like(h).scatter_reduce(0, index, rows, "amax", include_self=False)
+        return first + largest + torch.zeros_like(h).scatter_reduce(0, index, rows, "mean")
+
+
 class TanhGELU(Base):
     def nodes(self, h, edge_index):
         m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
@@ -143,6 +155,7 @@ FORMS = [
     ColumnsBySource,
     SelectByName,
     ExpandedGather,
+    MeanOfOthers,
     TanhGELU,
 ]
 REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
@@ -162,6 +175,12 @@ def test_a_selection_by_name_is_one_of_the_batchs_own_ends(esol):
 def test_rows_by_an_expanded_index_are_a_gather(esol):
     _, runner = difference(seeded(ExpandedGather), esol)
     assert fired(runner)["neighbour_sum"] == 1
+
+
+def test_a_mean_without_what_it_goes_into_is_one_over_neighbours(esol):
+    _, runner = difference(seeded(MeanOfOthers), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+    assert fired(runner)["neighbour_max"] == 1
 
 
 class Cast(Base):

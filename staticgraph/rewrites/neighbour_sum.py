@@ -86,10 +86,10 @@ def message(captured: Captured, rows: Any) -> Message | str:
     """How a message is made of nodes and edges, or what of it is not known."""
     if not isinstance(rows, Node) or len(shape(rows) or ()) < 2:
         return "a message of other than two dimensions"
+    if (x := source(captured, rows)) is not None:
+        return Message(x, None, "copy")  # whoever else reads the rows reads the nodes as well
     if not used_once(rows):
         return "the message is used elsewhere"
-    if (x := source(captured, rows)) is not None:
-        return Message(x, None, "copy")
     if is_call(rows, MUL):
         for first, second in sides(rows):
             x = source(captured, first)

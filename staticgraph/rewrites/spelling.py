@@ -47,7 +47,7 @@ _UNARY = {
 _WORD = {
     spelled: word for table in (_BINARY, _UNARY) for word, all in table.items() for spelled in all
 }
-_REDUCED = {"sum": "sum", "prod": None, "mean": None, "amax": "max", "amin": "min"}
+_REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
 # Give a tensor of their own.
 _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 
