@@ -191,6 +191,7 @@ def test_a_derivative_by_a_copy_is_told_what_to_write():
     store = sg.GraphStore.from_pyg(molecules())
     model, capacity = Detached().double(), (40, 200, 5)
     assert 'differentiable=("pos",)' in str(sg.preflight(model, [capacity], store))
-    runner = sg.StaticGraphRunner(model, [capacity], "fused")
+    subject = sg.Subject(model, rows={0: "graph", 1: "node"}, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
     with pytest.raises(sg.NotStatic, match="ask it of the input itself"):
         runner(sg.StaticBatch.of(store, [0, 1, 2], capacity))
