@@ -105,7 +105,7 @@ def _put(captured: Captured, node: Call, found: Weighed) -> None:
         weight = flat if weight is None else captured.before(node, MUL, weight, flat, like=flat)
     last, own = _own_term(captured, node, found)
     numbers = torch.ones if own else torch.zeros
-    loops = captured.once((numbers, found.root), numbers, captured.nodes, **_kind(x))
+    loops = captured.once((numbers, x.dtype), numbers, captured.nodes, **_kind(x))
     loops.meta.setdefault("example_value", x.new_empty(captured.nodes))
     bias = None
     if used_once(last):

@@ -297,8 +297,11 @@ class BatchContext:
         """Whether an index over edges is ``batch[edge_index[0]]``, where its values are at hand."""
         if torch.compiler.is_compiling() or leaves() or type(index) is not Tensor:
             return False
-        ends, batch = self.present.edge_index, self.present.batch
-        if type(ends) is not Tensor or index.data_ptr() in (end.data_ptr() for end in ends):
+        tensors = self.present.tensors()
+        ends, batch = tensors.get("edge_index"), tensors.get("batch")
+        if type(ends) is not Tensor or type(batch) is not Tensor:
+            return False
+        if index.data_ptr() in (end.data_ptr() for end in ends):
             return False
         if any(torch.equal(index, end) for end in ends):
             return False
