@@ -114,9 +114,9 @@ def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, tra
 def _backward_on_cuda(grad, x, edge, code, src, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
-    *where, transform, mean, each = rest
-    transform = "multiply" if transform == "weighed" else transform
-    return gpu.backward(grad, x, edge, code, *where, transform, mean, each)
+    # Without a gradient of the weights there is no way of its own.
+    rest = ["multiply" if isinstance(one, str) and one == "weighed" else one for one in rest]
+    return gpu.backward(grad, x, edge, code, *rest)
 
 
 _OPERANDS = (

@@ -171,13 +171,13 @@ def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: 
     moved = (None, None, None)
     if norm.training and norm.running_mean is not None:
         moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    rest = (norm.weight, norm.bias, count, *moved, norm.momentum, norm.eps)
+    momentum, eps = norm.momentum, norm.eps
     if input.dim() == 2:
-        return normed(input, *rest)
+        return normed(input, norm.weight, norm.bias, count, *moved, momentum, eps)
     # [R, C, T]: a row has T values a channel, each a row of its own of [R * T, C].
     last = input.movedim(1, -1)
-    values = math.prod(last.shape[1:-1])
-    out = normed(last.reshape(-1, last.size(-1)), *rest[:2], count * values, *rest[3:])
+    rows, count = last.reshape(-1, last.size(-1)), count * math.prod(last.shape[1:-1])
+    out = normed(rows, norm.weight, norm.bias, count, *moved, momentum, eps)
     return out.view(last.shape).movedim(-1, 1)
 
 
