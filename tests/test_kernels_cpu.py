@@ -16,6 +16,7 @@ from staticgraph.kernels import (
     table_sum,
 )
 from staticgraph.kernels.batch_norm import Running, batch_norm_handed_on, batch_norm_reference
+from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.head_blocks import (
     nodes_of_blocks,
     nodes_of_blocks_reference,
@@ -36,10 +37,10 @@ from staticgraph.kernels.table_sum import fold_codes, table_sum_reference
 @given(
     graph=graphs(),
     dtype=st.sampled_from(DTYPES),
-    width=st.integers(1, 5),
+    width=st.sampled_from([1, 2, 3, 4, 5, 8, 19]),
     mean=st.booleans(),
     eps=st.sampled_from([None, 0.0, 0.4, -1.0]),
-    operand=st.sampled_from(["none", "scalar", "edge", "relu", "table", "relu table"]),
+    operand=st.sampled_from(["none", "scalar", "fixed", "edge", "relu", "table", "relu table"]),
 )
 def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
     nodes, src, dst, *pointers = graph
@@ -48,7 +49,8 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
     rows = 3 if table else len(src)
     edge = None
     if operand != "none":
-        edge = torch.randn((rows,) if operand == "scalar" else (rows, width)).to(dtype)
+        single = operand in ("scalar", "fixed")
+        edge = torch.randn((rows,) if single else (rows, width)).to(dtype)
     kind = "copy" if edge is None else "relu_add" if "relu" in operand else "multiply"
     self_eps = None if eps is None else torch.tensor([eps])
 
@@ -61,7 +63,25 @@ def test_neighbour_sum(graph, dtype, width, mean, eps, operand):
         return neighbour_sum_reference(x, edge, code, src, dst, self_eps, kind, mean)
 
     x = torch.randn(nodes, width).to(dtype)
-    agree(kernel, reference, [x] if edge is None else [x, edge], terms=4 + len(src) + width)
+    terms = 4 + len(src) + width
+    if operand == "fixed":  # of weights without a gradient nothing goes back
+        fixed = edge
+        agree(lambda x: kernel(x, fixed), lambda x: reference(x, fixed.to(x)), [x], terms=terms)
+    else:
+        agree(kernel, reference, [x] if edge is None else [x, edge], terms=terms)
+
+
+@settings(max_examples=20, deadline=None)
+@given(graph=graphs(), dtype=st.sampled_from(DTYPES), width=st.integers(1, 5))
+def test_source_sum(graph, dtype, width):
+    nodes, src, dst, *pointers = graph
+
+    def reference(rows):
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return rows.new_zeros(nodes, width, dtype=wide).index_add(0, src, rows.to(wide)).to(rows)
+
+    rows = torch.randn(len(src), width).to(dtype)
+    agree(lambda r: source_sum(r, src, dst, *pointers), reference, [rows], terms=4 + len(src))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

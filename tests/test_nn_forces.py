@@ -170,3 +170,28 @@ def test_a_plan_for_positions_keeps_two_padding_nodes_that_stand_apart(batch_siz
     runner = runner_of(model, batch)
     assert torch.isfinite(runner.step(batch))
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+class Detached(nn.Module):
+    """The derivative by a copy that the forward makes, as many write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 1)
+
+    def forward(self, pos, batch):
+        pos = pos.detach().requires_grad_(True)
+        energy = global_mean_pool(self.lin(pos).sin(), batch)
+        (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+        return energy, -gradient
+
+
+def test_a_derivative_by_a_copy_is_told_what_to_write():
+    """torch's own words name neither the line nor a remedy that applies."""
+    store = sg.GraphStore.from_pyg(molecules())
+    model, capacity = Detached().double(), (40, 200, 5)
+    assert 'differentiable=("pos",)' in str(sg.preflight(model, [capacity], store))
+    subject = sg.Subject(model, rows={0: "graph", 1: "node"}, check_padding=False)
+    runner = sg.StaticGraphRunner(subject, [capacity], "fused")
+    with pytest.raises(sg.NotStatic, match="ask it of the input itself"):
+        runner(sg.StaticBatch.of(store, [0, 1, 2], capacity))

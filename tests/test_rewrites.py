@@ -60,7 +60,7 @@ FIRES = {
         "batch_norm": 6,
         "segments": 2,
     },
-    "molecule gcn": {"tables": 3, "segments": 6, "batch_norm": 4},
+    "molecule gcn": {"tables": 3, "segments": 5, "batch_norm": 4},
     "gps": {
         "tables": 2,
         "graph_attention": 2,
@@ -74,7 +74,7 @@ FIRES = {
         "neighbour_reduce": 8,
         "cat_linear": 4,
         "batch_norm": 2,
-        "segments": 3,
+        "segments": 2,
     },
     "pna, apart": {"neighbour_reduce": 3, "cat_linear": 2},
     "pna, one tower": {"neighbour_reduce": 2, "cat_linear": 1},

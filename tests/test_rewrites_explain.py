@@ -224,7 +224,19 @@ class Forces(nn.Module):
         return energy + global_add_pool(force.square().sum(-1, keepdim=True), batch)
 
 
-@pytest.mark.parametrize("conv", [Summing, OwnConv, EdgeMLP])
+class IndexAdd(nn.Module):
+    """A sum in torch's own word, which becomes another node of the graph."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.lin = nn.Linear(hidden, hidden)
+
+    def forward(self, x, edge_index, edge_attr):
+        rows = torch.relu(self.lin(x)[edge_index[0]] + edge_attr)
+        return torch.zeros_like(x).index_add_(0, edge_index[1], rows)
+
+
+@pytest.mark.parametrize("conv", [Summing, OwnConv, EdgeMLP, IndexAdd])
 def test_where_the_forward_differentiates_the_graph_stays(conv, esol):
     """No operator here has a second derivative; told from the graph."""
     found = sg.explain(Forces(conv), [CAPACITY], esol)

@@ -124,6 +124,29 @@ class StackedSum(Base):
         return global_add_pool(h, batch, batch_size)
 
 
+class ExpandedGather(Base):
+    """Rows by ``gather``, whose index is the ends of the edges in every column."""
+
+    def nodes(self, h, edge_index):
+        src, dst = edge_index.unbind(0)
+        first = torch.gather(h, 0, src.unsqueeze(-1).expand(-1, h.size(1)))
+        second = h.gather(0, src[:, None].expand(-1, 16))
+        diagonal = torch.gather(h, 0, torch.stack([src, dst] * 8, 1))
+        return summed(first, edge_index, h) + summed(second * 2 + diagonal, edge_index, h)
+
+
+class MeanOfOthers(Base):
+    """A mean that leaves out what it goes into, and one that does not."""
+
+    def nodes(self, h, edge_index):
+        rows = h[edge_index[0]]
+        index = edge_index[1].view(-1, 1).expand_as(rows)
+        into = torch.zeros_like(h)
+        first = into.scatter_reduce(0, index, rows, "mean", include_self=False)
+        largest = torch.zeros_like(h).scatter_reduce(0, index, rows, "amax", include_self=False)
+        return first + largest + torch.zeros_like(h).scatter_reduce(0, index, rows, "mean")
+
+
 class TanhGELU(Base):
     def nodes(self, h, edge_index):
         m = F.gelu(h[edge_index[0]] + h[edge_index[1]], approximate="tanh")
@@ -177,6 +200,8 @@ FORMS = [
     StackedAgain,
     StackedPair,
     StackedSum,
+    ExpandedGather,
+    MeanOfOthers,
     TanhGELU,
 ]
 REGIONS = [SumWithoutGradient, GatherWithoutGradient, NormWithoutGradient, ViewWithoutGradient]
@@ -218,6 +243,17 @@ def test_a_stack_of_tables_is_one_lookup(esol):
     largest, runner = difference(seeded(TablesStacked), esol)
     assert largest <= 1e-10
     assert fired(runner)["tables"] == 1
+
+
+def test_rows_by_an_expanded_index_are_a_gather(esol):
+    _, runner = difference(seeded(ExpandedGather), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+
+
+def test_a_mean_without_what_it_goes_into_is_one_over_neighbours(esol):
+    _, runner = difference(seeded(MeanOfOthers), esol)
+    assert fired(runner)["neighbour_sum"] == 1
+    assert fired(runner)["neighbour_max"] == 1
 
 
 class Cast(Base):

@@ -280,3 +280,30 @@ def test_a_capture_is_one_trace_without_a_look_for_garbage(esol):
     assert len(found) <= 4
     assert gc.isenabled()
     assert function.counts.compiles == 1
+
+
+class Deletes(nn.Module):
+    """Hands a tensor from one method to another by an attribute, as GatedGCN does."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.lin = nn.Linear(9, 1)
+        if before:
+            self.kept = None
+
+    def forward(self, x, batch):
+        self.kept = self.lin(x.to(self.lin.weight))
+        out = self.kept.tanh()
+        del self.kept
+        return global_add_pool(out, batch)
+
+
+def test_an_attribute_that_a_forward_deletes(esol):
+    """Set in __init__ it stands there before the first step and never again."""
+    batch = sg.StaticBatch.of(esol, IDS, CAPACITY)
+    runner = sg.StaticGraphRunner(Deletes(before=False), [CAPACITY], "fused")
+    assert torch.equal(runner(batch), runner(batch))
+    runner = sg.StaticGraphRunner(Deletes(before=True), [CAPACITY], "fused")
+    runner(batch)
+    with pytest.raises(sg.NotStatic, match=r"'kept': the forward deletes it.*Do not set it in"):
+        runner(batch)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from staticgraph.internals.fakes import FakeTensorMode
 from staticgraph.internals.tracing import ConstantSource
 from staticgraph.nn.context.leaf import FACTS, batch_facts
-from staticgraph.rewrites.provenance import differentiated, line_of
+from staticgraph.rewrites.provenance import differentiated, has_line, line_of
 from staticgraph.rewrites.words import SELECT, Call, dtype, is_call, tensor, under_shape
 
 
@@ -89,6 +89,11 @@ class Captured:
             if is_call(node, batch_facts):
                 self.facts = dict(zip(FACTS, node.args, strict=True))
         self.differentiated: set[Call] = differentiated(self.graph)
+
+    def look_again(self) -> None:
+        """Notes of nodes that were put in meanwhile whether their derivative is taken."""
+        if self.differentiated:
+            self.differentiated = differentiated(self.graph)
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -244,7 +249,8 @@ class Captured:
     def miss(self, name: str, node: Call, reason: str, why: Call | None = None) -> None:
         """Notes the one thing that stood in the way of a rewrite at a node; ``why`` is the node
         that is that thing, if it is one. The first that says so of a node comes nearest."""
-        self.missed.setdefault(node, Rewritten(name, *line_of(why or node), reason))
+        place = node if why is None or not has_line(why) else why
+        self.missed.setdefault(node, Rewritten(name, *line_of(place), reason))
 
     def refuse(self, name: str, node: Call, reason: str) -> None:
         """Notes why nothing of the graph can be rewritten."""

@@ -13,8 +13,23 @@ from staticgraph.kernels.table_sum import fold_codes, table_sum
 from staticgraph.nn.context.dense_layout import attendable, laid_out, placed, read_back
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.nn.functions import scattered, softmaxed
-from staticgraph.nn.utils.self_loops import gcn_normed, loops_added, loops_removed
-from staticgraph.rewrites.words import ADD, DIV, GATHER, MUL, SELECT, SHAPES, SUB, Call, is_fenced
+from staticgraph.nn.utils.self_loops import (
+    gcn_normed,
+    loops_added,
+    loops_remaining,
+    loops_removed,
+)
+from staticgraph.rewrites.words import (
+    ADD,
+    DIV,
+    GATHER,
+    MUL,
+    SELECT,
+    SHAPES,
+    SUB,
+    Call,
+    is_fenced,
+)
 
 # Functions without an effect beside their result, and without a draw of random numbers.
 _PURE = {
@@ -40,8 +55,11 @@ _PURE = {
     *(torch.narrow, torch.split, torch.neg, torch.transpose, torch.Tensor.view, torch.sigmoid),
     *(torch.empty_like, torch.reshape, torch.squeeze, torch.flatten, torch.sum),
     *(torch.einsum, torch.matmul, torch.bmm, operator.matmul),
-    torch.Tensor.contiguous,
-    *(scattered, softmaxed, gcn_normed, loops_added, loops_removed, batch_facts),
+    *(torch.Tensor.contiguous, torch.bincount, torch.pow, torch.square, torch.sqrt, torch.rsqrt),
+    *(torch.tanh, torch.sin, torch.cos, torch.log, torch.abs, torch.clamp, torch.reciprocal),
+    *(F.softplus, F.elu, F.tanh, F.sigmoid, F.layer_norm, F.normalize, torch.linalg.norm),
+    operator.pow,
+    *(scattered, softmaxed, gcn_normed, loops_added, loops_remaining, loops_removed, batch_facts),
     *(placed, laid_out, read_back, attendable),
     *(table_sum, fold_codes),
 }
@@ -55,6 +73,15 @@ _PURE_METHODS = {
         "argsort",
         "square",
         "rsqrt",
+        "pow",
+        "eq",
+        "tanh",
+        "sin",
+        "cos",
+        "abs",
+        "exp",
+        "norm",
+        "squeeze",
         "split",
         "size",
         "index_select",
@@ -62,12 +89,6 @@ _PURE_METHODS = {
         "scatter_add",
     ),
 }
-# Of these, equal calls give equal results: their operands are never changed in place.
-_ONCE = {
-    *(GATHER, SELECT, scattered, gcn_normed, loops_added, loops_removed, operator.getitem),
-    *(placed, attendable, fold_codes),
-}
-_ONCE_METHODS = {"view"}
 
 
 def drop_unread(graph: Graph) -> None:
@@ -90,11 +111,11 @@ def is_pure(node: Call) -> bool:
 
 
 def drop_twins(graph: Graph) -> None:
-    """Joins equal calls on equal operands, of the kinds that layers of one model repeat."""
+    """Joins equal calls on equal operands, which layers of one model and loops over one layer
+    repeat: the network of the edges in a layer that is called three times."""
     seen: dict[Any, Call] = {}
     for node in list(graph.nodes):
-        once = node.op == "call_function" and node.target in _ONCE
-        once |= node.op == "call_method" and node.target in _ONCE_METHODS
+        once = node.op in ("call_function", "call_method") and is_pure(node)
         if not once or any(map(_changes, (node, *node.all_input_nodes))) or is_fenced(node):
             continue
         key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))

@@ -1,8 +1,10 @@
 """Gather, edge term, activation and sum by destination in one pass: ``neighbour_sum``.
 
 A message is read upwards from the sum: ``x[src]``, ``x[src] * w``, ``relu(x[src] + e)``; with it
-goes the node's own term, ``(1 + eps) x``. Any other message is computed
-as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``).
+goes the node's own term, ``(1 + eps) x``. Rows of more than one
+dimension, ``[N, T, F]`` of a window of time, are rows all the same. Any other message is computed
+as it was, and its sum alone runs without atomics, by the row pointers (``segment_sum``); by source,
+``source_sum``.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
+from staticgraph.kernels.edge_rows import source_sum
 from staticgraph.kernels.neighbour_max import neighbour_max
 from staticgraph.kernels.neighbour_sum import neighbour_sum
 from staticgraph.kernels.segments import segment_max, segment_sum
@@ -19,6 +23,7 @@ from staticgraph.rewrites.captured import Captured, same_dtype
 from staticgraph.rewrites.words import (
     ACTIVATIONS,
     ADD,
+    DIV,
     GATHER,
     MUL,
     RELU,
@@ -63,8 +68,8 @@ def _at(captured: Captured, node: Call) -> None:
             captured.miss(NAME, node, "its index is not the batch's own", _origin(index))
         return
     if which != "dst" or groups != captured.nodes:
-        if which == "src":
-            captured.miss(NAME, node, "it adds up by source, and edges are sorted by destination")
+        if which == "src" and groups == captured.nodes:
+            _by_source(captured, node)
         return
     if node in captured.differentiated:
         captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
@@ -79,12 +84,12 @@ def _at(captured: Captured, node: Call) -> None:
 
 def message(captured: Captured, rows: Any) -> Message | str:
     """How a message is made of nodes and edges, or what of it is not known."""
-    if not isinstance(rows, Node) or len(shape(rows) or ()) != 2:
+    if not isinstance(rows, Node) or len(shape(rows) or ()) < 2:
         return "a message of other than two dimensions"
+    if (x := source(captured, rows)) is not None:
+        return Message(x, None, "copy")  # whoever else reads the rows reads the nodes as well
     if not used_once(rows):
         return "the message is used elsewhere"
-    if (x := source(captured, rows)) is not None:
-        return Message(x, None, "copy")
     if is_call(rows, MUL):
         for first, second in sides(rows):
             x = source(captured, first)
@@ -114,7 +119,7 @@ def source(captured: Captured, node: Any) -> Call | None:
         return None
     x = node.args[0]
     found = shape(x)
-    ok = found is not None and len(found) == 2 and found[0] == captured.nodes
+    ok = found is not None and len(found) >= 2 and found[0] == captured.nodes
     return x if ok else None
 
 
@@ -122,7 +127,8 @@ def _weight(captured: Captured, node: Any, rows: Call) -> Call | None:
     found = shape(node)
     if found == shape(rows):
         return node
-    if found != (captured.edges, 1) or not is_float(node):
+    wide = len(shape(rows) or ())
+    if found != (captured.edges, *(1,) * (wide - 1)) or not is_float(node):
         return None
     below = under_shape(node)
     if shape(below) == (captured.edges,):
@@ -138,6 +144,9 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
     edge: Any = found.edge
     code = None
     where = captured.pointers
+    if len(shape(node) or ()) != 2:
+        _flattened(captured, node, found, reduce)
+        return
     if reduce == "max":
         if found.transform == "relu_add":
             made = captured.before(node, neighbour_max, found.x, edge, *where)
@@ -157,6 +166,29 @@ def _fused(captured: Captured, node: Call, found: Message, reduce: str) -> None:
     made = captured.before(last, neighbour_sum, found.x, edge, *where, **options)
     captured.rewrote(NAME, node)
     captured.replace_chain(node, last, made)
+
+
+def _flattened(captured: Captured, node: Call, found: Message, reduce: str) -> None:
+    """The same of rows ``[N, ..., F]``, laid out as ``[N, K]``."""
+    x, edge = (_flat(captured, node, one) for one in (found.x, found.edge))
+    if reduce == "max":
+        made = captured.before(node, neighbour_max, x, edge, *captured.pointers)
+    else:
+        options: dict[str, Any] = {"transform": found.transform, "mean": reduce == "mean"}
+        made = captured.before(node, neighbour_sum, x, edge, *captured.pointers, **options)
+    made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("neighbour_max" if reduce == "max" else NAME, node)
+    captured.replace(node, made)
+
+
+def _flat(captured: Captured, node: Call, rows: Any) -> Any:
+    """``[R, ..., F]`` -> ``[R, K]``; one number a row stays as it is."""
+    found = tensor(rows)
+    if found is None or found.dim() < 3:
+        return rows
+    made = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    made.meta["example_value"] = found.reshape(found.size(0), -1)
+    return made
 
 
 def _own_term(captured: Captured, node: Call, x: Call) -> tuple[Call, Call | None]:
@@ -201,6 +233,37 @@ def _by_pointers(captured: Captured, node: Call, reason: str) -> None:
         made = captured.before(node, torch.reshape, made, shape(node))
     captured.rewrote("segments", node)
     captured.replace(node, made)
+
+
+def _by_source(captured: Captured, node: Call) -> None:
+    """A sum or a mean by the sources of the edges."""
+    rows, _, _, _, reduce = node.args
+    found = tensor(rows)
+    if found is None or found.dim() == 0 or found.size(0) != captured.edges:
+        return
+    if reduce == "max":
+        captured.miss(NAME, node, "the largest by source, and edges are sorted by destination")
+        return
+    if node in captured.differentiated:
+        captured.miss(NAME, node, "its derivative is taken in the forward, and has one of its own")
+        return
+    flat = rows
+    if found.dim() != 2:
+        flat = captured.before(node, torch.reshape, rows, (found.size(0), -1), like=rows)
+    made = captured.before(node, source_sum, flat, *captured.pointers)
+    if reduce == "mean":
+        ptr = captured.facts["col_ptr"]
+        count = captured.once(("out degrees", found.dtype), _out_degrees, ptr, found.dtype)
+        made = captured.before(node, DIV, made, count)
+    if found.dim() != 2:
+        made = captured.before(node, torch.reshape, made, shape(node))
+    captured.rewrote("source_sum", node)
+    captured.replace(node, made)
+
+
+def _out_degrees(col_ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[N + 1]`` -> ``[N, 1]``: the edges that leave each node, at least one."""
+    return col_ptr.diff().clamp(min=1).to(dtype).unsqueeze(1)
 
 
 def _origin(index: Any) -> Call | None:

@@ -15,11 +15,11 @@ from staticgraph.rewrites.words import Call
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n\s*(.*)')
 # What PyG writes for each class that passes messages.
 _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")
-# Of the package that this file stands in, of torch and of PyG: no line of a user's.
-_LIBRARIES = tuple(
-    str(Path(file).parent)
-    for file in (torch.__file__, torch_geometric.__file__, str(Path(__file__).parent))
-    if file
+_HOME = Path(__file__).parent.parent
+# Of torch, of PyG, and what of this library a model is run by: no line of a user's.
+_LIBRARIES = (
+    *(str(Path(file).parent) for file in (torch.__file__, torch_geometric.__file__) if file),
+    *(str(_HOME / room) for room in ("batches", "kernels", "nn", "rewrites", "steps")),
 )
 
 
@@ -27,10 +27,19 @@ def line_of(node: Call) -> tuple[str, str]:
     """The innermost line of the user's own code that a node came from, as ``file.py:41``, or, where
     none is his, of the code that it came from; and the path of its layer."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [f for f in frames if not f[0].startswith(_LIBRARIES) and not _WRITTEN.search(f[0])]
+    own = _of_users(frames)
     file, line, _, _ = (own or frames or [("", "", "", "")])[-1]
     where = f"{Path(file).name}:{line}" if file else "no line known"
     return where, layer_of(node)
+
+
+def has_line(node: Call) -> bool:
+    """Whether a line of the user's own code made a node; a field of the batch has none."""
+    return bool(_of_users(_FRAME.findall(node.meta.get("stack_trace") or "")))
+
+
+def _of_users(frames: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [f for f in frames if not f[0].startswith(_LIBRARIES) and not _WRITTEN.search(f[0])]
 
 
 def layer_of(node: Call) -> str:

@@ -10,12 +10,15 @@ from torch.fx import GraphModule
 from staticgraph.internals.fakes import FakeTensor
 from staticgraph.nn.context.leaf import batch_facts
 from staticgraph.rewrites import (
+    added_loops,
     batch_norm,
     cat_linear,
     dense_attention,
     dot_attention,
     dropout,
+    edge_graphs,
     edge_rows,
+    gcn_by_hand,
     gcn_sum,
     graph_attention,
     handing_on,
@@ -41,11 +44,14 @@ ORDER: Sequence[Rewrite] = (
     tables.rewrite,
     small_tables.rewrite,
     gcn_sum.rewrite,
+    added_loops.rewrite,
     graph_attention.rewrite,
     dense_attention.rewrite,
     dot_attention.rewrite,
     neighbour_attention.rewrite,
+    edge_graphs.rewrite,
     segments.rewrite,
+    gcn_by_hand.rewrite,
     neighbour_reduce.rewrite,
     neighbour_sum.rewrite,
     edge_rows.rewrite,
@@ -65,6 +71,9 @@ def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> 
         module: as a backend of ``torch.compile`` gets it.
         target: what will run it.
         inputs: as the backend gets them; in a dry run they say what tensors are made of.
+
+    Raises:
+        NotStatic: a size that the trace was given is of something else.
     """
     fakes = [one for one in inputs if isinstance(one, FakeTensor)]
     captured = Captured(module, target, fakes[0].fake_mode if fakes else None)
@@ -74,7 +83,9 @@ def rewrite(module: GraphModule, target: Target, inputs: Sequence[Any] = ()) -> 
         spell(captured)
         drop_unread(captured.graph)
         drop_twins(captured.graph)
+        edge_graphs.check(captured)
         for one in ORDER:
+            captured.look_again()
             one(captured)
             drop_unread(captured.graph)
         handing_on.rewrite(captured)

@@ -48,7 +48,7 @@ _UNARY = {
 _WORD = {
     spelled: word for table in (_BINARY, _UNARY) for word, all in table.items() for spelled in all
 }
-_REDUCED = {"sum": "sum", "prod": None, "mean": None, "amax": "max", "amin": "min"}
+_REDUCED = {"sum": "sum", "prod": None, "mean": "mean", "amax": "max", "amin": "min"}
 # Give a tensor of their own.
 _FRESH = (ADD, SUB, MUL, DIV, *_UNARY, F.linear, F.embedding, GATHER, SCATTER)
 
@@ -119,7 +119,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _gather(captured: Captured, node: Call) -> None:
-    """``x[index]``, ``index_select`` of the rows, ``x[0]`` and ``unbind`` to one word each."""
+    """``x[index]``, ``index_select`` and ``gather`` of rows, ``x[0]``, ``unbind``: a word each."""
     if calls(node, torch.index_select) or is_method(node, "index_select"):
         given = _arguments(node, ("self", "dim", "index"))
         found = None if given is None else tensor(given[0])
@@ -133,6 +133,9 @@ def _gather(captured: Captured, node: Call) -> None:
                 (x, 0, index),
                 {},
             )
+        return
+    if calls(node, torch.gather) or is_method(node, "gather"):
+        _expanded_gather(node)
         return
     if not is_call(node, operator.getitem) or tensor(node) is None:
         if is_method(node, "select") and (given := _arguments(node, ("self", "dim", "index"))):
@@ -158,6 +161,24 @@ def _gather(captured: Captured, node: Call) -> None:
         index = tensor(key)
         if index is not None and index.dim() == 1 and index.dtype == torch.int64:
             node.target, node.args = GATHER, (base, 0, key)
+
+
+def _expanded_gather(node: Call) -> None:
+    """``x.gather(0, index)`` by an index that is a vector again in every column."""
+    given = _arguments(node, ("self", "dim", "index"))
+    if given is None or set(node.kwargs) - {"input", "dim", "index"}:
+        return
+    x, dim, index = given
+    found, by, vector = tensor(x), tensor(index), _expanded(index)
+    if found is None or by is None or vector is None or found.dim() < 2:
+        return
+    if dim % found.dim() == 0 and by.shape[1:] == found.shape[1:]:
+        node.op, node.target, node.args, node.kwargs = (
+            "call_function",
+            GATHER,
+            (x, 0, vector),
+            {},
+        )
 
 
 def _new_dimension(key: tuple[Any, ...], found: Tensor | None) -> int | None:

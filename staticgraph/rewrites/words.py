@@ -37,6 +37,7 @@ GATHER = torch.index_select  # (x, 0, index)
 # (x, dim, place); not torch.select, for which PyG puts a function of its own.
 SELECT = torch.Tensor.select
 SCATTER = scattered  # (src, index, dim, groups, reduce)
+_SHAPED = (torch.flatten, torch.unsqueeze, torch.squeeze, torch.reshape)
 SHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous")
 
 
@@ -129,7 +130,7 @@ def used_once(node: Call) -> bool:
 
 def under_shape(node: Any) -> Any:
     """A node without the views and reshapes around it."""
-    while is_method(node, *SHAPES) or is_call(node, torch.flatten, torch.unsqueeze):
+    while is_method(node, *SHAPES) or is_call(node, *_SHAPED):
         node = node.args[0]
     return node
 

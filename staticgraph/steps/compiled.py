@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
@@ -23,7 +24,7 @@ from staticgraph.internals.tracing import TorchDynamoException, counters, watche
 from staticgraph.rewrites import Captured, Target, rewrite
 from staticgraph.steps.again import Again, drop_what_is_known
 from staticgraph.steps.checkpointed import checked
-from staticgraph.steps.failures import observed
+from staticgraph.steps.failures import observed, remedy
 from staticgraph.steps.graph_trees import skipped_recordings
 from staticgraph.steps.modes import Mode
 from staticgraph.steps.obstacles import obstacles, unrecordable
@@ -189,7 +190,7 @@ class CompiledFunction:
                 f"{self._name} cannot be compiled in fixed shapes:\n"
                 + (f"the model or the loss raises {said}\n" if said else "")
                 + f"{error}\n"
-                "Give the operation a static form, or use mode='eager'"
+                + (remedy(str(error)) or "Give the operation a static form, or use mode='eager'")
             ) from error
         self._warm = self._backend.done = True
         if self._fused:
@@ -212,6 +213,22 @@ class CompiledFunction:
                 "(tensor.fill_(value)); change other things before warmup(), or make a new runner; "
                 "or use mode='eager'"
             ) from error
+        except AttributeError as error:
+            if (told := self._deletes(error)) is None:
+                raise
+            raise told from error
+
+    def _deletes(self, error: AttributeError) -> NotStatic | None:
+        """What to say of ``del self.e`` where ``e`` stood before the first call, which torch writes
+        into every call; None for another error."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if not frames or frames[-1].name != "__delattr__":
+            return None
+        return NotStatic(
+            f"{self._name}: {error}: the forward deletes it, and it stood there before the first "
+            "step alone. Do not set it in __init__, or set it to None where it is deleted; or use "
+            "mode='eager'"
+        )
 
     def _changed(self, tensors: tuple[Tensor, ...]) -> str | None:
         """The guard that failed, in torch's words. Its stance is the process's, so it is set for

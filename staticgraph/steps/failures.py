@@ -39,6 +39,11 @@ _OF_DATA = (
     "the model makes a PyG Data or Batch inside its forward, whose attributes torch.compile cannot "
     "follow: hand the tensors on themselves, conv(x, edge_index); or mode='eager'"
 )
+_DERIVED = (
+    "a tensor that the forward makes asks for its own derivative: ask it of the input itself "
+    "(pos = pos.requires_grad_(), without detach() or clone() before), and name the field: "
+    "differentiable=(\"pos\",); or mode='eager'"
+)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -84,7 +89,7 @@ def untraceable(
     source = linecache.getline(*own[-1]).strip() if own else f"class {model.__name__}"
     makes = _MAKES_DATA.search(source) or _MAKES_DATA.search(seen or "")
     inside = any("/torch_geometric/data/" in file for file, _ in frames)
-    advice = _OF_DATA if makes or inside else None
+    advice = _OF_DATA if makes or inside else remedy(message)
     if "_warnings.warn" in message:
         texts = warned or {}
         text = texts.get(where) or " / ".join(texts.values())
@@ -92,6 +97,11 @@ def untraceable(
     if seen is not None:
         return Obstacle(seen, where, source, "raises while it is traced", "", advice)
     return Obstacle(": ".join(said[:2]), where, source, "cannot be traced", "", advice)
+
+
+def remedy(message: str) -> str | None:
+    """What to write instead of what torch.compile stopped at; None where only its words tell."""
+    return _DERIVED if "source-less requires_grad_()" in message else None
 
 
 def observed(error: BaseException | None) -> str | None:

@@ -2,5 +2,6 @@
 
 from staticgraph.kernels.edge_rows.op import edge_rows
 from staticgraph.kernels.edge_rows.reference import edge_rows_reference
+from staticgraph.kernels.edge_rows.source_sum import source_sum
 
-__all__ = ["edge_rows", "edge_rows_reference"]
+__all__ = ["edge_rows", "edge_rows_reference", "source_sum"]

@@ -92,7 +92,7 @@ def _fake_backward(grad, code, src, row_ptr, col_ptr, transpose, entries, source
     )
 
 
-_backward = operator(
+sums_of_ends = operator(
     "edge_rows_backward(Tensor grad, Tensor? code, Tensor src, Tensor row_ptr, Tensor col_ptr, "
     "Tensor transpose, SymInt entries, bool source, bool target, bool edge) "
     "-> (Tensor, Tensor, Tensor)",
@@ -100,7 +100,7 @@ _backward = operator(
     cuda=_backward_on_cuda,
     fake=_fake_backward,
 )
-_forward = operator(
+rows_of_ends = operator(
     "edge_rows(Tensor? source, Tensor? target, Tensor? edge, Tensor? code, Tensor src, Tensor dst) "
     "-> Tensor",
     cpu=_on_cpu,
@@ -117,7 +117,7 @@ class EdgeRows(torch.autograd.Function):
         source, target, edge, code, src, dst, *pointers = inputs
         ctx.save_for_backward(code, src, *pointers)
         ctx.entries = 0 if edge is None else edge.size(0)
-        return _forward(source, target, edge, code, src, dst)
+        return rows_of_ends(source, target, edge, code, src, dst)
 
     @staticmethod
     @differentiable_once("edge_rows")
@@ -127,7 +127,7 @@ class EdgeRows(torch.autograd.Function):
         by_edge = grad if wants[2] and code is None else None
         by_source = by_target = None
         if wants[0] or wants[1] or (wants[2] and code is not None):
-            by_source, by_target, by_code = _backward(grad, code, *where, ctx.entries, *wants)
+            by_source, by_target, by_code = sums_of_ends(grad, code, *where, ctx.entries, *wants)
             by_edge = by_code if by_edge is None else by_edge
         found = by_source, by_target, by_edge
         kept = [one if want else None for one, want in zip(found, wants, strict=True)]

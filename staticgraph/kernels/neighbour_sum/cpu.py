@@ -22,6 +22,7 @@ from staticgraph.kernels.neighbour_sum.cpu_backward import (
     copy_backward,
     multiply_backward,
     relu_add_backward,
+    weighed_backward,
 )
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -171,5 +172,6 @@ FORWARD = {"copy": copy, "multiply": multiply, "relu_add": relu_add}
 BACKWARD = {
     "copy": copy_backward,
     "multiply": multiply_backward,
+    "weighed": weighed_backward,
     "relu_add": relu_add_backward,
 }

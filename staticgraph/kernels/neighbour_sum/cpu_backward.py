@@ -7,6 +7,7 @@ import numpy as np
 
 from staticgraph.kernels.addresses import carray, pointer
 from staticgraph.kernels.jit import kernel
+from staticgraph.kernels.lanes import dot
 from staticgraph.kernels.table_sum.pieces import join, of_pieces
 from staticgraph.kernels.threads import on_threads, portion
 from staticgraph.store.columns import Array
@@ -71,6 +72,45 @@ def _copy(
 
 
 @kernel
+def _weigh(
+    thread: int,
+    threads: int,
+    grad: Array,
+    edge: Array,
+    code: Array,
+    dst: Array,
+    row_ptr: Array,
+    col_ptr: Array,
+    transpose: Array,
+    into_x: Array,
+    dx: Array,
+    scale: float,
+    mean: bool,
+) -> None:
+    width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
+    coded = len(code) > 0
+    first, last = portion(len(grad), 1, thread, threads)
+    for j in range(first, last):
+        if scale == 0.0:
+            for f in range(width):
+                dx[j, f] = zero
+        else:
+            for f in range(width):
+                dx[j, f] = factor * grad[j, f]
+        if len(into_x) > 0:
+            for f in range(width):
+                dx[j, f] += into_x[j, f]
+        for k in range(col_ptr[j], col_ptr[j + 1]):
+            e = transpose[k]
+            i = dst[e]
+            weight = edge[code[e] if coded else e, 0]
+            if mean:
+                weight /= grad.dtype.type(row_ptr[i + 1] - row_ptr[i])
+            for f in range(width):
+                dx[j, f] += weight * grad[i, f]
+
+
+@kernel
 def _multiply(
     thread: int,
     threads: int,
@@ -92,6 +132,7 @@ def _multiply(
 ) -> None:
     width, zero, factor = grad.shape[1], grad.dtype.type(0), grad.dtype.type(scale)
     coded, scalar = len(code) > 0, edge.shape[1] == 1
+    grads, rows = grad.reshape(-1), x.reshape(-1)
     begin, end = portion(pieces, 1, thread, threads)
     for piece in range(begin, end):
         first, last = portion(len(grad), 1, piece, pieces)
@@ -115,10 +156,10 @@ def _multiply(
                 part = grad.dtype.type(1) / grad.dtype.type(degree)
                 r = code[e] if coded else e
                 if scalar:
-                    weight, total = part * edge[r, 0], zero
+                    weight = part * edge[r, 0]
                     for f in range(width):
                         dx[j, f] += weight * grad[i, f]
-                        total += grad[i, f] * x[j, f]
+                    total = dot(grads, i * width, rows, j * width, width)
                     table[r, 0] = part * total + (table[r, 0] if coded else zero)
                     continue
                 for f in range(width):
@@ -184,6 +225,7 @@ def _relu_add(
 
 
 _copies = on_threads(_copy)
+_weighs = on_threads(_weigh)
 _multiplies = on_threads(_multiply)
 _relu_adds = on_threads(_relu_add)
 
@@ -215,6 +257,18 @@ def multiply_backward(
         join(tables, dedge)
     if len(into_edge) > 0:
         dedge += into_edge
+
+
+@kernel
+def weighed_backward(
+    like: float, at: tuple[int, ...], sizes: tuple[int, ...], scale: float, mean: bool, threads: int
+) -> None:
+    """Of numbers without a gradient, one an edge: ``dedge`` is left alone."""
+    operands = _operands(like, at, sizes)
+    grad, edge, code, dst, row_ptr = operands[0], *operands[2:6]
+    col_ptr, transpose, into_x, dx = *operands[6:9], operands[10]
+    given = grad, edge, code, dst, row_ptr, col_ptr, transpose, into_x, dx, scale, mean
+    _weighs(threads, given)
 
 
 @kernel

@@ -117,6 +117,8 @@ def _on_cuda(x, edge, code, src, dst, row_ptr, col_ptr, transpose, self_eps, tra
 def _backward_on_cuda(grad, x, edge, code, src, *rest):
     from staticgraph.kernels.neighbour_sum import gpu
 
+    # Without a gradient of the weights there is no way of its own.
+    rest = ["multiply" if isinstance(one, str) and one == "weighed" else one for one in rest]
     return gpu.backward(grad, x, edge, code, *rest)
 
 
@@ -168,8 +170,12 @@ class NeighbourSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         into_x = grads[1] if ctx.handed else None
         into_edge = grads[2] if ctx.handed == "xe" else None
+        transform, weight = ctx.transform, ctx.saved_tensors[1]
+        wanted = ctx.needs_input_grad[1] or ctx.each
+        if transform == "multiply" and weight.dim() == 1 and not wanted:
+            transform = "weighed"  # what nobody asks for is most of the arithmetic
         dx, dedge = _backward(
-            grads[0], *ctx.saved_tensors, into_x, into_edge, ctx.transform, ctx.mean, ctx.each
+            grads[0], *ctx.saved_tensors, into_x, into_edge, transform, ctx.mean, ctx.each
         )
         of_edge = dedge if ctx.needs_input_grad[1] else None
         of_eps = _of_eps(grads[0], *ctx.saved_tensors[::8]) if ctx.needs_input_grad[8] else None

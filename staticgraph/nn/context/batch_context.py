@@ -40,6 +40,13 @@ def attention_key(capacity: Capacity, training: bool) -> Hashable:
     return (*numbers, capacity.order_statistics, training)
 
 
+EDGE_GRAPHS = (
+    "an index over edges without a size is taken to name nodes, and this one names graphs "
+    "(batch[edge_index[0]]): pass size= or dim_size= at this call (batch.num_graphs, or batch_size "
+    "where the forward names it), or add up by destination first and then by batch"
+)
+
+
 class BatchContext:
     """One model's settings, and the batch that is present in the thread that asks, or none."""
 
@@ -271,7 +278,9 @@ class BatchContext:
         A vector over nodes names graphs, one over edges nodes.
 
         Raises:
-            NotStatic: it is neither, so that only its values could tell.
+            NotStatic: it is neither, so that only its values could tell; or it is over edges and
+                names their graphs. A trace, which has no values, is asked afterwards
+                (:mod:`staticgraph.rewrites.edge_graphs`).
         """
         rows = self.find_rows(index.size(0)) if index.dim() == 1 else None
         if rows is None or rows.groups is None:
@@ -280,7 +289,23 @@ class BatchContext:
                 "from its values, which a recorded step cannot do: pass size=, dim_size= or "
                 "num_nodes= at this call (batch.num_graphs for graphs, x.size(0) for nodes)"
             )
+        if rows.counted == "edge" and self._names_graphs(index):
+            raise NotStatic(EDGE_GRAPHS)
         return rows.groups
+
+    def _names_graphs(self, index: Tensor) -> bool:
+        """Whether an index over edges is ``batch[edge_index[0]]``, where its values are at hand."""
+        if torch.compiler.is_compiling() or leaves() or type(index) is not Tensor:
+            return False
+        tensors = self.present.tensors()
+        ends, batch = tensors.get("edge_index"), tensors.get("batch")
+        if type(ends) is not Tensor or type(batch) is not Tensor:
+            return False
+        if index.data_ptr() in (end.data_ptr() for end in ends):
+            return False
+        if any(torch.equal(index, end) for end in ends):
+            return False
+        return any(torch.equal(index, batch[end]) for end in ends)
 
     def num_nodes_for(self, edge_index: Any) -> int:
         """How many nodes an ``edge_index`` ``[2, e]`` connects.

@@ -10,6 +10,7 @@ the real rows of all ranks, so that a rank with a half-empty batch weighs half.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -136,7 +137,7 @@ def _over_real_rows(
     rows = context.real_rows(found)
     check_not_single(input, rows)
     if rows is None or rows < 2:
-        if leaves() and found.counted in COUNTED and input.dim() == 2 and norm.weight is not None:
+        if leaves() and found.counted in COUNTED and norm.weight is not None:
             return _as_leaf(norm, input, getattr(context.present, COUNTED[found.counted]))
         return masked_batch_norm(norm, input, found.mask)
     # Outside a compiled step the shapes are free: real rows come first, so the stock kernel
@@ -170,7 +171,14 @@ def _as_leaf(norm: MaskedBatchNorm1d | MaskedBatchNorm2d, input: Tensor, count: 
     moved = (None, None, None)
     if norm.training and norm.running_mean is not None:
         moved = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    return normed(input, norm.weight, norm.bias, count, *moved, norm.momentum, norm.eps)
+    momentum, eps = norm.momentum, norm.eps
+    if input.dim() == 2:
+        return normed(input, norm.weight, norm.bias, count, *moved, momentum, eps)
+    # [R, C, T]: a row has T values a channel, each a row of its own of [R * T, C].
+    last = input.movedim(1, -1)
+    rows, count = last.reshape(-1, last.size(-1)), count * math.prod(last.shape[1:-1])
+    out = normed(rows, norm.weight, norm.bias, count, *moved, momentum, eps)
+    return out.view(last.shape).movedim(-1, 1)
 
 
 class MaskedBatchNorm1d(torch.nn.BatchNorm1d):

@@ -237,10 +237,34 @@ def with_remaining_self_loops(
     """One loop a node, which keeps the attribute of a loop that was there, as PyG's does."""
     rows = context.find_rows(edge_index.size(1))
     mask = None if rows is None else rows.mask
-    out_index, out_attr = _remaining(edge_index, edge_attr, mask, fill_value, num_nodes)
+    between = rows
     if rows is not None:
-        rows = rows._replace(mask=rows.mask & (edge_index[0] != edge_index[1]))
+        between = rows._replace(mask=rows.mask & (edge_index[0] != edge_index[1]))
+    known = between is not None and context.find_rows(num_nodes) is not None
+    if leaves() and known and _plain_fill(fill_value):
+        assert between is not None
+        assert mask is not None
+        size = _size_of(context, WITH, edge_index.size(1) + num_nodes)
+        _register(context, between, num_nodes, size)
+        return loops_remaining(edge_index, edge_attr, mask, fill_value, num_nodes, size)
+    out_index, out_attr = _remaining(edge_index, edge_attr, mask, fill_value, num_nodes)
+    rows = between
     return _registered_loops(context, rows, out_index, out_attr, num_nodes)
+
+
+@leaf
+def loops_remaining(
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    edge_mask: Tensor,
+    fill_value: Any,
+    nodes: int,
+    size: int,
+) -> Edges:
+    """PyG's ``add_remaining_self_loops``; more edges of the last node follow up to ``size``."""
+    out_index, out_attr = _remaining(edge_index, edge_attr, edge_mask, fill_value, nodes)
+    spared = _with_spare(out_index, size, nodes - 1)
+    return spared, None if out_attr is None else _with_spare_rows(out_attr, size)
 
 
 def _remaining(

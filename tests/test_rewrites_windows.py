@@ -1,0 +1,88 @@
+"""Windows of time, ``[N, T, F]``: rows of more than one dimension, and their norms; sums by source;
+one network of the edges that a loop calls again."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from support.rewritten import difference, fired, seeded
+from torch import nn
+from torch_geometric.nn import global_add_pool
+from torch_geometric.utils import scatter
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(9, 12)
+        self.edges = nn.Linear(3, 12)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        h = torch.tanh(self.first(x.to(self.first.weight))).view(-1, 3, 4)
+        h = self.nodes(h, edge_index, edge_attr.to(h))
+        return global_add_pool(h.flatten(1), batch)
+
+
+class Window(Base):
+    def nodes(self, h, edge_index, edge_attr):
+        src, dst = edge_index
+        weight = torch.sigmoid(edge_attr[:, 0]).view(-1, 1, 1)
+        rows = torch.relu(h[src] + self.edges(edge_attr).view(-1, 3, 4))
+        out = scatter(weight * h[src], dst, 0, h.size(0)) + scatter(rows, dst, 0, h.size(0))
+        largest = scatter(h[src], dst, 0, h.size(0), "max")
+        return out + torch.zeros_like(h).index_add_(0, dst, h[src]) + largest
+
+
+class Normed(Base):
+    """Over the channels of ``[N, C, T]``, as temporal convolutions are followed by."""
+
+    def nodes(self, h, edge_index, edge_attr):
+        return F.relu(self.norm(h.transpose(1, 2) * 3 + 1))
+
+
+class BySource(Base):
+    def nodes(self, h, edge_index, edge_attr):
+        src, dst = edge_index
+        summed = scatter(torch.tanh(h[dst]), src, 0, h.size(0))
+        return summed + scatter(h[dst].flatten(1) * 2, src, 0, h.size(0), "mean").view_as(h)
+
+
+class Called(Base):
+    """Three rounds of one layer, which asks the network of the edges every time."""
+
+    def nodes(self, h, edge_index, edge_attr):
+        h = h.flatten(1)
+        for _ in range(3):
+            m = h[edge_index[0]] * torch.tanh(self.edges(edge_attr))
+            h = torch.tanh(h + scatter(m, edge_index[1], 0, h.size(0)))
+        return h
+
+
+def test_messages_of_windows_are_rows(esol):
+    largest, runner = difference(seeded(Window), esol)
+    assert largest <= 1e-10
+    assert fired(runner)["neighbour_sum"] == 3
+    assert fired(runner)["neighbour_max"] == 1
+
+
+def test_a_norm_of_windows_is_one_operator(esol):
+    largest, runner = difference(seeded(Normed), esol)
+    assert largest <= 1e-10
+    assert fired(runner)["batch_norm"] == 1
+
+
+def test_sums_and_means_by_source(esol):
+    largest, runner = difference(seeded(BySource), esol)
+    assert largest <= 1e-10
+    assert fired(runner)["source_sum"] == 2
+
+
+def test_what_is_computed_again_of_the_same_is_computed_once(esol):
+    largest, runner = difference(seeded(Called), esol)
+    assert largest <= 1e-10
+    (function,) = runner._steps.compiled._functions.values()
+    captured = function.captured
+    of_edges = [node for node in captured.graph.nodes if "tanh" in str(node.target)]
+    assert len(of_edges) == 1 + 3 + 1  # of the first layer, of each round, of the edges once
+    assert fired(runner)["neighbour_sum"] == 3
