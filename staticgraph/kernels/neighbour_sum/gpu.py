@@ -42,7 +42,7 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the row of node ``i``, the sum or mean of the messages over the edges into it."""
+    """One program: the row of node ``i``, sum or mean of the messages over the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
