@@ -31,6 +31,7 @@ from torch_geometric.loader import DataLoader
 import staticgraph as sg
 from staticgraph import models
 from staticgraph.files.versions import STEPS, versions
+from staticgraph.text.how_many import how_many
 
 DATA = Path(__file__).parents[1] / "examples" / "data" / "hiv.npz"
 
@@ -114,7 +115,7 @@ def contenders(args: argparse.Namespace) -> list[Contender]:
         return steps
 
     return [
-        *(Contender(f"PyG, {w} workers", pyg(w), make) for w in range(3)),
+        *(Contender(f"PyG, {how_many(w, 'worker')}", pyg(w), make) for w in range(3)),
         Contender("static", static(False, 0), make),
         Contender("static, kernels", static(True, 0), make),
     ]

@@ -32,6 +32,7 @@ from staticgraph.dryrun.operations import count_step
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.steps.capture import CapturedStep
 from staticgraph.steps.computation import Computation
+from staticgraph.text.how_many import how_many
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.written_by_hand import MODELS
@@ -159,7 +160,7 @@ def main() -> None:
 def measured(name: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """One model on so many threads: how many times as fast as PyG at its best, and what it took."""
     contest = Contest(name, options.batch_size, options.graphs)
-    contenders = {f"PyG, {w} workers": contest.pyg(w) for w in options.workers}
+    contenders = {f"PyG, {how_many(w, 'worker')}": contest.pyg(w) for w in options.workers}
     contenders |= {mode: contest.static(mode) for mode in ("eager", "fused")}
     timings = interleave(contenders, options.rounds)
     of_pyg = [key for key in timings if key.startswith("PyG")]

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +27,12 @@ import torch.nn.functional as F
 from torch_geometric.loader import DataLoader
 
 import staticgraph as sg
-from bench.interleave import interleave
+from bench.interleave import Timing, interleave
 from bench.rehearsal import LABEL, recorder
 from staticgraph.files.versions import STEPS, versions
 from staticgraph.models import build
 from staticgraph.runner.device_name import device_name
+from staticgraph.text.how_many import how_many
 from staticgraph.text.table import table
 
 HIV = "examples/data/hiv.npz"
@@ -120,7 +122,8 @@ class Training:
         return epoch
 
 
-def main() -> None:
+def asked() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="gine")
     parser.add_argument("--hidden", type=int, default=64)
@@ -134,7 +137,51 @@ def main() -> None:
     parser.add_argument("--dynamic", action="store_true", help="PyG under compile(dynamic=True)")
     parser.add_argument("--deadline", type=float, default=1e9, help="seconds; no round after it")
     parser.add_argument("--json")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def contenders_of(
+    training: Training, options: argparse.Namespace, until: float
+) -> dict[str, Callable[[], object]]:
+    """PyG with each number of workers, and this library in each mode, by their names."""
+    found = {}
+    for workers in options.workers:
+        name = f"PyG, {how_many(workers, 'worker')}"
+        found[name] = training.pyg(name, workers)
+    for mode in options.modes:
+        suffix = "" if mode == "auto" else f", {mode}"
+        for label, kernels in (("static batches", False), ("static, kernels", True)):
+            found[label + suffix] = training.static(label + suffix, kernels, mode=mode)
+    if options.dynamic and time.perf_counter() < until:
+        workers = max(options.workers)
+        label = f"PyG, {how_many(workers, 'worker')}, compile(dynamic=True)"
+        found[label] = training.pyg(label, workers, dynamic=True)
+    return found
+
+
+def result_of(training: Training, timing: Timing, best: Timing, name: str) -> dict[str, Any]:
+    """What is kept of a contender: its rate, its rounds over those of PyG's best, its last loss."""
+    low, middle, high = np.percentile(best.seconds / timing.seconds, [10, 50, 90])
+    return {
+        "graphs_per_second": float(np.median(len(training.ids) / timing.seconds)),
+        "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
+        "loss": training.losses[name][-1],
+    }
+
+
+def row_of(name: str, result: dict[str, Any]) -> tuple[str, ...]:
+    """A line of the table."""
+    ratio = result["ratio_to_best_pyg"]
+    return (
+        name,
+        f"{result['graphs_per_second']:,.0f}",
+        f"{ratio['median']:.2f} ({ratio['p10']:.2f} to {ratio['p90']:.2f})",
+        f"{result['loss']:.6f}",
+    )
+
+
+def main() -> None:
+    options = asked()
     until = time.perf_counter() + options.deadline
     training = Training(
         options.model,
@@ -144,54 +191,29 @@ def main() -> None:
         options.layers,
         options.device,
     )
-    contenders = {
-        f"PyG, {workers} workers": training.pyg(f"PyG, {workers} workers", workers)
-        for workers in options.workers
-    }
-    for mode in options.modes:
-        suffix = "" if mode == "auto" else f", {mode}"
-        for label, kernels in (("static batches", False), ("static, kernels", True)):
-            contenders[label + suffix] = training.static(label + suffix, kernels, mode=mode)
-    if options.dynamic and time.perf_counter() < until:
-        workers = max(options.workers)
-        label = f"PyG, {workers} workers, compile(dynamic=True)"
-        contenders[label] = training.pyg(label, workers, dynamic=True)
-    timings = interleave(contenders, options.rounds, until=until)
+    timings = interleave(contenders_of(training, options, until), options.rounds, until=until)
     best = min(
         (name for name in timings if name.startswith("PyG")), key=lambda n: timings[n].median
     )
-    results, rows = {}, []
-    for name, timing in timings.items():
-        rates = len(training.ids) / timing.seconds
-        ratio = timings[best].seconds / timing.seconds
-        low, middle, high = np.percentile(ratio, [10, 50, 90])
-        results[name] = {
-            "graphs_per_second": float(np.median(rates)),
-            "ratio_to_best_pyg": {"median": middle, "p10": low, "p90": high},
-            "loss": training.losses[name][-1],
-        }
-        rows.append(
-            (
-                name,
-                f"{np.median(rates):,.0f}",
-                f"{middle:.2f} ({low:.2f} to {high:.2f})",
-                f"{training.losses[name][-1]:.6f}",
-            )
-        )
+    results = {
+        name: result_of(training, timing, timings[best], name) for name, timing in timings.items()
+    }
+    device = device_name(torch.device(options.device))
     print(
-        f"{LABEL}{options.model}, hidden {options.hidden}, {options.layers} layers, batch "
-        f"{options.batch_size}, {len(training.ids)} molecules an epoch, "
-        f"{device_name(torch.device(options.device))}, {versions(STEPS)}"
+        f"{LABEL}{options.model}, hidden {options.hidden}, {how_many(options.layers, 'layer')}, "
+        f"batch {options.batch_size}, {len(training.ids)} molecules an epoch, {device}, "
+        f"{versions(STEPS)}"
     )
+    rows = [row_of(name, result) for name, result in results.items()]
     print(table(("contender", "graphs/s", f"times {best}", "last loss"), rows))
     if options.json:
+        document = {
+            "options": vars(options),
+            "versions": versions(STEPS),
+            "date": str(date.today()),
+            "device": device,
+        }
         with open(options.json, "w") as file:
-            document = {
-                "options": vars(options),
-                "versions": versions(STEPS),
-                "date": str(date.today()),
-            }
-            document["device"] = device_name(torch.device(options.device))
             json.dump(document | results, file, indent=1)
     losses = [result["loss"] for result in results.values()]
     if max(losses) - min(losses) > LOSS_TOLERANCE:

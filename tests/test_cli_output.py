@@ -116,7 +116,7 @@ def test_data_that_is_not_there_is_told_before_kernels_are_compiled(monkeypatch,
     def compiled(*args, **options):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("staticgraph.training.run.compile_ahead", compiled)
+    monkeypatch.setattr("staticgraph.training.parts.compile_ahead", compiled)
     folder = str(tmp_path)
     for spec, words in (("no.npz", "no such file"), ("none", "cannot tell"), (folder, "a store")):
         assert cli.main(["train", "--data", spec, "--model", "gine"]) == cli.FAILED

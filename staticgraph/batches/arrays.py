@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.schema import Level
 from staticgraph.sizes.capacity import Capacity

@@ -15,40 +15,19 @@ Every fill writes every element of the slot, so nothing of an earlier batch can 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
 
 from staticgraph.batches.collate_axes import fill_axes, fill_axis, fill_index, stand_apart
+from staticgraph.batches.real_counts import RealCounts, real_counts
 from staticgraph.batches.slots import SlotLayout
-from staticgraph.errors import GraphTooLarge
-from staticgraph.schema import COUNTS
-from staticgraph.sizes.capacity import Capacity
+from staticgraph.schema import COUNTS, Field
 from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.store.columns import Array
 from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.text.how_many import how_many, how_many_of
 
 # The bits of every byte's value in half precision.
 HALVES = np.arange(256).astype(np.float16).view(np.uint16)
-
-
-class RealCounts(NamedTuple):
-    """What a batch really holds, as host numbers."""
-
-    nodes: int
-    edges: int
-    graphs: int
-    largest: int
-    """Nodes of the largest graph."""
-    extra: tuple[tuple[str, int], ...] = ()
-    """Rows of each axis of the data's own."""
-
-    def of(self, level: str) -> int:
-        """How many rows of a level are real."""
-        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
-        return known[level] if level in known else dict(self.extra)[level]
 
 
 def fill(
@@ -69,6 +48,30 @@ def fill(
     store.verify(asked)
     store, ids = store.held(asked, layout.pointers)
     real = real_counts(store, ids, layout.capacity, asked)
+    _fill_structure(store, ids, layout, arrays, real)
+    fill_axes(store, ids, layout, arrays)
+    arrays[COUNTS][:3] = real[:3]
+    for place, (_, rows) in enumerate(real.extra, start=3):
+        arrays[COUNTS][place] = rows
+    for field in layout.schema:
+        if field.width and field.is_index:
+            fill_index(store, ids, layout, field, arrays[field.name])
+        elif field.width:
+            _fill_field(store, ids, field, arrays[field.name])
+    stand_apart(layout, arrays, real.of)
+    arrays["graph_ids"][: len(asked)] = asked
+    return real
+
+
+def _fill_structure(
+    store: GraphColumns,
+    ids: IntArray,
+    layout: SlotLayout,
+    arrays: dict[str, Array],
+    real: RealCounts,
+) -> None:
+    """Edges, masks, the graph of each node, and row pointers where they are asked for; where nodes
+    have types, what each has of these is filled as an axis."""
     schema = layout.schema
     if schema.hetero or schema.two_sided:
         _graphs(ids, arrays["graph_ids"], arrays["graph_mask"])
@@ -92,10 +95,6 @@ def fill(
             arrays["graph_mask"],
             schema.positions_of("node") is not None,
         )
-    fill_axes(store, ids, layout, arrays)
-    arrays[COUNTS][:3] = real[:3]
-    for place, (_, rows) in enumerate(real.extra, start=3):
-        arrays[COUNTS][place] = rows
     if layout.pointers:
         _pointers(
             ids,
@@ -108,87 +107,26 @@ def fill(
             arrays["col_ptr"],
             arrays["transpose"],
         )
-    for field in schema:
-        width = field.width
-        if not width:
-            continue
-        if field.is_index:
-            fill_index(store, ids, layout, field, arrays[field.name])
-            continue
-        source, target = store.columns[field.name], arrays[field.name]
-        if field.level == "graph":
-            rows = source.reshape(len(store), field.rows, *field.shape)
-            target = target.reshape(-1, field.rows, *field.shape)
-            target[: len(ids)] = rows[ids]
-            target[len(ids) :] = 0
-            continue
-        offsets = store.offsets_of(field.level)
-        if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
-            bits = target.view(np.uint16).reshape(-1)
-            _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
-            continue
-        if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
-            width *= source.dtype.itemsize
-            source, target = source.view(np.uint8), target.view(np.uint8)
-        _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
-    stand_apart(layout, arrays, real.of)
-    arrays["graph_ids"][: len(asked)] = asked
-    return real
 
 
-def real_counts(
-    store: GraphColumns, ids: IntArray, capacity: Capacity, names: IntArray | None = None
-) -> RealCounts:
-    """What these graphs come to; messages call them by ``names``, where they have others.
-
-    Raises:
-        GraphTooLarge: that is more than the capacity takes.
-    """
-    nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
-    if (
-        nodes <= capacity.node_limit
-        and edges <= capacity.edge_limit
-        and len(ids) <= capacity.graph_limit
-        and largest <= capacity.max_graph_nodes
-    ):
-        if capacity.order_statistics and not capacity.order_statistics_hold(store.sizes[ids, 0]):
-            raise GraphTooLarge(
-                f"of these {len(ids)} graphs too many are large: the bucket takes at most "
-                + ", ".join(
-                    f"{how_many(k, 'graph')} of more than {how_many(w, 'node')}"
-                    for k, w in capacity.order_statistics[1:]
-                )
-                + ": use the plan's next bucket, which takes any (a loader does so by itself)"
-            )
-        if not store.offsets:
-            return RealCounts(nodes, edges, len(ids), largest)
-        extra = _extra(store, ids, capacity)
-        return RealCounts(nodes, edges, len(ids), largest, extra)
-    sizes = store.sizes[ids]
-    worst = int(sizes[:, 0].argmax())
-    raise GraphTooLarge(
-        f"{how_many(len(ids), 'graph')} of {how_many(nodes, 'node')} and {how_many(edges, 'edge')} "
-        f"together, the largest (graph {(ids if names is None else names)[worst]}) "
-        f"{how_many(largest, 'node')}; the bucket takes {how_many(capacity.node_limit, 'node')}, "
-        f"{how_many(capacity.edge_limit, 'edge')}, {how_many(capacity.graph_limit, 'graph')} and "
-        f"single graphs of {how_many(capacity.max_graph_nodes, 'node')}: put fewer graphs "
-        "together, or use a larger bucket"
-    )
-
-
-def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
-    """The rows of each axis, refused where they exceed the bucket."""
-    extra = tuple(
-        (name, int((offsets[ids + 1] - offsets[ids]).sum()))
-        for name, offsets in store.offsets.items()
-    )
-    for (name, rows), limit in zip(extra, capacity.extra_limits, strict=True):
-        if rows > limit:
-            raise GraphTooLarge(
-                f"{how_many(len(ids), 'graph')} of {how_many_of(rows, name)} together; the bucket "
-                f"takes {limit:,}: put fewer graphs together, or use a larger bucket"
-            )
-    return extra
+def _fill_field(store: GraphColumns, ids: IntArray, field: Field, target: Array) -> None:
+    """The rows of one field, widened to its dtype, and zeros after them."""
+    source, width = store.columns[field.name], field.width
+    if field.level == "graph":
+        rows = source.reshape(len(store), field.rows, *field.shape)
+        target = target.reshape(-1, field.rows, *field.shape)
+        target[: len(ids)] = rows[ids]
+        target[len(ids) :] = 0
+        return
+    offsets = store.offsets_of(field.level)
+    if (source.dtype, target.dtype) == (np.uint8, np.float16):  # which numba does not have
+        bits = target.view(np.uint16).reshape(-1)
+        _look_up_rows(ids, offsets, width, HALVES, source.reshape(-1), bits)
+        return
+    if source.dtype == target.dtype:  # one compiled copy of bytes serves every dtype
+        width *= source.dtype.itemsize
+        source, target = source.view(np.uint8), target.view(np.uint8)
+    _copy_rows(ids, offsets, width, source.reshape(-1), target.reshape(-1))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -198,17 +136,6 @@ def _graphs(ids: IntArray, graph_ids: Array, graph_mask: Array) -> None:
     graph_ids[len(ids) :] = -1
     graph_mask[: len(ids)] = True
     graph_mask[len(ids) :] = False
-
-
-@numba.njit(cache=True, nogil=True)
-def _totals(ids: IntArray, node_offsets: IntArray, edge_offsets: IntArray) -> tuple[int, int, int]:
-    nodes, edges, largest = 0, 0, 0
-    for g in ids:
-        n = node_offsets[g + 1] - node_offsets[g]
-        nodes += n
-        edges += edge_offsets[g + 1] - edge_offsets[g]
-        largest = max(largest, n)
-    return int(nodes), int(edges), int(largest)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate import real_counts
 from staticgraph.batches.collate_arguments import collate_arguments
+from staticgraph.batches.real_counts import real_counts
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.epochs.batcher import BatchIds

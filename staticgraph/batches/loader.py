@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from staticgraph.batches.announced import announced
-from staticgraph.batches.collate import RealCounts, fill
+from staticgraph.batches.collate import fill
 from staticgraph.batches.from_device import IdsFeed
 from staticgraph.batches.memory_of_batches import used
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, Slot, SlotLayout, SlotPool
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.batches.transform import Transform, apply_transform

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from staticgraph.batches import unbatch
 from staticgraph.batches.bucket_shape import BucketShape
-from staticgraph.batches.collate import RealCounts, fill
-from staticgraph.batches.followed import followed
+from staticgraph.batches.derived import derived
 from staticgraph.batches.memory_of_batches import note
+from staticgraph.batches.padded import padded
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import Lease, SlotLayout
-from staticgraph.batches.typed import TypeView, axis_of, by_type, rows_by_type
+from staticgraph.batches.typed import TypeView, axis_of, by_type
 from staticgraph.errors import StaleBatch
-from staticgraph.schema import AXIS_ARRAYS, COUNTS, DICT_SUFFIX, PRIVATE
+from staticgraph.schema import COUNTS, PRIVATE
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -104,10 +105,8 @@ class StaticBatch(BucketShape):
         """A batch of padding alone, with real counts left out: what a compiled step is warmed up
         with before any data is read."""
         store = GraphColumns.zeros(layout.schema)
-        tensors = layout.tensors(torch.empty(layout.nbytes, dtype=torch.uint8))
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        fill(store, np.empty(0, np.int64), layout, arrays)
-        return cls(layout, {name: t.to(device) for name, t in tensors.items()})
+        made = padded(store, np.empty(0, np.int64), layout)
+        return cls(layout, {name: t.to(device) for name, t in made.tensors.items()})
 
     @property
     def num_real_nodes(self) -> Tensor:
@@ -180,24 +179,10 @@ class StaticBatch(BucketShape):
             return self._extra[name]
         if name in self._objects:
             return self._objects[name]
-        found = self._derived(name)
+        found = derived(self, name)
         if found is not None:
             return found
         raise AttributeError(f"the batch has no {name!r}; it has {', '.join(self.keys())}")
-
-    def _derived(self, name: str) -> Any:
-        """``x_dict`` where nodes have types; ``x_batch`` and ``x_ptr`` of a field, as PyG's
-        ``follow_batch`` gives them."""
-        if self.layout.schema.hetero:
-            if name == "num_nodes_dict":
-                return rows_by_type(self)
-            if name.endswith(DICT_SUFFIX):
-                return by_type(self, name.removesuffix(DICT_SUFFIX))
-            return None
-        field, _, part = name.rpartition("_")
-        if part in AXIS_ARRAYS and field in self.layout.schema:
-            return followed(self, self.layout.schema[field], part)
-        return None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN:
@@ -248,7 +233,7 @@ class StaticBatch(BucketShape):
         """What a model's parameter of this name gets; None if the batch has nothing for it."""
         if name in self._tensors or name in _COUNTED or name in _SIZES:
             return getattr(self, name)
-        found = self._derived(name)
+        found = derived(self, name)
         if found is None and self.layout.schema.hetero:
             found = by_type(self, name)
         return found
@@ -405,10 +390,7 @@ def filled(layout: SlotLayout, store: GraphColumns, ids: Iterable[int]) -> Stati
     Raises:
         GraphTooLarge: together the graphs exceed the capacity.
     """
-    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
-    note(buffer, layout.lengths)
-    tensors = layout.tensors(buffer)
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     graphs = np.fromiter(ids, np.int64)
-    real = fill(store, graphs, layout, arrays)
-    return StaticBatch(layout, tensors, real, objects=store.objects_of(graphs))
+    made = padded(store, graphs, layout)
+    note(made.buffer, layout.lengths)
+    return StaticBatch(layout, made.tensors, made.real, objects=store.objects_of(graphs))

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 from torch_geometric.data import Data
 
-from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.schema import EDGE_INDEX
 from staticgraph.store.random_states import kept_random_states

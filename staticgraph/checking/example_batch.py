@@ -24,6 +24,13 @@ GARBAGE = 1000.0
 
 
 def batch_of(plan: BucketPlan, example: GraphColumns | StaticBatch | None) -> StaticBatch:
+    """A batch to look at a model with: the example itself, graphs of it, or made-up ones.
+
+    Raises:
+        TypeError: the example is neither a store nor a batch.
+        ValueError: there is none, and the plan does not know the fields.
+        GraphTooLarge: no graph of the example fits a bucket.
+    """
     if isinstance(example, StaticBatch):
         return example
     if example is not None and not isinstance(example, GraphColumns):

@@ -46,12 +46,25 @@ def register(subparsers: Any) -> None:
         description="Choose the few capacities that carry a data set, or pack it at given limits.",
         epilog=EXAMPLE,
     )
-    source = parser.add_argument_group("data (one of)")
+    _add_source(parser.add_argument_group("data (one of)"))
+    _add_target(parser.add_argument_group("what to plan (one of; --graphs 128 by default)"))
+    _add_memory(parser.add_argument_group("memory (with --data; the largest batches that fit)"))
+    add_training(parser)
+    _add_how(parser.add_argument_group("how"))
+    _add_output(parser.add_argument_group("output"))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_source(source: Any) -> None:
+    """Whose graphs are planned for."""
     source.add_argument("--data", type=values.words, metavar="SPEC", help=values.SPECS)
     source.add_argument(
         "--histogram", type=values.file_to_read, metavar="FILE", help="sizes and counts as CSV"
     )
-    target = parser.add_argument_group("what to plan (one of; --graphs 128 by default)")
+
+
+def _add_target(target: Any) -> None:
+    """What a batch is to be."""
     target.add_argument(
         "--batch-size", type=values.whole(), metavar="B",
         help="exactly B graphs in each training batch",
@@ -68,7 +81,10 @@ def register(subparsers: Any) -> None:
         "--limits", type=values.whole(0), nargs="+", metavar="N",
         help="pack at these limits: nodes edges ...",
     )  # fmt: skip
-    memory = parser.add_argument_group("memory (with --data; the largest batches that fit)")
+
+
+def _add_memory(memory: Any) -> None:
+    """A cap, and what predicts the need."""
     memory.add_argument(
         "--max-memory", type=values.byte_size, metavar="SIZE", help="a cap, such as 20GiB"
     )
@@ -80,8 +96,10 @@ def register(subparsers: Any) -> None:
         "--min-steps", type=values.whole(), default=32, metavar="K",
         help="batches per epoch at least (default: 32)",
     )  # fmt: skip
-    add_training(parser)
-    more = parser.add_argument_group("how")
+
+
+def _add_how(more: Any) -> None:
+    """What the choice may do."""
     more.add_argument(
         "--max-graphs", type=values.whole(), metavar="G", help="most graphs in a pack"
     )
@@ -112,7 +130,10 @@ def register(subparsers: Any) -> None:
     more.add_argument(
         "--certify", action="store_true", help="with --limits: prove how far from best (SciPy)"
     )
-    out = parser.add_argument_group("output")
+
+
+def _add_output(out: Any) -> None:
+    """What is written and drawn."""
     for name, what in (
         ("--out", "write the plan as JSON"),
         ("--plot", "draw sizes, limits and packs (PNG, or what the name ends in)"),
@@ -122,7 +143,6 @@ def register(subparsers: Any) -> None:
         kind = values.picture_to_write if what.startswith("draw") else values.file_to_write
         out.add_argument(name, type=kind, metavar="FILE", help=what)
     out.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,7 +46,16 @@ def register(commands: Any) -> None:
         epilog=EXAMPLE,
         argument_default=argparse.SUPPRESS,
     )
-    data = parser.add_argument_group("data")
+    _add_data(parser.add_argument_group("data"))
+    add_model(parser.add_argument_group("model"), default=None)
+    _add_training(parser.add_argument_group("training"))
+    _add_machine(parser.add_argument_group("machine"))
+    _add_files(parser.add_argument_group("files"))
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_data(data: Any) -> None:
+    """What is learned from."""
     data.add_argument(
         "--data",
         type=values.words,
@@ -56,9 +65,10 @@ def register(commands: Any) -> None:
     data.add_argument(
         "--target", type=values.words, metavar="COLUMN", help="column of a CSV to predict"
     )
-    model = parser.add_argument_group("model")
-    add_model(model, default=None)
-    training = parser.add_argument_group("training")
+
+
+def _add_training(training: Any) -> None:
+    """How it is learned."""
     training.add_argument(
         "--batch-size", type=values.whole(), help="graphs per batch (default: 128)"
     )
@@ -91,7 +101,10 @@ def register(commands: Any) -> None:
         help="end after so many epochs without a lower validation loss (default: never)",
     )  # fmt: skip
     training.add_argument("--seed", type=values.seed, help="of split, model and order (default: 0)")
-    machine = parser.add_argument_group("machine")
+
+
+def _add_machine(machine: Any) -> None:
+    """What it runs on, and which way."""
     machine.add_argument(
         "--compile-mode",
         choices=MODES,
@@ -126,7 +139,10 @@ def register(commands: Any) -> None:
         "--workers", type=values.auto_or(values.whole(0, 256)), metavar="N",
         help="threads that fill batches; auto times the first steps (default: 0)",
     )  # fmt: skip
-    files = parser.add_argument_group("files")
+
+
+def _add_files(files: Any) -> None:
+    """Where settings come from and results go."""
     files.add_argument(
         "--config", type=values.file_to_read, metavar="FILE",
         help="settings as TOML, such as the config.toml of another run",
@@ -147,7 +163,6 @@ def register(commands: Any) -> None:
     begin.add_argument("--resume", action="store_true", help="continue the run in --out")
     begin.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     files.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -289,6 +289,14 @@ def store_of(
     splits: dict[str, IntArray],
     name: str,
 ) -> GraphStore:
+    """A store of molecules.
+
+    Args:
+        molecules: of each, atoms ``[n, 9]``, bonds ``[b, 2]`` and their kinds ``[b, 3]``.
+        labels: ``[molecules, ...]``, the field ``y``.
+        splits: named lists of molecules.
+        name: of the store.
+    """
     atoms, bonds, kinds = zip(*molecules, strict=True)
     src, dst = both_directions(np.concatenate(bonds).T)
     fields: dict[str, tuple[Level, Array]] = {

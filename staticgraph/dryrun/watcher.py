@@ -72,6 +72,8 @@ class Watcher(FakeTensorMode):
         self._nested = False
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator over fake tensors and notes it where it would launch a kernel; reads by
+        the host, and what stands on the wrong device, are noted or refused."""
         kwargs = kwargs or {}
         if self._nested or TracingContext.try_get() is not None:
             return super().dispatch(func, types, args, kwargs)

@@ -77,7 +77,7 @@ def abandoned(path: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
-        pass
+        pass  # it lives, and is another user's
     return False
 
 

@@ -53,12 +53,14 @@ class Vectors:
         return self.builder.gep(data, [place])
 
     def load(self, start: Any, place: Any) -> Any:
+        """A vector of the numbers from ``place`` on behind ``start``."""
         at = self.builder.gep(start, [place])
         value = self.builder.load(self.builder.bitcast(at, self.kind.as_pointer()))
         value.align = self.bytes
         return value
 
     def store(self, value: Any, start: Any, place: Any) -> None:
+        """Writes a vector from ``place`` on behind ``start``."""
         at = self.builder.gep(start, [place])
         stored = self.builder.store(value, self.builder.bitcast(at, self.kind.as_pointer()))
         stored.align = self.bytes
@@ -83,6 +85,7 @@ class Vectors:
         return self.builder.extract_element(value, _PLACE(0))
 
     def sum(self, left: Any, right: Any) -> Any:
+        """Lane by lane."""
         return self.builder.fadd(left, right)
 
     def larger(self, best: Any, value: Any) -> Any:

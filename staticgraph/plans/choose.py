@@ -13,7 +13,6 @@ which fits none can always be split. Memory enters by the test ``fits`` that a c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,22 +24,13 @@ from staticgraph.memory.model import MemoryModel
 from staticgraph.packing.coarse import coarsened
 from staticgraph.packing.pack import Packing
 from staticgraph.packing.packer import TIME_LIMIT, PackingEffort
-from staticgraph.packing.place import fits_alone
 from staticgraph.plans.by_memory import MIN_STEPS, sized_plan
+from staticgraph.plans.chosen import Sizes
 from staticgraph.plans.cost import StepCost
-from staticgraph.plans.margin import (
-    WORTH_A_BUCKET,
-    exact_limits,
-    find_margin,
-    graph_slots,
-    rare_cut,
-    stream_limits,
-    whole_limits,
-)
-from staticgraph.plans.order_statistics import likely_order_statistics
+from staticgraph.plans.exact import exact_capacities, with_order_statistics
+from staticgraph.plans.packed import several_capacities, stream_capacity
 from staticgraph.plans.packings import packings_for
 from staticgraph.plans.plan import BucketPlan, histogram_of, sizes_of
-from staticgraph.plans.several import choose_buckets, knee
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.histogram import SizeHistogram
 from staticgraph.sizes.reserves import with_reserves
@@ -48,12 +38,6 @@ from staticgraph.sizes.whole_numbers import IntArray
 from staticgraph.text.how_many import how_many
 
 __all__ = ["BucketPlan", "histogram_of", "plan_buckets", "sizes_of"]
-
-# Rows of a further component over what goes with a bucket's nodes on average, in packs of a varying
-# number of graphs; a choice: a stream fills the scarcest component, and this one shall not be it.
-MORE_ROWS = 1.05
-# Where the number of buckets is chosen by cost: each is one more compile and recording.
-MOST_BUCKETS = 4
 
 
 def plan_buckets(
@@ -118,12 +102,7 @@ def plan_buckets(
             bucket does not fit the device.
     """
     sizes = sizes_of(source)
-    schema = getattr(source, "schema", None)
-    if not len(sizes):
-        raise ValueError("a plan needs at least one graph; this data set is empty")
-    trained = sizes if indices is None else sizes[np.asarray(indices)]
-    if not len(trained):
-        raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    trained = _trained(sizes, indices)
     if effort != "fast" and (batch_size is not None or memory is not None or budget is not None):
         raise ValueError(
             f"effort={effort!r} is of packs of a varying number of graphs; batches of an exact "
@@ -157,73 +136,62 @@ def plan_buckets(
             batch_size=batch_size,
             margin=margin,
         )
-    histogram = histogram_of(source)
-    maxima = histogram.maxima
-    components = histogram.components
-    price, note = cost or StepCost(), ""
-    graphs = min(graphs, len(trained))
+    histogram, schema = histogram_of(source), getattr(source, "schema", None)
+    data = Sizes(sizes, trained, histogram.maxima, histogram.components)
+    price, graphs = cost or StepCost(), min(graphs, len(data.trained))
     if batch_size is not None:
-        batch_size, note = _at_most(batch_size, len(trained))
-        found = margin
-        if found is None:
-            found = find_margin(trained, batch_size, whole=indices is not None, seed=seed)
-        capacities = _exact_capacities(
-            trained, maxima, batch_size, found, num_buckets, price, seed, components
+        chosen = exact_capacities(
+            data, batch_size, margin, num_buckets, price, seed, whole=indices is not None
         )
-        efficiency = _mean_efficiency(trained, batch_size, capacities[0])
     elif num_buckets == 1 and effort == "fast":
-        capacities, efficiency = _stream_capacity(sizes, trained, maxima, graphs, seed, components)
-        found = None
+        chosen = stream_capacity(data, graphs, seed)
     else:
-        capacities, efficiency = _several_capacities(
-            trained, maxima, num_buckets, graphs, price, fits
-        )
-        if len(components) > 2:
-            capacities = _with_components(capacities, trained, sizes, components)
-        found = None
-        loss = coarsened(histogram).loss
-        if loss:
-            note = f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing"
-        if len(capacities) == 1:
-            note = ""
-            if effort == "fast":
-                capacities, efficiency = _stream_capacity(
-                    sizes, trained, maxima, graphs, seed, components
-                )
-    capacities = tuple(sorted(with_reserves(capacity, schema) for capacity in capacities))
-    if batch_size is not None and attention in ("auto", "size-classed"):
-        capacities = _with_order_statistics(capacities, trained[:, 0], batch_size, seed)
+        chosen = several_capacities(data, num_buckets, graphs, price, fits)
+        if len(chosen.capacities) > 1:
+            chosen = chosen._replace(note=_of_coarsening(histogram))
+        elif effort == "fast":
+            chosen = stream_capacity(data, graphs, seed)
+    capacities = tuple(sorted(with_reserves(each, schema) for each in chosen.capacities))
+    if chosen.batch_size is not None and attention in ("auto", "size-classed"):
+        capacities = with_order_statistics(capacities, data.trained[:, 0], chosen.batch_size, seed)
     _check_fits(capacities, fits)
     packings: tuple[Packing, ...] = ()
     if effort != "fast":
         packings = packings_for(
-            trained, capacities, effort=effort, time_limit=time_limit, progress=progress
+            data.trained, capacities, effort=effort, time_limit=time_limit, progress=progress
         )
         note, efficiency = _of_packings(packings, capacities)
+        chosen = chosen._replace(note=note, efficiency=efficiency)
     return BucketPlan(
         capacities=capacities,
-        batch_size=batch_size,
+        batch_size=chosen.batch_size,
         schema=schema,
         digest=histogram.digest,
         strategy="exact" if batch_size is not None else "packed",
         num_graphs=histogram.num_graphs,
-        maxima=tuple(maxima.tolist()),
-        margin=found,
-        efficiency=efficiency,
-        note=note,
+        maxima=tuple(data.maxima.tolist()),
+        margin=chosen.margin,
+        efficiency=chosen.efficiency,
+        note=chosen.note,
         versions=tuple(versions(ARITHMETIC).items()),
         packings=packings,
     )
 
 
-def _at_most(batch_size: int, there_are: int) -> tuple[int, str]:
-    """The batch size that so many graphs allow, and a note where it is not what was asked."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1")
-    if batch_size <= there_are:
-        return batch_size, ""
-    note = f"batch_size={batch_size:,} was asked, a batch is all of {how_many(there_are, 'graph')}"
-    return there_are, note
+def _trained(sizes: IntArray, indices: ArrayLike | None) -> IntArray:
+    """The sizes of the graphs that train, refused where there are none."""
+    if not len(sizes):
+        raise ValueError("a plan needs at least one graph; this data set is empty")
+    trained = sizes if indices is None else sizes[np.asarray(indices)]
+    if not len(trained):
+        raise ValueError("indices is empty; a plan needs at least one graph to train on")
+    return trained
+
+
+def _of_coarsening(histogram: SizeHistogram) -> str:
+    """A note, where there were too many distinct sizes to choose by each of them."""
+    loss = coarsened(histogram).loss
+    return f"many distinct sizes: rounded up by {loss:.2%} of the rows while choosing" * bool(loss)
 
 
 def _of_packings(
@@ -242,150 +210,6 @@ def _of_packings(
     kept = f"{how_many(packs, 'pack')} {'is' if packs == 1 else 'are'} kept; none of fewer than "
     kept += f"{least:,} exist"
     return kept, (nodes, edges, graphs)
-
-
-def _exact_capacities(
-    trained: IntArray,
-    maxima: IntArray,
-    batch_size: int,
-    margin: float,
-    num_buckets: int | None,
-    price: StepCost,
-    seed: int,
-    components: tuple[str, ...],
-) -> tuple[Capacity, ...]:
-    """One capacity that every exact batch fits, after a smaller one where that pays."""
-    if num_buckets is not None and num_buckets not in (1, 2):
-        raise ValueError(
-            f"num_buckets={num_buckets} with exact batches: they mix graphs of all sizes, so one "
-            "bucket takes them, or two where a few graphs are huge; give no batch_size for more"
-        )
-    largest = max(1, int(maxima[0]))
-    limits = whole_limits(trained, batch_size, margin, maxima, seed)
-    whole = _capacity(limits, components, batch_size + 1, largest)
-    if num_buckets == 1:
-        return (whole,)
-
-    def typical(below: IntArray) -> Capacity:
-        return _capacity(exact_limits(below, batch_size, margin), components, batch_size + 1)
-
-    smaller = rare_cut(trained, batch_size, typical, whole, price)
-    return (whole,) if smaller is None else (smaller, whole)
-
-
-def _with_order_statistics(
-    capacities: tuple[Capacity, ...], nodes: IntArray, batch_size: int, seed: int
-) -> tuple[Capacity, ...]:
-    """The first capacity with what the data promises of its order statistics. No other is added for
-    the few batches that are wider: graphs are exchanged, and what is left is halved."""
-    main = capacities[0]
-    within = nodes[nodes <= main.max_graph_nodes]
-    if main.extra or not len(within):
-        return capacities
-    promised = likely_order_statistics(within, min(batch_size, len(within)), main, seed)
-    if not promised:
-        return capacities
-    return (replace(main, order_statistics=promised), *capacities[1:])
-
-
-def _capacity(
-    limits: IntArray, components: tuple[str, ...], graphs: int, largest: int = 0
-) -> Capacity:
-    """Usable limits of each component -> the physical rows that hold them."""
-    nodes, edges, *more = limits.tolist()
-    # At least two, since a leading size of 1 is what everything that is broadcast has.
-    extra = [(name, max(2, rows + 1)) for name, rows in zip(components[2:], more, strict=True)]
-    return Capacity.distinct(max(nodes, largest) + 1, edges, graphs, largest, extra)
-
-
-def _with_components(
-    capacities: tuple[Capacity, ...],
-    trained: IntArray,
-    sizes: IntArray,
-    components: tuple[str, ...],
-) -> tuple[Capacity, ...]:
-    """The capacities of several classes with rows for the further components: as many as go with
-    the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
-    dressed = []
-    for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
-        mine, trained = _parted(trained, capacity)
-        here, sizes = _parted(sizes, capacity)
-        high = capacity.max_graph_nodes
-        totals = (mine if len(mine) else here).sum(axis=0)
-        wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
-        limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
-        least = np.array([capacity.node_limit, capacity.edge_limit])
-        dressed.append(
-            _capacity(np.concatenate([least, limits]), components, capacity.graphs, high)
-        )
-    return tuple(dressed)
-
-
-def _parted(sizes: IntArray, capacity: Capacity) -> tuple[IntArray, IntArray]:
-    """The graphs whose nodes and edges a capacity takes, and those left to the next."""
-    nodes, edges = sizes[:, 0], sizes[:, 1]
-    most = min(capacity.max_graph_nodes, capacity.node_limit)
-    fits = (nodes <= most) & (edges <= capacity.edge_limit)
-    return sizes[fits], sizes[~fits]
-
-
-def _mean_efficiency(
-    trained: IntArray, batch_size: int, capacity: Capacity
-) -> tuple[float, float, float]:
-    """Rows of the mean batch over the rows of a capacity, of the graphs that it takes."""
-    trained = trained[fits_alone(trained, capacity)]
-    graphs = min(batch_size, len(trained))
-    nodes, edges = (trained[:, :2].mean(axis=0) * graphs).tolist()
-    return nodes / capacity.nodes, edges / max(1, capacity.edges), graphs / capacity.graphs
-
-
-def _stream_capacity(
-    sizes: IntArray,
-    trained: IntArray,
-    maxima: IntArray,
-    graphs: int,
-    seed: int,
-    components: tuple[str, ...],
-) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
-    """One capacity for packs of a stream, and what its trials filled."""
-    limits, reached = stream_limits(trained, graphs, seed)
-    largest, slots = max(1, int(maxima[0])), min(graph_slots(graphs), len(sizes))
-    capacity = _capacity(np.maximum(limits, maxima), components, slots + 1, largest)
-    return (capacity,), (reached, reached, reached * graphs / capacity.graphs)
-
-
-def _several_capacities(
-    trained: IntArray,
-    maxima: IntArray,
-    num_buckets: int | None,
-    graphs: int,
-    price: StepCost,
-    fits: Callable[[Capacity], bool] | None,
-) -> tuple[tuple[Capacity, ...], tuple[float, float, float]]:
-    """Capacities for classes of graphs by their nodes; the last holds the largest of all."""
-    choices = choose_buckets(
-        SizeHistogram.from_sizes(trained[:, :2]),
-        num_buckets or MOST_BUCKETS,
-        graphs=graphs,
-        cost=price,
-        fits=fits,
-    )
-    chosen = choices[-1] if num_buckets else choices[knee(choices, WORTH_A_BUCKET)]
-    capacities = [
-        Capacity.distinct(
-            b.capacity.nodes,
-            b.capacity.edges,
-            graph_slots(b.capacity.graphs),
-            b.capacity.max_graph_nodes,
-        )
-        for b in chosen.buckets
-    ]
-    last = capacities[-1]
-    largest = max(last.max_graph_nodes, int(maxima[0]))
-    capacities[-1] = Capacity.distinct(
-        max(last.nodes, largest + 1), max(last.edges, int(maxima[1])), last.graphs, largest
-    )
-    return tuple(sorted(set(capacities))), chosen.efficiency()
 
 
 def _check_fits(capacities: tuple[Capacity, ...], fits: Callable[[Capacity], bool] | None) -> None:

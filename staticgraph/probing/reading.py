@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.slots import SlotLayout
 from staticgraph.nn.context.turns import Turn
 from staticgraph.schema import Schema

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from staticgraph.batches.from_device import CollatedTensors
@@ -34,10 +33,12 @@ from staticgraph.batches.static_batch import StaticBatch, looked_in_epoch
 from staticgraph.errors import NotStatic
 from staticgraph.recording.keys import PairKey, RecordingKey
 from staticgraph.recording.lending import handed_out
+from staticgraph.recording.misses import Misses
 from staticgraph.recording.recorded_collation import RecordedCollation
 from staticgraph.recording.recorded_inputs import RecordedInputs
 from staticgraph.recording.recorded_model import Made, RecordedModel
 from staticgraph.recording.recorded_pair import RecordedPairs
+from staticgraph.recording.recorded_work import RecordedWork
 from staticgraph.recording.recorder import Recorder
 from staticgraph.recording.recording import Recording, Scope
 from staticgraph.steps.averaging import Averaging
@@ -88,18 +89,16 @@ class RecordedSteps:
     ) -> None:
         self.scope: Scope = recording.scope
         self.frozen: bool = False
-        self.misses: dict[RecordingKey | PairKey, int] = {}
         self._model = subject.model
         self._computation = computation
-        self._compiled = compiled
         self._device = subject.device
         self._recorder: Recorder | None = recording.recorder_on(self._device, late)
         self._update = update
         optimizer = subject.optimizer
         self._autocast = subject.precision
-        self._on_miss = recording.on_miss
         self._finite = finite
-        self._averaging = averaging
+        self._misses = Misses(recording.on_miss)
+        self._work = RecordedWork(computation, compiled, update, self.scope, finite, averaging)
         self._watched: RecordableOptimizer | None = None
         if self.scope == "step" and optimizer is not None:
             self._watched = RecordableOptimizer(optimizer)
@@ -185,60 +184,19 @@ class RecordedSteps:
 
     def _body(self, key: RecordingKey) -> Callable[[], Any]:
         """What is recorded: reads the input slot, returns tensors."""
-        inputs = self._inputs.batches[key.bucket]
-        compute = self._computed(key)
-        if key.from_ids:
-            assert self._inputs.collation is not None
-            collate = self._inputs.collation.body(key.bucket)
-            whole = self._body(key._replace(from_ids=False))
-
-            def from_ids() -> Any:
-                collate()
-                return whole()
-
-            return from_ids
-        if key.work == "forward":
-
-            def forward() -> Any:
-                with torch.no_grad():
-                    return compute(inputs)
-
-            return forward
-
-        def step() -> Any:
-            self._update.zero_grad()
-            return self._trained(compute(inputs), inputs)
-
-        return step
-
-    def _trained(self, result: Any, batch: StaticBatch) -> Any:
-        """From what a step computed to as far as its scope goes: the mean loss, or the share of it
-        that is yet to be averaged."""
-        if self._averaging is None:
-            if self._finite is not None:
-                self._finite.note(result.detach(), batch)
-            result.backward()
-            loss = result.detach()
-        else:
-            result.total.backward()
-            if self.scope != "step":
-                return result.detach()
-            loss = self._averaging(result, batch)
-            if self._finite is not None:
-                self._finite.note(loss, batch)
-        if self.scope == "step":
-            self._update()
-        return loss
-
-    def _computed(self, key: RecordingKey) -> Callable[[StaticBatch], Any]:
         assert self._recorder is not None
-        if self._recorder.compiles:
-            return lambda inputs: self._compiled.run(key.work, inputs)
-        return lambda inputs: self._in_eager(key.work, inputs)
+        inputs = self._inputs.batches[key.bucket]
+        whole = self._work.body(key.work, inputs, self._recorder.compiles)
+        if not key.from_ids:
+            return whole
+        assert self._inputs.collation is not None
+        collate = self._inputs.collation.body(key.bucket)
 
-    def _in_eager(self, work: str, batch: StaticBatch) -> Any:
-        with self._computation.active():
-            return self._computation.run(work, batch)
+        def from_ids() -> Any:
+            collate()
+            return whole()
+
+        return from_ids
 
     def freeze(self) -> None:
         """From now on nothing is recorded."""
@@ -264,7 +222,8 @@ class RecordedSteps:
         place = bucket, work
         if place not in self._recordings:
             if self.frozen:
-                return self._missed(self.key(bucket, work), batch)
+                self._misses.note(self.key(bucket, work), lambda: self.counts)
+                return self._work.once(work, batch)
             self.record(bucket, work)
         arrays, made, ids = batch.tensors(), self._recordings[place], None
         collation = self._inputs.collation
@@ -299,9 +258,7 @@ class RecordedSteps:
         inputs, compiles = self._inputs.blank(bucket), self._recorder.compiles
 
         def compute(batch: StaticBatch) -> Any:
-            if compiles:
-                return self._compiled.run("forward", batch)
-            return self._in_eager("forward", batch)
+            return self._work.computed("forward", batch, compiles)
 
         known = self._computation.known
         try:
@@ -321,38 +278,11 @@ class RecordedSteps:
         is a replay, too. See :mod:`staticgraph.recording.recorded_pair` for what it raises."""
         key = PairKey(batch.bucket, self._model.training, self._autocast)
         if key not in self._pairs and self.frozen:
-            if self._on_miss == "error":
-                raise NotStatic(
-                    f"{key} has no recording, and nothing is recorded after warmup(): name its "
-                    "phase in warmup(phases=('forward', ...)), or pass on_miss='eager'"
-                )
-            self.misses[key] = self.misses.get(key, 0) + 1
-            return self._in_eager("forward", batch)
+            self._misses.note(key, lambda: self.counts)
+            return self._work.computed("forward", batch, compiles=False)
         self.record_forward(*key[:2])
         arrays = batch.tensors()
         return self._pairs[key].run(batch, lambda: self._inputs.take(batch, arrays))
-
-    def _missed(self, key: RecordingKey, batch: StaticBatch) -> Any:
-        if self._on_miss == "error":
-            made = ", ".join(map(str, self.counts)) or "none"
-            raise NotStatic(
-                f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
-                f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
-            )
-        self.misses[key] = self.misses.get(key, 0) + 1
-        if key.work == "forward":
-            with torch.no_grad():
-                return self._in_eager(key.work, batch)
-        self._update.zero_grad()
-        loss = self._in_eager(key.work, batch)
-        if self._averaging is not None:
-            return self._trained(loss, batch)
-        if self._finite is not None:
-            self._finite.before_update(loss, batch)
-        loss.backward()
-        if self.scope == "step":
-            self._update()
-        return loss.detach()
 
     # ------------------------------------------------------------------ ending
 
@@ -378,11 +308,7 @@ class RecordedSteps:
 
     def missed(self) -> list[str]:
         """A sentence for whatever ran for want of a recording."""
-        return [
-            f"{key}: no recording, ran in eager {how_many(count, 'time')}; name its phase in "
-            "warmup(phases=...)"
-            for key, count in self.misses.items()
-        ] + [
+        return self._misses.sentences() + [
             f"made from ids outside the recordings: {how_many(count, 'batch')}; pass the store on "
             "the device to warmup(store)"
             for count in [self._inputs.unrecorded_fills]

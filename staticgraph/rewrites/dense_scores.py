@@ -47,6 +47,11 @@ class ScoreReader:
     def of_operator(
         self, node: Call, q: Block | None, k: Block | None
     ) -> tuple[Scores, float, Call]:
+        """Of ``scaled_dot_product_attention``: the scores, how much is dropped, and the call.
+
+        Raises:
+            Odd: it is causal, has no mask, or is not of rows of nodes.
+        """
         given = dict(node.kwargs)
         for place, name in enumerate(("attn_mask", "dropout_p", "is_causal"), 3):
             if len(node.args) > place:

@@ -15,7 +15,8 @@ import torch
 from staticgraph.kernels.edge_rows import edge_rows
 from staticgraph.rewrites.captured import Captured, same_dtype
 from staticgraph.rewrites.clean import drop_unread
-from staticgraph.rewrites.edge_terms import Operands, made, operands, terms_of
+from staticgraph.rewrites.edge_operands import Operands, operands
+from staticgraph.rewrites.edge_terms import made, terms_of
 from staticgraph.rewrites.words import (
     ADD,
     GATHER,

@@ -50,7 +50,7 @@ def plain(captured: Captured) -> None:
             harmful = _read_before(seen, memory.of_any(written), memory)
             alone = not is_fenced(node) and _alone(written, seen, set(left), memory)
             if alone and _as_plain_call(node, written[0], left, memory):
-                pass
+                pass  # it stands in the graph as a plain call now
             elif alone and harmful:
                 seen.append(_on_a_copy(captured, node, written[0], left, memory))
             elif harmful:

@@ -20,7 +20,8 @@ import torch
 
 from staticgraph.kernels.neighbour_reduce import neighbour_reduce
 from staticgraph.rewrites.captured import Captured, same_dtype
-from staticgraph.rewrites.edge_terms import Operands, is_cat, made, operands, stacked
+from staticgraph.rewrites.edge_operands import Operands, operands
+from staticgraph.rewrites.edge_terms import is_cat, made, stacked
 from staticgraph.rewrites.means import means
 from staticgraph.rewrites.neighbour_sum import Message, message
 from staticgraph.rewrites.words import (

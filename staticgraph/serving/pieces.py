@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staticgraph.serving.flat_graphs import FlatGraphs, Stretch
 from staticgraph.serving.joined import Run
-from staticgraph.serving.outputs import Output, cut
+from staticgraph.serving.outputs import Output, cut, listed
 from staticgraph.serving.request import Piece, Request
 from staticgraph.store.graph_columns import GraphColumns
 
@@ -23,9 +23,16 @@ def runs_of(pieces: list[Piece]) -> list[tuple[Request, int, int, int]]:
     return runs
 
 
-def taken_of(out: Output, graph: int, place: int, count: int) -> tuple[int, int, Output]:
-    """What a request takes of a batch's output."""
-    return graph, count, cut(out, place, place + count)
+def handed_out(pieces: list[Piece], out: Output) -> list[Request]:
+    """Gives each request its part of a batch's output; those that have all of theirs now."""
+    runs = runs_of(pieces)
+    lists = any(request.wants_list(count) for request, _, _, count in runs) and listed(out)
+    found = []
+    for request, graph, place, count in runs:
+        form = lists if lists and request.listed else out
+        if request.take(graph, count, cut(form, place, place + count)):
+            found.append(request)
+    return found
 
 
 def stretches_of(pieces: list[Piece]) -> list[Run | Stretch]:

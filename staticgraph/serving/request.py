@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -157,3 +157,8 @@ class Piece(NamedTuple):
 
     request: Request
     graph: int
+
+
+def requests_of(pieces: Iterable[Piece]) -> list[Request]:
+    """Whose graphs these are, each request once, in their order."""
+    return list({id(piece.request): piece.request for piece in pieces}.values())

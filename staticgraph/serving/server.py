@@ -25,31 +25,23 @@ from typing import Any
 
 import torch
 
-from staticgraph.batches.slots import SlotLayout
-from staticgraph.batches.static_batch import filled
 from staticgraph.errors import BadGraph, BatchFailed, GraphTooLarge, ServerBusy, ServerClosed
-from staticgraph.nn.context.present import Restored
 from staticgraph.runner.prediction import Predictor
 from staticgraph.schema import Schema
+from staticgraph.serving.admission import Admission
 from staticgraph.serving.clock import Clock
 from staticgraph.serving.desk import Desk, Ticket
 from staticgraph.serving.error_words import first_line
-from staticgraph.serving.flat_graphs import FlatGraphs, split, store_of, whole
-from staticgraph.serving.joined import Run, joined_any
-from staticgraph.serving.outputs import Output, listed, output_of
-from staticgraph.serving.pieces import runs_of, stretches_of, taken_of
-from staticgraph.serving.request import Piece, Request
+from staticgraph.serving.flat_graphs import FlatGraphs, split
+from staticgraph.serving.outputs import Output
+from staticgraph.serving.pieces import handed_out
+from staticgraph.serving.request import Piece, Request, requests_of
+from staticgraph.serving.served_batches import ServedBatches
 from staticgraph.serving.statistics import Counts, ServerStats
 from staticgraph.serving.waiting import Taken, Waiting
-from staticgraph.sizes.whole_numbers import IntArray
-from staticgraph.store.graph_columns import GraphColumns
-from staticgraph.store.graph_store import GraphStore
-from staticgraph.text.how_many import how_many, how_many_of
+from staticgraph.text.how_many import how_many
 
 log: logging.Logger = logging.getLogger("staticgraph.serving")
-
-# A retry sooner than this finds the same queue.
-SOONEST_RETRY_S = 0.001
 
 
 class Server:
@@ -98,12 +90,13 @@ class Server:
         capacities = runner.plan.capacities
         self._waiting = Waiting(capacities, len(known.components), self._max_wait_s)
         self._counts = Counts(capacities)
-        pointers = runner.pointers
-        self._layouts = [SlotLayout(b, c, known, pointers) for b, c in enumerate(capacities)]
-        self._changed = threading.Condition()  # of all that follows, and of the two above
         self._closed = False
+        self._changed = threading.Condition()  # of the three above
         self._process = os.getpid()
-        self._warm()
+        self._admission = Admission(known, capacities, self._waiting.unfit, max_queue)
+        self._batches = ServedBatches(runner, known)
+        self._batches.warm()
+        self._waiting.warm()
         self._thread = threading.Thread(target=self._serve, name="staticgraph server", daemon=True)
         self._thread.start()
 
@@ -134,11 +127,11 @@ class Server:
             return _done([])
         if isinstance(graphs, FlatGraphs):
             return self.submit_split(graphs, [len(graphs)])[0]
-        self._check_size(len(graphs))
+        self._admission.check_size(len(graphs))
         with self._changed:
             self._check_room(len(graphs))  # before the graphs are read, which takes longer
         try:
-            columns = self._columns(graphs)
+            columns = self._admission.columns(graphs)
         except (BadGraph, GraphTooLarge) as error:
             with self._changed:
                 self._counts.failed += 1
@@ -192,11 +185,13 @@ class Server:
                 request = Request(graphs, now, first, last, due)
                 inside = unfit[(unfit >= first) & (unfit < last)] if len(unfit) else unfit
                 try:
-                    self._check_size(last - first)
+                    self._admission.check_size(last - first)
                     self._check_room(last - first, room_for)
                     if len(inside):
                         self._counts.failed += 1
-                        raise self._too_large(int(inside[0]) - first, graphs.sizes[inside[0]])
+                        raise self._admission.too_large(
+                            int(inside[0]) - first, graphs.sizes[inside[0]]
+                        )
                 except (ServerBusy, ServerClosed, ValueError) as error:
                     refused.append((request, error))
                 else:
@@ -261,58 +256,17 @@ class Server:
                 "HTTP (staticgraph serve)"
             )
 
-    def _check_size(self, graphs: int) -> None:
-        if graphs > self.max_queue:
-            raise ValueError(
-                f"{how_many(graphs, 'graph')} in one request, and the queue holds "
-                f"{self.max_queue}: ask for fewer at a time, or raise max_queue"
-            )
-
     def _check_room(self, graphs: int, accepted: int = 0) -> None:
         """Refuses a request for which there is no room, beside those that were just accepted;
         holding the lock."""
         if self._closed:
             raise ServerClosed("the server was closed and takes no requests: make another one")
         waiting = len(self._waiting) + accepted
-        if waiting + graphs <= self.max_queue:
-            return
-        self._counts.refused += 1
-        over = waiting + graphs - self.max_queue
-        retry = max(SOONEST_RETRY_S, self._max_wait_s, self._counts.seconds_for(over))
-        raise ServerBusy(
-            f"{how_many(waiting, 'graph')} {'waits' if waiting == 1 else 'wait'}, and with "
-            f"{graphs:,} more they pass max_queue={self.max_queue}: ask again in {retry:.3f} s",
-            retry,
-        )
-
-    def _columns(self, graphs: Any) -> GraphColumns:
-        """The graphs as columns of the plan's fields, each of which fits a bucket."""
-        if isinstance(graphs, GraphStore):
-            store = graphs
-            if {f.layout for f in store.schema} != {f.layout for f in self.schema}:
-                raise BadGraph(
-                    f"{store.name} has {', '.join(f.name for f in store.schema)} in other dtypes, "
-                    "shapes or levels than the plan's "
-                    f"{', '.join(f.describe() + ' ' + f.name for f in self.schema)}"
-                )
-        else:
-            with Restored(nothing=True):  # a store is made by PyG's own functions
-                store = GraphStore.from_pyg(graphs, schema=self.schema, progress=False)
-        unfit = self._waiting.unfit(store.sizes)
-        if len(unfit):
-            raise self._too_large(int(unfit[0]), store.sizes[unfit[0]])
-        return store
-
-    def _too_large(self, graph: int, sizes: IntArray) -> GraphTooLarge:
-        capacities = self.runner.plan.capacities
-        size = dict(zip(self.schema.components, sizes.tolist(), strict=True))
-        has = " and ".join(how_many_of(n, what) for what, n in size.items())
-        return GraphTooLarge(
-            f"graph {graph} has {has} and fits no bucket; they are "
-            f"{', '.join(map(str, capacities))}, for single graphs of at most "
-            f"{how_many(max(c.max_graph_nodes for c in capacities), 'node')}: make a plan whose "
-            "data has graphs as large, or leave it out"
-        )
+        over = self._admission.over(graphs, waiting)
+        if over:
+            self._counts.refused += 1
+            retry_s = max(self._max_wait_s, self._counts.seconds_for(over))
+            raise self._admission.busy(graphs, waiting, retry_s)
 
     def _note_cancelled(self, future: Future[Any]) -> None:
         if future.cancelled():
@@ -320,14 +274,6 @@ class Server:
                 self._counts.cancelled += 1
 
     # ------------------------------------------------------------------ the server's thread
-
-    def _warm(self) -> None:
-        """Has the loops compiled that pack and fill, before the first request waits for them."""
-        store = joined_any([Run(GraphStore.zeros(self.schema), 0, 1)], self.schema)
-        filled(self._layouts[0], store, ())
-        if not (self.schema.axes or self.schema.two_sided):
-            store_of([whole(FlatGraphs.zeros(self.schema))], self.schema)
-        self._waiting.warm()
 
     def _serve(self) -> None:
         device = self.runner.device
@@ -339,7 +285,7 @@ class Server:
                         self._answer(taken)
                     except BaseException:  # what was taken waits nowhere else
                         log.exception("the server's thread failed")
-                        self._fail(_requests_of(taken.pieces), self._ended)
+                        self._fail(requests_of(taken.pieces), self._ended)
                         raise
                     after_batch = True
         finally:
@@ -371,10 +317,10 @@ class Server:
         pieces = [piece for piece in taken.pieces if piece.request.begin()]
         if not pieces:
             return
-        requests = _requests_of(pieces)
+        requests = requests_of(pieces)
         try:
             out = self._run(pieces, taken.bucket, [began - r.arrived for r in requests])
-            whole_ones = self._handed_out(pieces, out)
+            whole_ones = handed_out(pieces, out)
         except BaseException as error:  # a model that calls sys.exit ends no server, either
             with self._changed:
                 self._counts.failing += 1
@@ -406,26 +352,11 @@ class Server:
                 else:
                     self._counts.answer(len(request), ended - request.arrived)
 
-    @staticmethod
-    def _handed_out(pieces: list[Piece], out: Output) -> list[Request]:
-        """Gives each request its part of a batch's output; those that have all of theirs now."""
-        runs = runs_of(pieces)
-        lists = any(request.wants_list(count) for request, _, _, count in runs) and listed(out)
-        found = []
-        for request, *of in runs:
-            if request.take(*taken_of(lists if lists and request.listed else out, *of)):
-                found.append(request)
-        return found
-
     def _run(self, pieces: list[Piece], bucket: int, waits: list[float]) -> Output:
-        """The graphs' outputs, in their order, on the CPU."""
-        store = joined_any(stretches_of(pieces), self.schema)
-        batch = filled(self._layouts[bucket], store, range(len(store)))
-        assert batch.real is not None
+        served = self._batches.of(pieces, bucket)
         with self._changed:
-            self._counts.batch(bucket, batch.real[:3], waits)
-        batch = batch.to(self.runner.device)
-        return output_of(store, batch, self.runner.predict_batch(batch))
+            self._counts.batch(bucket, served.real, waits)
+        return self._batches.run(served)
 
     def _fail(self, requests: list[Request], error: Any) -> None:
         """Ends requests, each with an error of its own, since raising changes one."""
@@ -439,10 +370,6 @@ class Server:
     @staticmethod
     def _ended() -> ServerClosed:
         return ServerClosed("the server's thread has ended, by an error that is in the log")
-
-
-def _requests_of(pieces: list[Piece]) -> list[Request]:
-    return list({id(piece.request): piece.request for piece in pieces}.values())
 
 
 def _ring(requests: list[Request]) -> None:

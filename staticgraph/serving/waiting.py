@@ -23,7 +23,7 @@ import numpy as np
 from staticgraph.packing.place import group_by_pack, homes, limits_array, place_batches
 from staticgraph.packing.stream import stream_kernel
 from staticgraph.plans.order_statistics import keep_order_statistics
-from staticgraph.serving.request import Piece, Request
+from staticgraph.serving.request import Piece, Request, requests_of
 from staticgraph.sizes.capacity import Capacity
 from staticgraph.sizes.whole_numbers import IntArray
 
@@ -101,7 +101,7 @@ class Waiting:
 
     def clear(self) -> list[Request]:
         """Takes everything away, and gives the requests that it was of."""
-        requests = list({id(piece.request): piece.request for piece in self._pieces}.values())
+        requests = requests_of(self._pieces)
         self._keep(np.empty(0, np.int64))
         return requests
 

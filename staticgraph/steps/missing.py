@@ -50,6 +50,7 @@ class ReadFields(Mapping[str, Tensor]):
         return name in self._tensors
 
     def get(self, name: str, default: Tensor | None = None) -> Tensor | None:  # pyright: ignore
+        """The field of this name, noted as read; ``default`` where there is none."""
         return self[name] if name in self._tensors else default
 
     def __iter__(self) -> Iterator[str]:

@@ -23,7 +23,6 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from staticgraph.errors import BadGraph
 from staticgraph.schema import Axis, Field, Level, Schema
 from staticgraph.sizes.capacity import GraphSize
 from staticgraph.sizes.histogram import SizeHistogram
@@ -33,23 +32,16 @@ from staticgraph.store.columns import (
     Array,
     IndexRule,
     axis_offsets,
-    check_endpoints,
     checked_columns,
     checked_offsets,
     checked_splits,
     compact,
-    local_positions,
     require_finite,
-    row_pointers,
-    sort_by_destination,
 )
-from staticgraph.store.indices import (
-    check_indices,
-    renumbered,
-    sort_types,
-)
+from staticgraph.store.indices import check_indices
 from staticgraph.store.objects import ObjectColumn, ObjectsOf
 from staticgraph.store.positions import one_graph, several_graphs
+from staticgraph.store.sorted_edges import SortedEdges
 from staticgraph.text.how_many import how_many
 
 # Graphs whose sizes are computed at once: as differences of offsets they take 16 bytes each.
@@ -156,45 +148,22 @@ class GraphColumns:
         schema, columns = checked_columns(fields, rows or {}, offsets, own, rules)
         require_finite(schema, columns, offsets, check_finite)
         check_indices(schema, columns, offsets, graphs)
-        origins: dict[str, Array] = {}
-        order = None
-        src, dst = np.asarray(edge_src), np.asarray(edge_dst)
-        if schema.hetero or schema.two_sided:
-            src = dst = row_ptr = transpose = np.empty(0, np.int64)
-            columns, origins = sort_types(schema, columns, offsets, graphs)
-            order = origins.pop("edge", None)
-        else:
-            if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
-                raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
-            if not len(src) == len(dst) == edge_offsets[-1]:
-                raise BadGraph(
-                    f"{name}: {how_many(len(src), 'source')} and "
-                    f"{how_many(len(dst), 'destination')} for {how_many(edge_offsets[-1], 'edge')}"
-                )
-            check_endpoints(src, dst, node_offsets, edge_offsets)
-            order = sort_by_destination(src, dst, node_offsets, edge_offsets)
-            if order is not None:
-                src, dst = src[order], dst[order]
-                columns = renumbered(schema, columns, offsets, graphs, "edge", order)
-            row_ptr, transpose = row_pointers(src, dst, node_offsets, edge_offsets)
-        local = np.empty(0, np.uint8) if order is None else local_positions(order, edge_offsets)
+        edges = SortedEdges.of(edge_src, edge_dst, schema, columns, offsets, name)
+        origins = {level: compact(origin) for level, origin in edges.origins.items()}
         return cls(
             schema=schema,
             node_offsets=node_offsets,
             edge_offsets=edge_offsets,
-            edge_src=compact(src),
-            edge_dst=compact(dst),
-            row_ptr=row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
-            transpose=compact(transpose),
-            edge_origin=compact(local),
-            columns={key: compact(column) for key, column in columns.items()},
+            edge_src=compact(edges.src),
+            edge_dst=compact(edges.dst),
+            row_ptr=edges.row_ptr.astype(pointer_dtype(int(edge_offsets[-1])), copy=False),
+            transpose=compact(edges.transpose),
+            edge_origin=origins.pop("edge", np.empty(0, np.uint8)),
+            columns={key: compact(column) for key, column in edges.columns.items()},
             splits=checked_splits(splits or {}, graphs, name),
             name=name,
             offsets=more,
-            origins={
-                axis: compact(local_positions(position, offsets[axis]))
-                for axis, position in origins.items()
-            },
+            origins=origins,
         )
 
     @classmethod

@@ -63,7 +63,7 @@ class _Refusing(event.Listener):
             raise _NotCached
 
     def on_end(self, event: Any) -> None:
-        pass
+        """Asked for by numba; what began was refused."""
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from staticgraph.files import atomic
 
@@ -41,6 +41,44 @@ class Epoch(NamedTuple):
     def graphs_per_s(self) -> float:
         """Real graphs per second."""
         return self.graphs / max(self.seconds, 1e-9)
+
+
+class History:
+    """What a run has done so far.
+
+    Attributes:
+        steps: all of them, in order.
+        epochs: those that are over.
+        seconds: of the present epoch, earlier sittings included.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.epochs: list[Epoch] = []
+        self.seconds: float = 0.0
+
+    @property
+    def val_losses(self) -> list[float | None]:
+        """Of each epoch that is over."""
+        return [epoch.val_loss for epoch in self.epochs]
+
+    def graphs_in(self, epoch: int) -> int:
+        """Graphs that an epoch has trained on so far."""
+        return sum(step.graphs for step in self.steps if step.epoch == epoch)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "steps": [tuple(step) for step in self.steps],
+            "epochs": [tuple(epoch) for epoch in self.epochs],
+            "seconds": self.seconds,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what :meth:`state` gave."""
+        self.steps = [Step(*step) for step in state["steps"]]
+        self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
+        self.seconds = state["seconds"]
 
 
 def summary(steps: Iterable[Step], epoch: int) -> tuple[float, int]:

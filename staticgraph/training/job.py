@@ -101,7 +101,7 @@ class SilentEvents:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        """Nothing is open."""
 
     def add_scalar(self, *what: Any) -> None:
         """Writes nothing."""

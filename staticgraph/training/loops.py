@@ -59,7 +59,7 @@ packing.place.group_by_pack i8[1] i8
 kernels.neighbour_sum.cpu.copy f4 6xi8*2 f8 b1 i8 | gin sage
 kernels.neighbour_sum.cpu.relu_add f4 6xi8*2 f8 b1 i8 | gine gps
 packing.place.place_batches i8[2] i8[1]*2 i8[2]
-batches.collate._totals i8[1]*3
+batches.real_counts._totals i8[1]*3
 kernels.head_blocks.cpu.to_block f4[2] i8 i8[1] f4[4] | gps
 kernels.table_sum.cpu.codes i8[2] i8[1]*2 | gine gps
 kernels.segments.cpu.sum_backward f4[2] i8[1] b1 f4[2]

@@ -17,39 +17,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from staticgraph import datasets
 from staticgraph.batches.loader import StaticLoader
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.distributed.ranks import Ranks
 from staticgraph.errors import Diverged, NonFiniteLoss
-from staticgraph.nn import convert
-from staticgraph.plans.choose import BucketPlan, plan_buckets
-from staticgraph.recording.recording import Recording
-from staticgraph.runner.runner import StaticGraphRunner
-from staticgraph.steps.subject import Subject
-from staticgraph.store.digest import digest_of
-from staticgraph.store.graph_store import GraphStore
-from staticgraph.store.on_device import DeviceStore
 from staticgraph.text.how_many import how_many
 from staticgraph.text.progress import Bar, bar, say
-from staticgraph.training import checkpoint
-from staticgraph.training.compile_ahead import compile_ahead
-from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.config import TrainConfig
 from staticgraph.training.config_file import FILE as CONFIG
 from staticgraph.training.config_file import write_config
-from staticgraph.training.data import check_judged, opened, place_of, source_of
-from staticgraph.training.device import device_of
+from staticgraph.training.data import place_of
 from staticgraph.training.evaluate import evaluate
-from staticgraph.training.history import Epoch, Step, summary, write_steps
+from staticgraph.training.history import Epoch, History, Step, summary, write_steps
 from staticgraph.training.interrupt import Interrupt, Interrupted
-from staticgraph.training.job import SilentEvents, first_alone
-from staticgraph.training.loops import training_loops
+from staticgraph.training.job import SilentEvents
+from staticgraph.training.kept import go_on, keep
 from staticgraph.training.memory import memory_of
+from staticgraph.training.parts import Parts
 from staticgraph.training.report import FILE, PICTURE, STEPS, TrainReport
 from staticgraph.training.schedule import factor, stands_still
-from staticgraph.training.subject import attends, load_weights, mode_of, model_of
-from staticgraph.training.tasks import BatchLoss, Task, task_of
 from staticgraph.training.timed_batches import timed
+from staticgraph.training.unread_losses import UnreadLosses
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -58,19 +46,21 @@ if TYPE_CHECKING:
 
 # Of a run's folder: the ways that ``auto`` chose.
 CHOICES = "choices.json"
-# Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
-APART = 1_000_003
-# Losses stay on the device for so many steps: reading each one would wait for the device each time.
-READ_EVERY = 20
 
 
 class Training:
-    """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share."""
+    """A run in progress: what :func:`staticgraph.training.train.train` and ``resume`` share.
 
-    config: TrainConfig
-    folder: Path
-    ranks: Ranks | None
-    task: Task
+    Args:
+        config: the settings.
+        folder: where its files go.
+        progress: whether to say what is done, with a bar.
+        state: of the checkpoint that it goes on from; None where it begins.
+        ranks: the processes that train together; None where this one is alone. The first writes
+            and speaks.
+
+    Raises as :class:`staticgraph.training.parts.Parts`.
+    """
 
     def __init__(
         self,
@@ -80,72 +70,18 @@ class Training:
         state: Mapping[str, Any] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.folder, self.ranks = config, folder, ranks
+        self.config: TrainConfig = config
+        self.folder: Path = folder
+        self.ranks: Ranks | None = ranks
         self.writes: bool = ranks is None or ranks.first
         self.progress: bool = progress and self.writes
-        self.device: torch.device = device_of(config.device, ranks)
-        self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
-        datasets.check(config.data, target=config.target)  # before half a minute of compiling
-        if self.kernels and self.device.type == "cpu":
-            loops = training_loops(config.model)
-            first_alone(ranks, lambda: compile_ahead(loops, show=self.progress))
-
-        self._say(f"opening {config.data} and planning its batches")
-
-        self.store: GraphStore = opened(config, ranks, self.progress)
-        self.data: str = digest_of(self.store)
-        if state is not None and state["data"] != self.data:
-            raise ValueError(
-                f"the run in {folder} was begun with other data: {config.data} has other features, "
-                f"labels, edges or splits now (digest {self.data}, was {state['data']}); put the "
-                "data back, or begin another run"
-            )
-        self.task = task = task_of(self.store)
-        torch.manual_seed(config.seed)
-        self.model: torch.nn.Module = model_of(config, self.store, task.num_outputs).to(self.device)
-        if ranks is not None:
-            ranks.check_alike(**{"the data": self.data})
-            self.model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-            if not ranks.first:  # or every rank would drop the same places
-                torch.manual_seed(config.seed + APART * ranks.rank)
-        convert(self.model, kernels=self.kernels)
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
-        )
-        self.source: GraphStore | DeviceStore = source_of(
-            config, self.store, self.device, self.kernels
-        )
-        train_ids = self.store.splits["train"]
-        self.plan: BucketPlan = (
-            BucketPlan.from_dict(state["plan"])
-            if state
-            else plan_buckets(
-                self.store,
-                config.batch_size,
-                indices=train_ids,
-                attention="auto" if attends(self.model) else None,
-            )
-        )
-        on_host = self.source is self.store
+        self.parts: Parts = Parts(config, folder, ranks, self.progress, state)
         # None until the first steps have told.
-        self.workers = None if config.workers == "auto" and on_host else _number(config.workers)
+        tells = config.workers == "auto" and self.parts.on_host
+        self.workers: int | None = None if tells else _number(config.workers)
         self.loader: StaticLoader = self._loader("train")
-        subject = Subject(
-            self.model,
-            loss=BatchLoss(task.row_loss),
-            optimizer=self.optimizer,
-            autocast=None if config.autocast is None else getattr(torch, config.autocast),
-            clip_norm=config.clip_norm,
-            accumulate=config.accumulate,
-        )
-        self.runner: StaticGraphRunner = StaticGraphRunner(
-            subject, self.plan, mode_of(config), recording=Recording(allow_cpu=config.allow_cpu)
-        )
-        check_judged(config, self.store)
-        self.steps: list[Step] = []
-        self.epochs: list[Epoch] = []
-        self.seconds: float = 0.0  # of the present epoch, earlier sittings included
-        self.state = state
+        self.history: History = History()
+        self.state: Mapping[str, Any] | None = state
 
     def run(self) -> TrainReport:
         """Trains what is left, and writes every file; also where it diverges, before it says so."""
@@ -153,14 +89,19 @@ class Training:
 
         if self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.plan.save(self.folder / "plan.json")
+            self.parts.plan.save(self.folder / "plan.json")
             write_config(self.folder / CONFIG, self.config)
         resumed_at = 0 if self.state is None else len(self.state["steps"])
         self._say(self._opening(resumed_at))
         if self.state is not None:
-            self._restore(self.state)  # a recorded optimizer's state may not be exchanged later
+            # Now, since a recorded optimizer's state may not be exchanged later.
+            told = go_on(self.state, self.folder, self.parts, self.loader, self.history)
+            if told:
+                self._say(told)
         # What a run chose by time it keeps when it is resumed: the ways round differently.
-        self.runner.warmup(self.source, progress=self.progress, choices=self.folder / CHOICES)
+        self.parts.runner.warmup(
+            self.parts.source, progress=self.progress, choices=self.folder / CHOICES
+        )
         events = (
             SummaryWriter(str(self.folder), purge_step=resumed_at)
             if self.writes
@@ -179,26 +120,22 @@ class Training:
     # ------------------------------------------------------------------ training
 
     @property
-    def _val_losses(self) -> list[float | None]:
-        return [epoch.val_loss for epoch in self.epochs]
-
-    @property
     def _stands_still(self) -> bool:
         """Whether the run ends before its last epoch."""
         patience = self.config.early_stop
-        return patience is not None and stands_still(self._val_losses, patience)
+        return patience is not None and stands_still(self.history.val_losses, patience)
 
     @property
     def _stopped_early(self) -> bool:
-        return self._stands_still and len(self.epochs) < self.config.epochs
+        return self._stands_still and len(self.history.epochs) < self.config.epochs
 
     def _set_rate(self, step: int) -> None:
         """The learning rate of a step, counted from 0."""
         config = self.config
         if config.schedule != "constant":
             steps = max(1, len(self.loader) * config.epochs)
-            share = factor(config.schedule, step, steps, self._val_losses)
-            for group in self.optimizer.param_groups:
+            share = factor(config.schedule, step, steps, self.history.val_losses)
+            for group in self.parts.optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):  # which a recording reads where it is
                     group["lr"].fill_(config.lr * share)
                 else:
@@ -209,12 +146,11 @@ class Training:
         # Of all ranks together.
         batcher = self.loader.batcher
         rows = iter(batcher.rows(epoch).sum(axis=1).tolist()[batcher.position :])
-        unread: list[tuple[Step, Tensor]] = []
-        done = sum(step.graphs for step in self.steps if step.epoch == epoch)
+        unread = UnreadLosses()
         clock = time.perf_counter()
         with bar(
-            total=len(self.store.splits["train"]),
-            initial=done,
+            total=len(self.parts.store.splits["train"]),
+            initial=self.history.graphs_in(epoch),
             desc=f"epoch {epoch + 1}/{self.config.epochs}",
             unit=" graphs",
             show=self.progress,
@@ -222,22 +158,23 @@ class Training:
             for batch in self._batches():
                 graphs, nodes, edges, *_ = next(rows)
                 step = Step(epoch, batch.bucket, graphs, nodes, edges, math.nan)
-                self._set_rate(len(self.steps) + len(unread))
+                self._set_rate(len(self.history.steps) + len(unread))
                 try:
-                    loss = self.runner.step(batch)
+                    loss = self.parts.runner.step(batch)
                 except NonFiniteLoss as error:
                     self._read(unread, events, shown)
-                    self.steps.append(step)
-                    self._diverged(f"the loss of step {len(self.steps)}: {error}", error)
-                unread.append((step, loss))
-                number = len(self.steps) + len(unread)
+                    self.history.steps.append(step)
+                    number = len(self.history.steps)
+                    self._diverged(f"the loss of step {number}: {error}", error)
+                unread.add(step, loss)
+                number = len(self.history.steps) + len(unread)
                 due = number % self.config.checkpoint_every == 0
-                stops = self._stops(interrupt, due or len(unread) == READ_EVERY)
-                if due or stops or len(unread) == READ_EVERY:
+                stops = self._stops(interrupt, due or unread.full)
+                if due or stops or unread.full:
                     self._read(unread, events, shown)
                 shown.update(graphs)
                 if due or stops:
-                    self.seconds, clock = self._elapsed(clock)
+                    clock = self._elapsed(clock)
                     self._save()
                 if stops:
                     raise Interrupted(
@@ -246,17 +183,17 @@ class Training:
                     )
             self._read(unread, events, shown)
             try:
-                self.runner.check_finite()
+                self.parts.runner.check_finite()
             except NonFiniteLoss as error:
                 self._diverged(str(error), error)
-        self.seconds, _ = self._elapsed(clock)
+        self._elapsed(clock)
 
     def _batches(self) -> Iterator[StaticBatch]:
         """The rest of the epoch; where workers are to be found out, first without any."""
         if self.workers is None:
             epoch = self.loader.epoch
             with closing(iter(self.loader)) as first:
-                found = yield from timed(first, self.device)
+                found = yield from timed(first, self.parts.device)
             if self.loader.epoch != epoch:
                 return
             if found is not None:
@@ -274,27 +211,31 @@ class Training:
             return interrupt.requested
         return asking and self.ranks.any(interrupt.requested)
 
-    def _elapsed(self, clock: float) -> tuple[float, float]:
+    def _elapsed(self, clock: float) -> float:
+        """Adds what passed since ``clock`` to the epoch's seconds; gives the time now."""
         now = time.perf_counter()
-        return self.seconds + now - clock, now
+        self.history.seconds += now - clock
+        return now
 
-    def _read(self, unread: list[tuple[Step, Tensor]], events: Events, shown: Bar) -> None:
-        """Fetches losses from the device, in one go, and ends the run where one is not finite."""
-        if not unread:
+    def _read(self, unread: UnreadLosses, events: Events, shown: Bar) -> None:
+        """Notes losses that waited on the device, and ends the run where one is not finite."""
+        read = unread.read()
+        if not read:
             return
-        losses = torch.stack([loss for _, loss in unread]).tolist()
-        for (step, _), loss in zip(unread, losses, strict=True):
-            events.add_scalar("loss/train", loss, len(self.steps))
-            self.steps.append(step._replace(loss=loss))
-        shown.set_postfix_str(f"loss {sum(losses) / len(losses):.4f}", refresh=False)
-        unread.clear()
-        for number, loss in enumerate(losses, len(self.steps) - len(losses) + 1):
-            if not math.isfinite(loss):
-                self._diverged(f"the loss of step {number} is {loss}")
+        steps = self.history.steps
+        for step in read:
+            events.add_scalar("loss/train", step.loss, len(steps))
+            steps.append(step)
+        mean = sum(step.loss for step in read) / len(read)
+        shown.set_postfix_str(f"loss {mean:.4f}", refresh=False)
+        for number, step in enumerate(read, len(steps) - len(read) + 1):
+            if not math.isfinite(step.loss):
+                self._diverged(f"the loss of step {number} is {step.loss}")
 
     def _diverged(self, what: str, cause: NonFiniteLoss | None = None) -> NoReturn:
         """Ends the run; the cause, where there is one, names the graphs."""
-        epoch = self.loader.epoch + 1 if not self.steps else self.steps[-1].epoch + 1
+        steps = self.history.steps
+        epoch = steps[-1].epoch + 1 if steps else self.loader.epoch + 1
         raise Diverged(
             f"the training diverged in epoch {epoch}: {what}. Train again with a lower --lr; "
             f"{self.folder / FILE} says how far it came",
@@ -302,18 +243,19 @@ class Training:
         ) from cause
 
     def _finish_epoch(self, events: Events) -> None:
-        number = self.loader.epoch - 1
-        train_loss, graphs = summary(self.steps, number)
+        number, history = self.loader.epoch - 1, self.history
+        train_loss, graphs = summary(history.steps, number)
         val_loss, val_metric = self._evaluate("val")
-        epoch = Epoch(number, train_loss, self.seconds, graphs, val_loss, val_metric)
-        self.epochs.append(epoch)
-        self.seconds = 0.0
-        events.add_scalar("graphs per second", epoch.graphs_per_s, len(self.steps))
+        epoch = Epoch(number, train_loss, history.seconds, graphs, val_loss, val_metric)
+        history.epochs.append(epoch)
+        history.seconds = 0.0
+        at, metric = len(history.steps), self.parts.task.metric_name
+        events.add_scalar("graphs per second", epoch.graphs_per_s, at)
         judged = "no graphs to validate"
         if val_loss is not None and val_metric is not None:
-            events.add_scalar("loss/val", val_loss, len(self.steps))
-            events.add_scalar(f"{self.task.metric_name}/val", val_metric, len(self.steps))
-            judged = f"val loss {val_loss:.4f}, val {self.task.metric_name} {val_metric:.4f}"
+            events.add_scalar("loss/val", val_loss, at)
+            events.add_scalar(f"{metric}/val", val_metric, at)
+            judged = f"val loss {val_loss:.4f}, val {metric} {val_metric:.4f}"
         self._say(
             f"epoch {number + 1}: loss {train_loss:.4f}, {judged}, "
             f"{epoch.graphs_per_s:,.0f} graphs/s"
@@ -322,128 +264,69 @@ class Training:
 
     def _evaluate(self, split: str) -> tuple[float | None, float | None]:
         """Loss and metric over a split; None and None where it is empty."""
-        if not len(self.store.splits.get(split, ())):
+        parts = self.parts
+        if not len(parts.store.splits.get(split, ())):
             return None, None
-        return evaluate(self.runner, self._loader(split), self.task, self.ranks)
+        return evaluate(parts.runner, self._loader(split), parts.task, self.ranks)
 
     def _loader(self, split: str) -> StaticLoader:
-        return StaticLoader(
-            self.source,
-            self.plan,
-            indices=self.store.splits[split],
-            exact=split == "train",
-            shuffle=split == "train",
-            seed=self.config.seed,
-            device=self.device,
-            num_workers=self.workers or 0,
-            pointers=self.kernels,
-            rank=0 if self.ranks is None else self.ranks.rank,
-            world_size=1 if self.ranks is None else self.ranks.world_size,
-        )
+        return self.parts.loader(split, self.workers or 0)
 
     # ------------------------------------------------------------------ keeping
 
     def _save(self) -> None:
-        state = self.model.state_dict()
+        state = self.parts.model.state_dict()
         floats = [value for value in state.values() if value.is_floating_point()]
         # A checkpoint that is not finite would take the place of the last good one.
         if not torch.stack([value.isfinite().all() for value in floats]).all():
             self._diverged("what was trained is not finite")
-        others = {}
-        if self.ranks is not None:
-            others["ranks_random"] = self.ranks.told(checkpoint.random_state(self.device))
-        if not self.writes:
-            return
-        checkpoint.save(
-            self.folder,
-            **others,
-            config=asdict(self.config),
-            data=self.data,
-            plan=self.plan.to_dict(),
-            model=state,
-            optimizer=self.optimizer.state_dict(),
-            runner=self.runner.state_dict(),
-            loader=self.loader.state_dict(),
-            steps=[tuple(step) for step in self.steps],
-            epochs=[tuple(epoch) for epoch in self.epochs],
-            seconds=self.seconds,
-        )
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        load_weights(self.model, state["model"], self.config.model, self.folder)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps = [Step(*step) for step in state["steps"]]
-        self.epochs = [Epoch(*epoch) for epoch in state["epochs"]]
-        self.seconds = state["seconds"]
-        if "runner" in state:  # runs of an older version accumulated nothing
-            self.runner.load_state_dict(state["runner"])
-        now = self.loader.batcher.world_size
-        then = state["loader"]["of"].get("world_size", 1)
-        if now != then:
-            self._regroup(state["loader"], now, then)
-            return
-        self.loader.load_state_dict(state["loader"])
-        if self.ranks is None:
-            checkpoint.set_random_state(state["random"])
-        else:
-            checkpoint.set_random_state(state["ranks_random"][self.ranks.rank], self.device)
-
-    def _regroup(self, loader: Mapping[str, Any], now: int, then: int) -> None:
-        """Goes on with another number of processes: their steps are others, so an epoch that had
-        begun is not continued."""
-        begun = loader["position"] > 0
-        self.loader.set_epoch(loader["epoch"] + begun)
-        if begun:
-            self.seconds = 0.0
-            self._say(
-                f"begun on {how_many(then, 'process')}, now {now}: what is left of epoch "
-                f"{loader['epoch'] + 1} is left out"
-            )
+        keep(self.folder, self.parts, self.loader, self.history)
 
     def _finish(self, resumed_at: int, diverged: int | None = None) -> TrainReport:
         from staticgraph.training.plots import save_picture
 
+        parts, store, history = self.parts, self.parts.store, self.history
         report = TrainReport(
             folder=str(self.folder),
             config=asdict(self.config),
             data={
-                "name": self.store.name,
-                "graphs": len(self.store),
-                "place": place_of(self.source),
-                "splits": {name: len(ids) for name, ids in self.store.splits.items()},
+                "name": store.name,
+                "graphs": len(store),
+                "place": place_of(parts.source),
+                "splits": {name: len(ids) for name, ids in store.splits.items()},
             },
-            task=self.task.name,
-            metric=self.task.metric_name,
-            parameters=sum(p.numel() for p in self.model.parameters()),
-            epochs=tuple(self.epochs),
+            task=parts.task.name,
+            metric=parts.task.metric_name,
+            parameters=sum(p.numel() for p in parts.model.parameters()),
+            epochs=tuple(history.epochs),
             test_metric=None if diverged else self._evaluate("test")[1],
             resumed_at=resumed_at,
-            runner=self.runner.report(),
+            runner=parts.runner.report(),
             files={"settings": CONFIG, "steps": STEPS, "report": FILE, "picture": PICTURE},
             diverged=diverged,
-            memory=memory_of(self.model, self.optimizer, self.source, self.device),
-            stopped_early=len(self.epochs) if self._stopped_early else None,
+            memory=memory_of(parts.model, parts.optimizer, parts.source, parts.device),
+            stopped_early=len(history.epochs) if self._stopped_early else None,
         )
         if not self.writes:
             return report
-        write_steps(self.folder / STEPS, self.steps)
+        write_steps(self.folder / STEPS, history.steps)
         report.save(self.folder / FILE)
-        save_picture(self.folder / PICTURE, report, self.steps, self.plan.capacities)
+        save_picture(self.folder / PICTURE, report, history.steps, parts.plan.capacities)
         return report
 
     # ------------------------------------------------------------------ saying
 
     def _opening(self, resumed_at: int) -> str:
-        plan, mode = self.plan, self.runner.mode
+        parts, store, mode = self.parts, self.parts.store, self.parts.runner.mode
         timed_first = "auto (each way to run is timed before the first step)"
-        chosen = timed_first if self.runner.measures else f"{mode.name} ({mode.reason})"
-        shapes = ", ".join(map(str, plan.capacities))
+        chosen = timed_first if parts.runner.measures else f"{mode.name} ({mode.reason})"
+        shapes = ", ".join(map(str, parts.plan.capacities))
         again = f"resuming after step {resumed_at:,}; " if resumed_at else ""
         return (
-            f"{again}{len(self.store.splits['train']):,} of {how_many(len(self.store), 'graph')} "
-            f"of {self.store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
-            f"{shapes}; mode {chosen} on {self.device}{self._several()}, graphs "
-            f"{place_of(self.source)}, kernels {'on' if self.kernels else 'off'}"
+            f"{again}{len(store.splits['train']):,} of {how_many(len(store), 'graph')} "
+            f"of {store.name} in {how_many(len(self.loader), 'batch')} per epoch; buckets "
+            f"{shapes}; mode {chosen} on {parts.device}{self._several()}, graphs "
+            f"{place_of(parts.source)}, kernels {'on' if parts.kernels else 'off'}"
         )
 
     def _several(self) -> str:

@@ -133,7 +133,7 @@ def cut_short(patch: pytest.MonkeyPatch, folder: Path, measured: sg.MemoryModel)
 
     def trained(training: Training) -> TrainReport:
         training.folder.mkdir(exist_ok=True)
-        training.plan.save(training.folder / "plan.json")
+        training.parts.plan.save(training.folder / "plan.json")
         len(training.loader)
         return TrainReport.load(folder / "run")
 

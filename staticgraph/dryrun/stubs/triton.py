@@ -51,10 +51,12 @@ class Pointer:
         self._address = int(tensor.storage_offset()) * tensor.element_size()
 
     def data_ptr(self) -> int:
+        """The address, as of a tensor."""
         return self._address
 
     @staticmethod
     def ptr_range() -> int:
+        """Bytes behind the address: not known."""
         return 0
 
 

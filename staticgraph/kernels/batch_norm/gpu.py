@@ -44,6 +44,8 @@ def statistics_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: mean and squared deviations of a chunk of rows, in a block of columns; where two
+    are normed together, also their sum, rounded as it is kept."""
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = tl.load(count)
@@ -107,6 +109,8 @@ def apply_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the results of a chunk of rows in a block of columns, from every chunk's
+    statistics; the first chunk's also keeps mean and variance and moves the running ones."""
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
@@ -175,6 +179,8 @@ def gradient_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: sums of the gradient, and of its product with the deviations, over a chunk of
+    rows in a block of columns."""
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width
@@ -227,6 +233,8 @@ def apply_gradient_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the input's gradient for a chunk of rows in a block of columns, from every
+    chunk's sums; the first chunk's also writes those of weight and bias."""
     chunk = tl.program_id(0)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < width

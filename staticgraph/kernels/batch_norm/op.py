@@ -192,6 +192,8 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """``[N, F]`` as the operator gives it, mean and variance ``[F]``; the addend too, where it
+        is handed on."""
         *given, handed = inputs
         x, addend, residual, weight, bias, count, *running, eps, relu, _ = given
         out, mean, var, total = _forward(*given)
@@ -212,6 +214,7 @@ class BatchNorm(torch.autograd.Function):
     @staticmethod
     @differentiable_once("batch_norm")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of input, addend, residual, weight and bias."""
         grad, into = grads[0], grads[3] if len(grads) > 3 else None
         if grad is None:
             return None, into, *(None,) * 12

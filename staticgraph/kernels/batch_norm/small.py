@@ -52,6 +52,8 @@ def forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: statistics, running statistics and results of a block of columns, all rows at
+    once."""
     f = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, ROWS)
     inside = f < width
@@ -116,6 +118,7 @@ def backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the gradients of a block of columns (input, weight, bias), all rows at once."""
     f = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, ROWS)
     inside = f < width

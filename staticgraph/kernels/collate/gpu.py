@@ -40,6 +40,8 @@ def starts_kernel(
     all_graphs,
     BLOCK: tl.constexpr,
 ):
+    """The only program: where each graph's nodes and edges begin, padding graphs included, and the
+    counts of real rows; ``BLOCK`` graphs at a time."""
     nodes = tl.full([], 0, tl.int64)
     edges = tl.full([], 0, tl.int64)
     graphs = tl.full([], 0, tl.int64)
@@ -102,6 +104,7 @@ def node_rows(
     APART: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
+    """A block of node rows ``v`` of every array that has them."""
     ptr, counts = out[2], out[4]
     nodes = tl.load(counts)
     inside = v < all_nodes
@@ -142,6 +145,7 @@ def edge_rows(
     APART: tl.constexpr,
     FIELDS: tl.constexpr,
 ):
+    """A block of edge rows ``k`` of every array that has them."""
     ptr, counts = out[2], out[4]
     nodes = tl.load(counts)
     edges = tl.load(counts + 1)
@@ -167,6 +171,7 @@ def edge_rows(
 
 @triton.jit
 def graph_rows(g, ids, sources, targets, all_graphs, FIELDS: tl.constexpr):
+    """A block of graph rows ``g`` of every field that has them."""
     i = tl.load(ids + g, mask=g < all_graphs, other=-1).to(tl.int64)
     copy_fields(i, g, i >= 0, g < all_graphs, sources, targets, g, FIELDS)
 

@@ -43,6 +43,7 @@ def forward_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the row of node ``i``, all heads, and the shares of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -112,6 +113,8 @@ def sources_kernel(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the gradients of node ``j``'s key and value, all heads, and of the rows and
+    scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -168,6 +171,8 @@ def targets_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``i``'s query, all heads, from the scores of the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)

@@ -33,6 +33,8 @@ def fill_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: a block of places, each dropped, or divided by what stays and added to what it
+    joins."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = at < rows.to(tl.int64) * width  # the width tells how many places lie or stand together
     place = at.to(tl.uint32)

@@ -61,6 +61,7 @@ class DropoutSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[N, F]`` as the operator gives it; only the seed is kept, and ``x`` under ReLU."""
         x, residual, seed, ctx.site, ctx.p, relu = inputs
         ctx.save_for_backward(seed, x if relu else None)
         return _fill(x, x if relu else None, residual, seed, ctx.site, ctx.p)
@@ -68,6 +69,7 @@ class DropoutSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("dropout_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of ``x``, the same places dropped, and of the residual."""
         seed, gate = ctx.saved_tensors
         grad = grads[0].contiguous()
         dx = _fill(grad, gate, None, seed, ctx.site, ctx.p)

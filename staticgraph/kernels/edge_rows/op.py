@@ -114,6 +114,7 @@ class EdgeRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[E, F]`` as the operator gives it."""
         source, target, edge, code, src, dst, *pointers = inputs
         ctx.save_for_backward(code, src, *pointers)
         ctx.entries = 0 if edge is None else edge.size(0)
@@ -122,6 +123,7 @@ class EdgeRows(torch.autograd.Function):
     @staticmethod
     @differentiable_once("edge_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of source, target and edge, those that are wanted."""
         code, *where = ctx.saved_tensors
         grad, wants = grads[0].contiguous(), ctx.needs_input_grad[:3]
         by_edge = grad if wants[2] and code is None else None

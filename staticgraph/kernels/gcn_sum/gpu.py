@@ -25,6 +25,7 @@ def degrees_kernel(
     LOOPS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """One program: the weight of node ``i``'s own loop, and one over the root of its degree."""
     i = tl.program_id(0).to(tl.int64)
     total = tl.zeros([], WIDE)
     mine = total + fill if LOOPS else total
@@ -57,6 +58,7 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the row of node ``i``, the normalised sum over its loop and edges into it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -92,6 +94,7 @@ def backward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``j``'s row, over its loop and the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width

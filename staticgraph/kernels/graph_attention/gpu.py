@@ -42,6 +42,7 @@ def tile_of(values, begin, r, n, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK
 def put_tile(
     values, begin, r, n, tile, STRIDE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Writes ``[TILE, BLOCK]`` to rows ``r`` of the graph; nothing beyond it."""
     c = tl.arange(0, BLOCK)
     here = (r < n)[:, None] & (c < SIZE)[None, :]
     at = values + (begin + r)[:, None] * STRIDE + c[None, :]
@@ -85,6 +86,8 @@ def forward_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the outputs and log-sum-exps of a tile of a graph's queries, for one head, over
+    all its keys; and its share of the padding rows, cleared."""
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)
@@ -143,6 +146,8 @@ def backward_kernel(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradients of a tile of a graph, for one head: as keys and values over all
+    its queries, then as queries over all its keys; and its share of the padding rows, cleared."""
     program, h = tl.program_id(0), tl.program_id(1)
     r = tl.arange(0, TILE)
     begin = tl.load(starts + program // tiles).to(tl.int64)

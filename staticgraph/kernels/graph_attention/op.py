@@ -66,6 +66,7 @@ class GraphAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[N, H * C]`` as the operator gives it."""
         rows, starts, seed, *ctx.options = inputs
         out, lse = _forward(rows, starts, seed, *ctx.options)
         ctx.save_for_backward(rows, out, lse, starts, seed)
@@ -74,6 +75,7 @@ class GraphAttention(torch.autograd.Function):
     @staticmethod
     @differentiable_once("graph_attention")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of the rows, ``[N, 3 * H * C]``."""
         return _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options), *(None,) * 6
 
 

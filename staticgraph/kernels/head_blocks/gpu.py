@@ -30,6 +30,8 @@ def to_block_kernel(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: a place of a graph in its block, all heads, of each of the parts; zeros where no
+    node stands."""
     place = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     node = tl.load(node_of_place + place)
@@ -65,6 +67,8 @@ def to_rows_kernel(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: a node's row, all heads, of each of the parts, from its place in a block; zeros
+    where it has none and this is the first block."""
     node = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     anywhere = tl.load(place_of_node + node)

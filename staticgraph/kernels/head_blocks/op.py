@@ -116,6 +116,7 @@ class Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """Rows ``[N, parts * H * C]`` to blocks ``[graphs, H, width, C]``, one a width and part."""
         rows, node_of_place, place_of_node, graphs, widths, heads, ctx.parts = inputs
         ctx.save_for_backward(place_of_node, node_of_place)
         return tuple(_blocks(rows, node_of_place, graphs, widths, heads, ctx.parts))
@@ -123,6 +124,7 @@ class Blocks(torch.autograd.Function):
     @staticmethod
     @differentiable_once("head_blocks")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of the rows: the other way."""
         return _rows(list(grads), *ctx.saved_tensors, ctx.parts), *(None,) * 6
 
 
@@ -131,6 +133,7 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """Blocks ``[graphs, H, width, C]``, one a width, to rows ``[N, H * C]``."""
         place_of_node, node_of_place, *blocks = inputs
         ctx.save_for_backward(node_of_place)
         ctx.graphs = [block.size(0) for block in blocks]
@@ -141,6 +144,7 @@ class Rows(torch.autograd.Function):
     @staticmethod
     @differentiable_once("head_rows")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients of the blocks: the other way."""
         (node_of_place,) = ctx.saved_tensors
         return None, None, *_blocks(grads[0], node_of_place, ctx.graphs, ctx.widths, ctx.heads, 1)
 

@@ -39,6 +39,8 @@ def masked_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: the gradient under ReLU's mask, and its sum, for a chunk of rows in a block of
+    columns."""
     chunk = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     first = chunk * rows_a_chunk

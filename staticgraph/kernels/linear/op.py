@@ -159,6 +159,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
+        """``[N, out]`` as the operator gives it; ``x`` too, where it is handed on."""
         x, weight, bias, relu, dtype, handed_on = inputs
         out = _forward(x, weight, bias, relu, dtype)
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -168,6 +169,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     @differentiable_once("linear")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of ``x``, weight and bias; to the first that of ``x`` handed on is added."""
         into = grads[1] if ctx.handed_on else None
         dx, dweight, dbias = _backward(grads[0], *ctx.saved_tensors, into)
         return dx, dweight, dbias if ctx.needs_input_grad[2] else None, None, None, None

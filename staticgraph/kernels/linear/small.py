@@ -82,6 +82,7 @@ def forward_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
+    """One program: a tile of the output, rows by columns."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     forward_tile(x, weight, bias, out, r, o, rows, WIDTH, OUT, BIASED, RELU, ROWS, COLUMNS, STEP)
@@ -115,6 +116,7 @@ def input_tile(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
+    """A tile of the input's gradient, rows by columns."""
     across: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     r = (tile // across) * ROWS + tl.arange(0, ROWS)
     i = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
@@ -148,6 +150,8 @@ def weight_tile(
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
 ):
+    """A tile of the weight's gradient over a chunk of rows; the first of each row of tiles adds up
+    the bias's as well."""
     high: tl.constexpr = (OUT + SIDE - 1) // SIDE
     across: tl.constexpr = (WIDTH + SIDE - 1) // SIDE
     chunk = tile // (high * across)
@@ -217,6 +221,8 @@ def join_kernel(
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: a block of numbers of the weight's gradient, or of the bias's, the sum over all
+    chunks in their order."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) * BLOCK < SIZE:
         total = tl.load(weights + at, mask=at < SIZE, other=0)

@@ -40,6 +40,8 @@ def forward_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
+    """One program: a tile of the output, rows by columns, and mean and squared deviations of its
+    real rows."""
     tile = tl.program_id(0)
     r = tile * ROWS + tl.arange(0, ROWS)
     o = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -44,6 +44,8 @@ class LinearStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        """``[N, out]`` and partial statistics as the operator gives them; ``x`` too, where it is
+        handed on."""
         x, weight, bias, count, relu, dtype, handed_on = inputs
         out, partial = _forward(x, weight, bias, count, relu, dtype)
         ctx.save_for_backward(x, weight, out if relu else None)
@@ -54,6 +56,7 @@ class LinearStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        """As of the linear layer; statistics carry no gradient."""
         into = grads[2] if ctx.handed_on else None
         if grads[0] is None:
             return into, *(None,) * 6

@@ -69,6 +69,7 @@ def forward_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the row of node ``i``, all heads, and the shares of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -144,6 +145,8 @@ def sources_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradients of node ``j``'s row, all heads, of its part in scores as a source,
+    and of the scores of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -194,6 +197,8 @@ def targets_kernel(
     WIDE: tl.constexpr,
     HEADS: tl.constexpr,
 ):
+    """One program: the gradient of node ``i``'s part in scores as a target, the sum over the edges
+    into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     known = h < heads

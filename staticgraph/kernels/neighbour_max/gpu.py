@@ -29,6 +29,8 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the row of node ``i``, column by column the largest message over the edges into
+    it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -61,6 +63,8 @@ def shares_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: of node ``i``'s gradient, what each of the equal largest messages gets, and,
+    where messages are sums, what the largest was before it was rounded."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -102,6 +106,8 @@ def backward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``j``'s row, and of the edges out of it, where they were
+    largest."""
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width

@@ -145,6 +145,7 @@ class NeighbourReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """The reductions side by side as the operator gives them, in the inputs' dtype."""
         *tensors, activation, slope, kinds, towers = inputs
         wide = _forward(*tensors, activation, slope, kinds, towers)
         ctx.save_for_backward(wide, *tensors)
@@ -155,6 +156,7 @@ class NeighbourReduce(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_reduce")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of source, target, edge and what else is wanted."""
         found = _backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.options)
         needed = [one if ctx.needs_input_grad[k] else None for k, one in enumerate(found)]
         return *needed, *(None,) * 10

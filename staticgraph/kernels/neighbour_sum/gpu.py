@@ -42,6 +42,7 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the row of node ``i``, sum or mean of the messages over the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -97,6 +98,7 @@ def backward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``j``'s row, and of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width

@@ -154,6 +154,8 @@ class NeighbourSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
+        """``[N, F]`` as the operator gives it; ``x``, and the edges' rows, too, where they are
+        handed on."""
         *tensors, each, transform, mean, handed = inputs
         ctx.save_for_backward(*tensors)
         ctx.transform, ctx.mean, ctx.handed, ctx.each = transform, mean, handed, each is not None
@@ -168,6 +170,7 @@ class NeighbourSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of ``x`` and of the edges' rows; each with that of what was handed on."""
         into_x = grads[1] if ctx.handed else None
         into_edge = grads[2] if ctx.handed == "xe" else None
         transform, weight = ctx.transform, ctx.saved_tensors[1]
@@ -189,6 +192,8 @@ class EachEdge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, edge: Tensor, code: Tensor) -> Tensor:
+        """``[E, F]`` without memory: a place in autograd's graph for the rows of a table that edges
+        share."""
         ctx.save_for_backward(code)
         ctx.entries, ctx.dtype = edge.size(0), edge.dtype
         wide = torch.promote_types(edge.dtype, torch.float32)
@@ -197,6 +202,7 @@ class EachEdge(torch.autograd.Function):
     @staticmethod
     @differentiable_once("neighbour_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The table's gradient ``[V, F]``, the edges' added up by their codes."""
         (code,) = ctx.saved_tensors
         return table_gradient(grads[0], code.view(-1, 1), None, ctx.entries).to(ctx.dtype), None
 

@@ -38,6 +38,7 @@ def forward_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the scores, all heads, of node ``i``'s own loop and of the edges into it."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -84,6 +85,8 @@ def targets_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``i``'s row as a target, of its loop's, and its part of the
+    weight's."""
     i = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -136,6 +139,7 @@ def sources_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradient of node ``j``'s row as a source, and of the edges out of it."""
     j = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)

@@ -26,6 +26,7 @@ def sum_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the sum, or mean, of segment ``s``."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s)
@@ -52,6 +53,7 @@ def sum_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradients of segment ``s``'s rows, which are all the same."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s)
@@ -93,6 +95,8 @@ def max_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the largest value a column of segment ``s``; NaN where one is, 0 of an empty
+    one."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
@@ -123,6 +127,8 @@ def max_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradients of segment ``s``'s rows, divided evenly among equal largest
+    values."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
@@ -170,6 +176,7 @@ def softmax_forward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the softmax over the rows of segment ``s``, column by column."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)
@@ -206,6 +213,7 @@ def softmax_backward_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: the gradients of segment ``s``'s rows."""
     s = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     first = tl.load(ptr + s).to(tl.int64)

@@ -58,6 +58,7 @@ class SegmentSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[S, F]`` as the operator gives it."""
         values, ptr, ctx.mean = inputs
         ctx.save_for_backward(ptr)
         ctx.rows = values.size(0)
@@ -66,6 +67,7 @@ class SegmentSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("segment_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of the values, ``[rows, F]``."""
         (ptr,) = ctx.saved_tensors
         return _sum_backward(grads[0], ptr, ctx.rows, ctx.mean), None, None
 

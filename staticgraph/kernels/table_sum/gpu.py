@@ -41,6 +41,8 @@ def forward_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: row ``r``, the sum of one table entry a column of the index; NaN for an index
+    outside its table."""
     r = tl.program_id(0).to(tl.int64)
     f = tl.arange(0, BLOCK)
     inside = f < width
@@ -73,6 +75,7 @@ def backward_kernel(
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """One program: what a chunk of rows gives to a block of entries and a block of columns."""
     chunk = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     f = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -109,6 +112,8 @@ def join_kernel(
     INTO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: a block of numbers of the table's gradient, the sum over all chunks in their
+    order."""
     size = rows * width
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(partial + at, mask=at < size, other=0)
@@ -121,6 +126,7 @@ def join_kernel(
 
 @triton.jit
 def codes_kernel(index, offsets, out, rows, columns, BLOCK: tl.constexpr):
+    """One program: the codes of a block of rows, the columns of the index read as digits."""
     r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     code = tl.zeros([BLOCK], tl.int64)
     for c in range(columns):

@@ -89,6 +89,7 @@ class TableSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """``[R, F]`` as the operator gives it."""
         index, offsets, weight = inputs
         ctx.save_for_backward(index, offsets)
         ctx.entries = weight.size(0)
@@ -97,6 +98,7 @@ class TableSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once("table_sum")
     def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient of the stacked tables, ``[V, F]``."""
         index, offsets = ctx.saved_tensors
         return None, None, table_gradient(grads[0], index, offsets, ctx.entries)
 

@@ -43,6 +43,8 @@ class StaticQuantileAggregation(QuantileAggregation):
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, quantiles * F]``; the sort and the places have fixed
+        shapes."""
         if self._staticgraph.batch is None or index is None or dim_size is None:
             return super().forward(x, index, ptr, dim_size, dim)
         dim = x.dim() + dim if dim < 0 else dim
@@ -157,6 +159,7 @@ class StaticSortAggregation(SortAggregation):
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, k * F]``, in blocks as wide as the widest group can be."""
         if self._staticgraph.batch is not None and index is not None and max_num_elements is None:
             max_num_elements = max(widest(self._staticgraph, index), self.k)
         return super().forward(x, index, ptr, dim_size, dim, max_num_elements)
@@ -168,6 +171,7 @@ class StaticLCMAggregation(LCMAggregation):
     _staticgraph: BatchContext
 
     def forward(self, *args: Any, max_num_elements: int | None = None, **kwargs: Any) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, out]``; the width of the blocks must be given."""
         _refuse_open_width(self, self._staticgraph, max_num_elements)
         return super().forward(*args, max_num_elements=max_num_elements, **kwargs)
 
@@ -185,6 +189,8 @@ class StaticPatchTransformerAggregation(PatchTransformerAggregation):
         max_num_elements: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
+        """Rows ``[N, F]`` to ``[groups, out]``, in blocks as wide as the layer finds them from real
+        counts."""
         context = self._staticgraph
         _refuse_open_width(self, context, max_num_elements)
         if context.batch is not None and max_num_elements is None:
@@ -198,6 +204,7 @@ class StaticEquilibriumAggregation(EquilibriumAggregation):
     _staticgraph: BatchContext
 
     def reg(self, y: Tensor) -> Tensor:
+        """The penalty of outputs ``[groups, out]``: the mean over real groups."""
         context = self._staticgraph
         rows = None if context.batch is None else context.find_rows(len(y))
         if rows is None:
@@ -207,6 +214,7 @@ class StaticEquilibriumAggregation(EquilibriumAggregation):
         return self.softplus(self.lamb) * mean
 
     def init_output(self, dim_size: int) -> Tensor:
+        """Zeros ``[groups, out]`` to begin with, which require a gradient."""
         if self._staticgraph.batch is None:
             return super().init_output(dim_size)
         # A result of an operation: torch.compile traces no new leaf that requires a gradient.

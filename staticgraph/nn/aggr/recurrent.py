@@ -33,6 +33,7 @@ class StaticLSTM(torch.nn.LSTM):
     _staticgraph: BatchContext
 
     def forward(self, input: Any, hx: Any = None) -> Any:
+        """As ``torch.nn.LSTM``; step by step inside a compiled step."""
         if not _inside_compiled_step(self._staticgraph):
             return super().forward(input, hx)
         return _unrolled(self, input, None if hx is None else list(hx))
@@ -44,6 +45,7 @@ class StaticGRU(torch.nn.GRU):
     _staticgraph: BatchContext
 
     def forward(self, input: Any, hx: Any = None) -> Any:
+        """As ``torch.nn.GRU``; step by step inside a compiled step."""
         if not _inside_compiled_step(self._staticgraph):
             return super().forward(input, hx)
         return _unrolled(self, input, None if hx is None else [hx])

@@ -30,6 +30,8 @@ class StaticPerformerAttention(PerformerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[graphs, width, F]`` to the same; places beyond what the largest graph has take no
+        part."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)
@@ -57,6 +59,8 @@ class StaticSGFormerAttention(SGFormerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[graphs, width, F]`` to ``[graphs, width, C]``; places beyond what the largest graph
+        has take no part."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)
@@ -80,6 +84,8 @@ class StaticPolynormerAttention(PolynormerAttention):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[graphs, width, F]`` to the same; places beyond what the largest graph has take no
+        part."""
         context = self._staticgraph
         if context.batch is None or context.real is not None:
             return super().forward(x, mask)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from staticgraph.batches.collate import RealCounts
+from staticgraph.batches.real_counts import RealCounts
 from staticgraph.batches.static_batch import StaticBatch
 from staticgraph.errors import NotStatic
 from staticgraph.nn.context.asked import APART, asked

@@ -177,11 +177,13 @@ class Regather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        """``rows[index]``, zeros where the index is one beyond them."""
         ctx.save_for_backward(index, inverse)
         zero = rows.new_zeros(1, *rows.shape[1:])
         return torch.cat([rows, zero]).index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        """The gradient of the rows, gathered by the inverse; nothing is scattered."""
         index, inverse = ctx.saved_tensors
         return Regather.apply(grads[0], inverse, index), None, None

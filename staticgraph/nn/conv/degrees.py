@@ -25,6 +25,8 @@ class StaticMFConv(MFConv):
     _staticgraph: BatchContext
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: every degree's layers over all nodes, of which each keeps its
+        own."""
         if self._staticgraph.batch is None or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index, size)
         x = (x, x) if isinstance(x, Tensor) else x
@@ -78,6 +80,7 @@ class StaticClusterGCNConv(ClusterGCNConv):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        """``[N, F]`` to ``[N, out]``; removed self-loops stay, without weight."""
         context = self._staticgraph
         if context.batch is None or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index)

@@ -35,6 +35,12 @@ class StaticGPSConv(GPSConv):
     def forward(
         self, x: Tensor, edge_index: Any, batch: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
+        """``[N, F]`` to the same; attention within each graph, by the way that the batch's sizes
+        choose.
+
+        Raises:
+            NotStatic: without ``batch`` the attention would join all graphs.
+        """
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, batch, **kwargs)
         if batch is None:

@@ -25,6 +25,7 @@ _stock_rgcn = stock(RGCNConv.forward)
 
 
 def static_masked_edge_index(context: BatchContext, edge_index: Any, edge_mask: Tensor) -> Any:
+    """``[2, E]`` with the edges outside of the mask between the last padding node and itself."""
     if not isinstance(edge_index, Tensor):
         return _stock_masked_edge_index(edge_index, edge_mask)
     return torch.where(edge_mask, edge_index, context.num_nodes_for(edge_index) - 1)
@@ -68,6 +69,8 @@ class StaticFiLMConv(FiLMConv):
     _staticgraph: BatchContext
 
     def forward(self, x: Any, edge_index: Any, edge_type: Tensor | None = None) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: every relation over all edges, those of others put on
+        padding."""
         context = self._staticgraph
         if context.batch is None or self.num_relations <= 1 or not isinstance(edge_index, Tensor):
             return super().forward(x, edge_index, edge_type)
@@ -90,6 +93,8 @@ class StaticHeteroLinear(HeteroLinear):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: every type's weight over all rows, of which each keeps its
+        own."""
         if self._staticgraph.batch is None:
             return super().forward(x, type_vec)
         out = x.new_zeros(len(x), self.out_channels)
@@ -104,6 +109,11 @@ class StaticRGATConv(RGATConv):
     _staticgraph: BatchContext
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the stock layer.
+
+        Raises:
+            NotStatic: attention within a relation indexes edges with a mask.
+        """
         within = self.attention_mechanism == "within-relation"
         if self._staticgraph.batch is not None and within:
             raise NotStatic(

@@ -21,6 +21,8 @@ from staticgraph.nn.context.batch_context import BatchContext
 def static_group(
     context: BatchContext, xs: list[Tensor], q: nn.Parameter, k_lin: nn.Module
 ) -> tuple[Tensor | None, Tensor | None]:
+    """The relations' rows ``[N, F]`` weighed by their meaning: the sum ``[N, F]``, and the weights
+    ``[relations]``, from means over real nodes."""
     if not xs:
         return None, None
     mask = context.mask_of(xs[0])

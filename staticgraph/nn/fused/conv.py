@@ -90,6 +90,7 @@ class FusedGINEConv(Fused, GINEConv):
     def forward(
         self, x: Any, edge_index: Any, edge_attr: Tensor | None = None, size: Any = None
     ) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: messages, sum and self term in one operator."""
         batch, reason = self.batch, obstacle(self, self.batch, x, edge_index, size)
         if reason is None and edge_attr is None:
             reason = "edge_attr is missing"
@@ -138,6 +139,7 @@ class FusedGINConv(Fused, GINConv):
     reads_pointers = True
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: sum and self term in one operator."""
         batch, reason = self.batch, obstacle(self, self.batch, x, edge_index, size)
         if not self.use(reason):
             return super().forward(x, edge_index, size)
@@ -175,6 +177,7 @@ class FusedSAGEConv(Fused, SAGEConv):
     reads_pointers = True
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """``[N, F]`` summed, or meaned, over neighbours in one operator."""
         batch = self.batch
         x = _sources(batch, kwargs["x"])
         if not self.use(obstacle(self, batch, x, edge_index, size)):
@@ -189,6 +192,7 @@ class FusedGraphConv(Fused, GraphConv):
     reads_pointers = True
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """``[N, F]`` summed over neighbours, weighed where there are weights, in one operator."""
         batch, weight = self.batch, kwargs["edge_weight"]
         x = _sources(batch, kwargs["x"])
         reason = obstacle(self, batch, x, edge_index, size)

@@ -58,6 +58,8 @@ class FusedEncoder(Fused):
     _fused_combinations: Tensor | None
 
     def forward(self, values: Tensor) -> Tensor:
+        """``[R, columns]`` int64 to ``[R, F]``; the folded table goes along with it, for a
+        convolution."""
         found = self.folding(values)
         if not isinstance(found, Folded):
             return found

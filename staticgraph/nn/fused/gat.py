@@ -89,6 +89,7 @@ class FusedGATConv(_Attending, GATConv):
         size: Any = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
+        """``[N, F]`` to ``[N, H * C]``, or ``[N, C]``: softmax and weighted sum in one operator."""
         edges = None if self.lin_edge is None else edge_attr  # which stock code does not read
         reason = self._obstacle(x, edge_index, edges, size, return_attention_weights)
         if reason is None and self.lin is None:
@@ -153,6 +154,8 @@ class FusedGATv2Conv(_Attending, GATv2Conv):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
+        """``[N, F]`` to ``[N, H * C]``, or ``[N, C]``: scores in one operator, softmax and weighted
+        sum in one."""
         reason = self._obstacle(x, edge_index, edge_attr, None, return_attention_weights)
         if not self.use(reason):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)

@@ -27,6 +27,7 @@ class FusedGCNConv(Fused, GCNConv):
     reads_pointers = True
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """``[N, F]`` to ``[N, out]``: loops, normalisation and sum in one operator."""
         batch = self.batch
         if not self.use(self._obstacle(batch, x, edge_index, edge_weight)):
             return super().forward(x, edge_index, edge_weight)

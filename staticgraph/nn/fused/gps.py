@@ -30,6 +30,7 @@ class FusedGPSConv(Fused, StaticGPSConv):
     def forward(
         self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, **kwargs: object
     ) -> Tensor:
+        """``[N, F]`` to the same, residual sums and norms joined."""
         norms = self._norms()
         plain = not kwargs.keys() - {"edge_attr"}
         if not self.use(self._obstacle(batch, norms)) or not plain:

@@ -22,6 +22,7 @@ class FusedLinear(Fused, torch.nn.Linear):
     """Takes the place of ``torch.nn.Linear``, with the same state."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """``[N, in]`` to ``[N, out]``."""
         if not self.use(self._obstacle(input)):
             return super().forward(input)
         return linear(input, self.weight, self.bias, dtype=autocast(input))
@@ -76,6 +77,7 @@ class FusedSequential(Fused, torch.nn.Sequential):
     """Takes the place of ``torch.nn.Sequential``: a linear layer and the ReLU after it are one."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """As its layers in turn, those joined that have an operator together."""
         return self._rest(input, 0)
 
     def _rest(self, input: Tensor, at: int) -> Tensor:

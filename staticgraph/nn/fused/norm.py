@@ -13,6 +13,7 @@ class FusedBatchNorm1d(Fused, MaskedBatchNorm1d):
     """Takes the place of :class:`MaskedBatchNorm1d`, with the same state."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """``[N, F]`` to the same, over real rows."""
         return self.joined(input)
 
     def joined(

@@ -101,6 +101,7 @@ class FusedSoftmaxAggregation(Fused, SoftmaxAggregation):
         dim_size: int | None = None,
         dim: int = -2,
     ) -> Tensor:
+        """``[N, F]`` to ``[G, F]``: softmax and sum by segments."""
         bound, reason = self.batch, obstacle(self.batch, x, index, dim_size, dim)
         if not self.use("ptr was given" if reason is None and ptr is not None else reason):
             return super().forward(x, index, ptr, dim_size, dim)

@@ -30,6 +30,8 @@ class FusedTransformerConv(Fused, TransformerConv):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
+        """``[N, F]`` to ``[N, H * C]``, or ``[N, C]``: scores, softmax and weighted sum in one
+        operator."""
         if not self.use(self._obstacle(x, edge_index, edge_attr, return_attention_weights)):
             return super().forward(x, edge_index, edge_attr, return_attention_weights)
         batch = self.batch

@@ -196,6 +196,7 @@ class MaskedBatchNorm1d(torch.nn.BatchNorm1d):
     _staticgraph_apart = False  # see asked.APART
 
     def forward(self, input: Tensor) -> Tensor:
+        """``[N, F]`` to the same; statistics over real rows."""
         return _over_real_rows(self, super().forward, input)
 
 
@@ -211,6 +212,7 @@ class MaskedBatchNorm2d(torch.nn.BatchNorm2d):
     _staticgraph_apart = False  # see asked.APART
 
     def forward(self, input: Tensor) -> Tensor:
+        """``[N, C, h, w]`` to the same; statistics over real rows."""
         return _over_real_rows(self, super().forward, input)
 
 
@@ -225,6 +227,7 @@ class MaskedSyncBatchNorm(torch.nn.SyncBatchNorm):
     _staticgraph_apart = False  # see asked.APART
 
     def forward(self, input: Tensor) -> Tensor:
+        """``[N, F]`` to the same; statistics over the real rows of all ranks."""
         context = self._staticgraph
         from_batch = self.training or self.running_mean is None
         if context.batch is None or not from_batch:
@@ -250,6 +253,8 @@ class MaskedPygBatchNorm(BatchNorm):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor) -> Tensor:
+        """``[N, F]`` to the same; a single real row is normed by the running statistics, as PyG
+        allows."""
         context = self._staticgraph
         if context.batch is None or not self.allow_single_element or not self.training:
             return super().forward(x)

@@ -39,6 +39,7 @@ class StaticLayerNorm(LayerNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same; over real rows alone where all graphs are normed as one."""
         context = self._staticgraph
         if context.batch is None or self.mode != "graph":
             return super().forward(x, batch, batch_size)
@@ -61,6 +62,7 @@ class StaticInstanceNorm(InstanceNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same, each graph by its own statistics."""
         context = self._staticgraph
         if context.batch is None:
             return super().forward(x, batch, batch_size)
@@ -117,6 +119,7 @@ class StaticGraphNorm(GraphNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same; without ``batch`` padding is a graph of its own."""
         context = self._staticgraph
         if context.batch is None:
             return super().forward(x, batch, batch_size)
@@ -135,6 +138,7 @@ class StaticGraphSizeNorm(GraphSizeNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same; without ``batch`` padding is a graph of its own."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, batch_size)
@@ -149,6 +153,7 @@ class StaticPairNorm(PairNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same; over real rows alone where all graphs are normed as one."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, batch_size)
@@ -168,6 +173,7 @@ class StaticMeanSubtractionNorm(MeanSubtractionNorm):
     def forward(
         self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None
     ) -> Tensor:
+        """``[N, F]`` to the same; over real rows alone where all graphs are one."""
         context = self._staticgraph
         if context.batch is None or batch is not None:
             return super().forward(x, batch, dim_size)
@@ -182,6 +188,7 @@ class StaticHeteroBatchNorm(HeteroBatchNorm):
     _staticgraph: BatchContext
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
+        """``[N, F]`` to the same; each type's statistics over its real rows."""
         context = self._staticgraph
         if context.batch is None or (not self.training and self.track_running_stats):
             return super().forward(x, type_vec)

@@ -63,6 +63,8 @@ def static_diff_pool(
     mask: Tensor | None = None,
     normalize: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As PyG's: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two losses, over real
+    graphs."""
     real = _padded(context, x)
     if real is None:
         return _stock_diff_pool(x, adj, s, mask, normalize)
@@ -85,6 +87,8 @@ def static_mincut_pool(
     mask: Tensor | None = None,
     temp: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As PyG's: pooled ``[G, clusters, F]``, ``[G, clusters, clusters]`` and two losses, over real
+    graphs."""
     real = _padded(context, x)
     if real is None:
         return _stock_mincut_pool(x, adj, s, mask, temp)

@@ -56,6 +56,7 @@ class StaticTopKPooling(TopKPooling):
         batch: Tensor | None = None,
         attn: Tensor | None = None,
     ) -> Pooled:
+        """As PyG's six results, in shapes that hold what any batch of the bucket keeps."""
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, edge_attr, batch, attn)
         attn = x if attn is None else attn
@@ -75,6 +76,7 @@ class StaticSAGPooling(SAGPooling):
         batch: Tensor | None = None,
         attn: Tensor | None = None,
     ) -> Pooled:
+        """As PyG's six results, in shapes that hold what any batch of the bucket keeps."""
         if self._staticgraph.batch is None:
             return super().forward(x, edge_index, edge_attr, batch, attn)
         attn = x if attn is None else attn

@@ -49,6 +49,11 @@ def static_to_dense_batch(
     max_num_nodes: int | None = None,
     batch_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """Rows ``[N, F]`` to ``[G, width, F]``, and which places have a node, ``[G, width]`` bool.
+
+    Raises:
+        NotStatic: without ``batch`` all graphs would be one.
+    """
     if batch is None and max_num_nodes is None:
         mask = context.column_mask(x)
         return torch.where(mask, x, 0)[None], mask.view(1, -1)
@@ -81,6 +86,11 @@ def static_to_dense_adj(
     max_num_nodes: int | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
+    """Edges ``[2, E]`` to ``[G, width, width]``, padding left out.
+
+    Raises:
+        NotStatic: without ``batch`` all graphs would be one.
+    """
     if batch is None:
         raise NotStatic(
             "to_dense_adj without batch would put all graphs into one: pass batch=batch"

@@ -51,6 +51,7 @@ def static_dropout_edge(
     force_undirected: bool = False,
     training: bool = True,
 ) -> tuple[Tensor, Tensor]:
+    """``[2, E]`` with the dropped edges on padding, and ``[E]`` bool, which stay."""
     if not training or p == 0.0:
         keep = torch.ones_like(edge_index[0], dtype=torch.bool)
         return edge_index, marked(keep, _DropMask)
@@ -67,6 +68,7 @@ def static_dropout_adj(
     num_nodes: int | None = None,
     training: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
+    """``[2, E]`` with the dropped edges on padding, and the edges' attributes."""
     if not training or p == 0.0:
         return edge_index, edge_attr
     return _drop(context, edge_index, p, force_undirected)[0], edge_attr

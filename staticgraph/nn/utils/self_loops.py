@@ -44,6 +44,7 @@ _stock_gcn_norm = stock(gcn_norm)
 def static_remove_self_loops(
     context: BatchContext, edge_index: Tensor, edge_attr: Tensor | None = None
 ) -> Edges:
+    """``[2, E]`` with self-loops on padding, and the edges' attributes."""
     if not _is_plain(edge_index):
         return _stock_remove_self_loops(edge_index, edge_attr)
     return without_self_loops(context, edge_index, edge_attr)
@@ -56,6 +57,7 @@ def static_add_self_loops(
     fill_value: Any = None,
     num_nodes: Any = None,
 ) -> Edges:
+    """``[2, E + N]``, a loop a node behind the edges, and the attributes."""
     if not _is_plain(edge_index) or not isinstance(num_nodes, int | None):
         own: Callable[..., Edges] = _stock_add_self_loops
         return own(edge_index, edge_attr, fill_value, num_nodes)
@@ -93,6 +95,8 @@ def static_add_remaining_self_loops(
     fill_value: Any = None,
     num_nodes: int | None = None,
 ) -> Edges:
+    """``[2, E + N]``, a loop a node behind the edges, those that were there put on padding, and the
+    attributes."""
     if not _is_plain(edge_index):
         return _stock_add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
     nodes = context.num_nodes_for(edge_index) if num_nodes is None else num_nodes
@@ -107,6 +111,7 @@ def static_get_laplacian(
     dtype: torch.dtype | None = None,
     num_nodes: int | None = None,
 ) -> Edges:
+    """As PyG's; removed self-loops have weight zero."""
     if edge_weight is None:  # ones now, so that removed loops get weight zero and not one
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
     return _stock_get_laplacian(edge_index, edge_weight, normalization, dtype, num_nodes)
@@ -119,6 +124,7 @@ def static_gcn_norm(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """As PyG's, degrees finite in the padding."""
     rows = context.find_rows(edge_index.size(1)) if _is_plain(edge_index) else None
     if edge_weight is not None and rows is not None:
         # The degree is raised to -1/2: a negative one gives NaN, zero an infinite gradient.

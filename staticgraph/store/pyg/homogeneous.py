@@ -58,6 +58,15 @@ class PygReader(CountedFields):
         self.ruled: tuple[int, Any] | None = None
 
     def add(self, number: int, data: Any) -> None:
+        """Reads one graph.
+
+        Args:
+            number: its place in the data set, for messages.
+            data: a ``Data``.
+
+        Raises:
+            BadGraph: it is no ``Data``, or a field of it is none; the message names it.
+        """
         hetero = hasattr(data, "node_types")
         if isinstance(data, tuple) or hetero or not hasattr(data, "to_dict"):
             raise BadGraph(
@@ -220,6 +229,16 @@ class PygReader(CountedFields):
         )
 
     def store(self, kind: type[Kept], check_finite: bool | tuple[str, ...]) -> Kept:
+        """What was read, as a store.
+
+        Args:
+            kind: the class of it.
+            check_finite: refuse NaN and infinity in every floating field but ``y``, or in those
+                named.
+
+        Raises:
+            BadGraph: a field differs from graph to graph, or from the schema asked for.
+        """
         self._read_two_sides()
         counts = self._counts()
         if EDGE_INDEX in counts:

@@ -1,0 +1,29 @@
+"""Attributes that a batch has without an array of its own: they follow from others.
+
+Where nodes have types: ``x_dict``, ``edge_index_dict``, ``num_nodes_dict``. Elsewhere ``x_batch``
+and ``x_ptr`` of a field ``x``, as PyG's ``follow_batch`` gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from staticgraph.batches.arrays import BatchArrays
+from staticgraph.batches.followed import followed
+from staticgraph.batches.typed import by_type, rows_by_type
+from staticgraph.schema import AXIS_ARRAYS, DICT_SUFFIX
+
+
+def derived(batch: BatchArrays, name: str) -> Any:
+    """The attribute of a name; None where nothing of this batch is called so."""
+    schema = batch.layout.schema
+    if schema.hetero:
+        if name == "num_nodes_dict":
+            return rows_by_type(batch)
+        if name.endswith(DICT_SUFFIX):
+            return by_type(batch, name.removesuffix(DICT_SUFFIX))
+        return None
+    field, _, part = name.rpartition("_")
+    if part in AXIS_ARRAYS and field in schema:
+        return followed(batch, schema[field], part)
+    return None

@@ -1,0 +1,45 @@
+"""Graphs padded into memory of their own, on the CPU, without a loader's slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from staticgraph.batches.collate import fill
+from staticgraph.batches.real_counts import RealCounts
+from staticgraph.batches.slots import SlotLayout
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_columns import GraphColumns
+
+
+class Padded(NamedTuple):
+    """A bucket's arrays, filled.
+
+    Attributes:
+        buffer: ``[nbytes]`` uint8, which the tensors are views of.
+        tensors: by name, in the layout's order.
+        real: how many rows of them are real.
+    """
+
+    buffer: Tensor
+    tensors: dict[str, Tensor]
+    real: RealCounts
+
+
+def padded(store: GraphColumns, graphs: IntArray, layout: SlotLayout) -> Padded:
+    """Some graphs of a store in a bucket's shapes.
+
+    Args:
+        store: the graphs.
+        graphs: ``[g]`` int64, which of them; empty gives padding alone.
+        layout: the bucket's.
+
+    Raises:
+        GraphTooLarge: together they exceed the capacity.
+    """
+    buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+    tensors = layout.tensors(buffer)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return Padded(buffer, tensors, fill(store, graphs, layout, arrays))

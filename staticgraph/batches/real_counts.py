@@ -1,0 +1,100 @@
+"""How many rows of a batch are real, known on the host before any is copied.
+
+The counts decide whether graphs go into a bucket at all, so they are taken first: a batch that is
+too large is refused by its numbers, with the slot as it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+
+from staticgraph.errors import GraphTooLarge
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.graph_columns import GraphColumns
+from staticgraph.text.how_many import how_many, how_many_of
+
+
+class RealCounts(NamedTuple):
+    """What a batch really holds, as host numbers."""
+
+    nodes: int
+    edges: int
+    graphs: int
+    largest: int
+    """Nodes of the largest graph."""
+    extra: tuple[tuple[str, int], ...] = ()
+    """Rows of each axis of the data's own."""
+
+    def of(self, level: str) -> int:
+        """How many rows of a level are real."""
+        known = {"node": self.nodes, "edge": self.edges, "graph": self.graphs}
+        return known[level] if level in known else dict(self.extra)[level]
+
+
+def real_counts(
+    store: GraphColumns, ids: IntArray, capacity: Capacity, names: IntArray | None = None
+) -> RealCounts:
+    """What these graphs come to; messages call them by ``names``, where they have others.
+
+    Raises:
+        GraphTooLarge: that is more than the capacity takes.
+    """
+    nodes, edges, largest = _totals(ids, store.node_offsets, store.edge_offsets)
+    if (
+        nodes <= capacity.node_limit
+        and edges <= capacity.edge_limit
+        and len(ids) <= capacity.graph_limit
+        and largest <= capacity.max_graph_nodes
+    ):
+        if capacity.order_statistics and not capacity.order_statistics_hold(store.sizes[ids, 0]):
+            raise GraphTooLarge(
+                f"of these {len(ids)} graphs too many are large: the bucket takes at most "
+                + ", ".join(
+                    f"{how_many(k, 'graph')} of more than {how_many(w, 'node')}"
+                    for k, w in capacity.order_statistics[1:]
+                )
+                + ": use the plan's next bucket, which takes any (a loader does so by itself)"
+            )
+        if not store.offsets:
+            return RealCounts(nodes, edges, len(ids), largest)
+        extra = _extra(store, ids, capacity)
+        return RealCounts(nodes, edges, len(ids), largest, extra)
+    sizes = store.sizes[ids]
+    worst = int(sizes[:, 0].argmax())
+    raise GraphTooLarge(
+        f"{how_many(len(ids), 'graph')} of {how_many(nodes, 'node')} and {how_many(edges, 'edge')} "
+        f"together, the largest (graph {(ids if names is None else names)[worst]}) "
+        f"{how_many(largest, 'node')}; the bucket takes {how_many(capacity.node_limit, 'node')}, "
+        f"{how_many(capacity.edge_limit, 'edge')}, {how_many(capacity.graph_limit, 'graph')} and "
+        f"single graphs of {how_many(capacity.max_graph_nodes, 'node')}: put fewer graphs "
+        "together, or use a larger bucket"
+    )
+
+
+def _extra(store: GraphColumns, ids: IntArray, capacity: Capacity) -> tuple[tuple[str, int], ...]:
+    """The rows of each axis, refused where they exceed the bucket."""
+    extra = tuple(
+        (name, int((offsets[ids + 1] - offsets[ids]).sum()))
+        for name, offsets in store.offsets.items()
+    )
+    for (name, rows), limit in zip(extra, capacity.extra_limits, strict=True):
+        if rows > limit:
+            raise GraphTooLarge(
+                f"{how_many(len(ids), 'graph')} of {how_many_of(rows, name)} together; the bucket "
+                f"takes {limit:,}: put fewer graphs together, or use a larger bucket"
+            )
+    return extra
+
+
+@numba.njit(cache=True, nogil=True)
+def _totals(ids: IntArray, node_offsets: IntArray, edge_offsets: IntArray) -> tuple[int, int, int]:
+    nodes, edges, largest = 0, 0, 0
+    for g in ids:
+        n = node_offsets[g + 1] - node_offsets[g]
+        nodes += n
+        edges += edge_offsets[g + 1] - edge_offsets[g]
+        largest = max(largest, n)
+    return int(nodes), int(edges), int(largest)

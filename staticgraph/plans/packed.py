@@ -1,0 +1,107 @@
+"""Capacities for packs of a varying number of graphs: one for a stream, or several by size.
+
+A stream fills one capacity best. Where graphs differ much, several capacities divide them by their
+number of nodes, so that few large graphs do not make every batch wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from staticgraph.plans.chosen import Chosen, Sizes, capacity_of
+from staticgraph.plans.cost import StepCost
+from staticgraph.plans.margin import WORTH_A_BUCKET, graph_slots, stream_limits
+from staticgraph.plans.several import choose_buckets, knee
+from staticgraph.sizes.capacity import Capacity
+from staticgraph.sizes.histogram import SizeHistogram
+from staticgraph.sizes.whole_numbers import IntArray
+
+# Rows of a further component over what goes with a bucket's nodes on average, in packs of a varying
+# number of graphs; a choice: a stream fills the scarcest component, and this one shall not be it.
+MORE_ROWS = 1.05
+# Where the number of buckets is chosen by cost: each is one more compile and recording.
+MOST_BUCKETS = 4
+
+
+def stream_capacity(data: Sizes, graphs: int, seed: int) -> Chosen:
+    """One capacity for packs of about ``graphs`` graphs of a stream, and what its trials filled."""
+    limits, reached = stream_limits(data.trained, graphs, seed)
+    largest, slots = max(1, int(data.maxima[0])), min(graph_slots(graphs), len(data.all))
+    limits = np.maximum(limits, data.maxima)
+    capacity = capacity_of(limits, data.components, slots + 1, largest)
+    return Chosen((capacity,), (reached, reached, reached * graphs / capacity.graphs))
+
+
+def several_capacities(
+    data: Sizes,
+    num_buckets: int | None,
+    graphs: int,
+    cost: StepCost,
+    fits: Callable[[Capacity], bool] | None,
+) -> Chosen:
+    """Capacities for classes of graphs by their nodes; the last holds the largest of all.
+
+    Args:
+        data: the graphs.
+        num_buckets: how many at most; by cost where None.
+        graphs: about so many in a pack.
+        cost: of a step.
+        fits: whether the device holds a capacity.
+    """
+    choices = choose_buckets(
+        SizeHistogram.from_sizes(data.trained[:, :2]),
+        num_buckets or MOST_BUCKETS,
+        graphs=graphs,
+        cost=cost,
+        fits=fits,
+    )
+    chosen = choices[-1] if num_buckets else choices[knee(choices, WORTH_A_BUCKET)]
+    capacities = [
+        Capacity.distinct(
+            b.capacity.nodes,
+            b.capacity.edges,
+            graph_slots(b.capacity.graphs),
+            b.capacity.max_graph_nodes,
+        )
+        for b in chosen.buckets
+    ]
+    last = capacities[-1]
+    largest = max(last.max_graph_nodes, int(data.maxima[0]))
+    capacities[-1] = Capacity.distinct(
+        max(last.nodes, largest + 1), max(last.edges, int(data.maxima[1])), last.graphs, largest
+    )
+    found = tuple(sorted(set(capacities)))
+    if len(data.components) > 2:
+        found = _with_components(found, data)
+    return Chosen(found, chosen.efficiency())
+
+
+def _with_components(
+    capacities: tuple[Capacity, ...],
+    data: Sizes,
+) -> tuple[Capacity, ...]:
+    """The capacities of several classes with rows for the further components: as many as go with
+    the class's nodes on average and :data:`MORE_ROWS`, and enough for each graph alone."""
+    dressed, sizes, trained = [], data.all, data.trained
+    for capacity in sorted(capacities, key=lambda c: c.max_graph_nodes):
+        mine, trained = _parted(trained, capacity)
+        here, sizes = _parted(sizes, capacity)
+        high = capacity.max_graph_nodes
+        totals = (mine if len(mine) else here).sum(axis=0)
+        wanted = totals[2:] * (MORE_ROWS * capacity.node_limit / max(1, totals[0]))
+        limits = np.maximum(np.ceil(wanted), here[:, 2:].max(axis=0, initial=0)).astype(np.int64)
+        least = np.array([capacity.node_limit, capacity.edge_limit])
+        dressed.append(
+            capacity_of(np.concatenate([least, limits]), data.components, capacity.graphs, high)
+        )
+    return tuple(dressed)
+
+
+def _parted(sizes: IntArray, capacity: Capacity) -> tuple[IntArray, IntArray]:
+    """The graphs whose nodes and edges a capacity takes, and those left to the next."""
+    nodes, edges = sizes[:, 0], sizes[:, 1]
+    most = min(capacity.max_graph_nodes, capacity.node_limit)
+    fits = (nodes <= most) & (edges <= capacity.edge_limit)
+    return sizes[fits], sizes[~fits]

@@ -1,0 +1,56 @@
+"""What ran for want of a recording, and whether it may."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from staticgraph.errors import NotStatic
+from staticgraph.recording.keys import PairKey, RecordingKey
+from staticgraph.text.how_many import how_many
+
+
+class Misses:
+    """Keys that were asked for after warm-up, and have no recording.
+
+    Args:
+        on_miss: ``error``, or ``eager``, which counts them.
+    """
+
+    def __init__(self, on_miss: str) -> None:
+        self._on_miss = on_miss
+        self._counts: Counter[RecordingKey | PairKey] = Counter()
+
+    def note(
+        self, key: RecordingKey | PairKey, recorded: Callable[[], Iterable[RecordingKey]]
+    ) -> None:
+        """Counts a key; its work may then run in eager.
+
+        Args:
+            key: what was asked for.
+            recorded: gives what there is instead, for the message.
+
+        Raises:
+            NotStatic: nothing may run without a recording; the message names the key.
+        """
+        if self._on_miss != "error":
+            self._counts[key] += 1
+            return
+        if isinstance(key, PairKey):
+            raise NotStatic(
+                f"{key} has no recording, and nothing is recorded after warmup(): name its "
+                "phase in warmup(phases=('forward', ...)), or pass on_miss='eager'"
+            )
+        made = ", ".join(map(str, recorded())) or "none"
+        raise NotStatic(
+            f"{key} has no recording, and nothing is recorded after warmup(); recorded: "
+            f"{made}. Name its phase in warmup(phases=...), or pass on_miss='eager'"
+        )
+
+    def sentences(self) -> list[str]:
+        """One for each key, in the order they were first missed."""
+        return [
+            f"{key}: no recording, ran in eager {how_many(count, 'time')}; name its phase in "
+            "warmup(phases=...)"
+            for key, count in self._counts.items()
+        ]

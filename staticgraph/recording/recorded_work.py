@@ -1,0 +1,121 @@
+"""What a recording records: the work of a key, as a function without arguments.
+
+It reads the bucket's input slot and returns tensors. A ``step`` goes as far as its scope says: to
+the gradients, or through the optimizer. The same work can be done once in eager, for a batch whose
+key has no recording.
+
+The invariant: what is recorded, and what is run in eager instead, end in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from staticgraph.batches.static_batch import StaticBatch
+from staticgraph.recording.recording import Scope
+from staticgraph.steps.averaging import Averaging
+from staticgraph.steps.compiled_steps import CompiledSteps
+from staticgraph.steps.computation import Computation
+from staticgraph.steps.finite import FiniteLosses
+from staticgraph.steps.update import Update
+
+
+class RecordedWork:
+    """The functions that a runner's recordings are made of.
+
+    Args:
+        computation: forward, or forward and mean loss, of a batch.
+        compiled: its functions are what is recorded, where the recorder wants them compiled.
+        update: clipping and the optimizer, inside the recording for ``scope="step"``.
+        scope: how much of a training step is recorded.
+        finite: notes losses that are not, inside the recordings.
+        averaging: of several ranks: inside the recordings for ``scope="step"``; for the others what
+            a step gives is a ``Share``, yet to be averaged.
+    """
+
+    def __init__(
+        self,
+        computation: Computation,
+        compiled: CompiledSteps,
+        update: Update,
+        scope: Scope,
+        finite: FiniteLosses | None,
+        averaging: Averaging | None,
+    ) -> None:
+        self._computation = computation
+        self._compiled = compiled
+        self._update = update
+        self._scope = scope
+        self._finite = finite
+        self._averaging = averaging
+
+    def body(self, work: str, inputs: StaticBatch, compiles: bool) -> Callable[[], Any]:
+        """What is recorded of some work.
+
+        Args:
+            work: ``forward``, without gradients, or ``step``.
+            inputs: over the input slot of the bucket.
+            compiles: whether the compiled functions are recorded, or eager ones.
+        """
+        if work == "forward":
+
+            def forward() -> Any:
+                with torch.no_grad():
+                    return self.computed(work, inputs, compiles)
+
+            return forward
+
+        def step() -> Any:
+            self._update.zero_grad()
+            return self._trained(self.computed(work, inputs, compiles), inputs)
+
+        return step
+
+    def computed(self, work: str, batch: StaticBatch, compiles: bool) -> Any:
+        """The output, or the mean loss, of a batch; with gradients where autograd is on."""
+        if compiles:
+            return self._compiled.run(work, batch)
+        with self._computation.active():
+            return self._computation.run(work, batch)
+
+    def once(self, work: str, batch: StaticBatch) -> Any:
+        """The work in eager, for want of a recording.
+
+        Raises:
+            NonFiniteLoss: the loss is NaN or infinite; nothing was updated.
+        """
+        if work == "forward":
+            with torch.no_grad():
+                return self.computed(work, batch, compiles=False)
+        self._update.zero_grad()
+        loss = self.computed(work, batch, compiles=False)
+        if self._averaging is not None:
+            return self._trained(loss, batch)
+        if self._finite is not None:
+            self._finite.before_update(loss, batch)
+        loss.backward()
+        if self._scope == "step":
+            self._update()
+        return loss.detach()
+
+    def _trained(self, result: Any, batch: StaticBatch) -> Any:
+        """From what a step computed to as far as its scope goes: the mean loss, or the share of it
+        that is yet to be averaged."""
+        if self._averaging is None:
+            if self._finite is not None:
+                self._finite.note(result.detach(), batch)
+            result.backward()
+            loss = result.detach()
+        else:
+            result.total.backward()
+            if self._scope != "step":
+                return result.detach()
+            loss = self._averaging(result, batch)
+            if self._finite is not None:
+                self._finite.note(loss, batch)
+        if self._scope == "step":
+            self._update()
+        return loss

@@ -1,0 +1,103 @@
+"""The edges of all graphs, sorted by destination, and what else their order decides.
+
+Sums over neighbours need no atomics where the edges of a node stand together, so a store sorts them
+once, graph by graph. Fields of edges are moved with them, index fields that count edges are
+renumbered, and where each edge stood before is kept, so that a graph can be read back as it came.
+
+The invariant: ``edge_index`` of one kind of nodes becomes ``src`` and ``dst`` with pointers; where
+nodes have types, or edges join two levels, each ``edge_index`` stays a column and these are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from staticgraph.errors import BadGraph
+from staticgraph.schema import Schema
+from staticgraph.sizes.whole_numbers import IntArray
+from staticgraph.store.columns import (
+    Array,
+    check_endpoints,
+    local_positions,
+    row_pointers,
+    sort_by_destination,
+)
+from staticgraph.store.indices import renumbered, sort_types
+from staticgraph.text.how_many import how_many
+
+NONE: IntArray = np.empty(0, np.int64)
+
+
+class SortedEdges(NamedTuple):
+    """Edges in the order that a store keeps them in.
+
+    Attributes:
+        src: ``[sum e]`` sources, counted within their graphs; empty where edges are columns.
+        dst: ``[sum e]`` destinations, ascending within each graph; likewise.
+        row_ptr: ``[sum n + 1]`` int64, where each node's incoming edges begin; likewise.
+        transpose: ``[sum e]`` int64, per graph the order of its edges by source; likewise.
+        columns: every field, those of edges in the new order.
+        origins: edge level -> ``[rows]`` int64, where each edge stood in its graph before; levels
+            that were in order are left out.
+    """
+
+    src: Array
+    dst: Array
+    row_ptr: IntArray
+    transpose: IntArray
+    columns: dict[str, Array]
+    origins: dict[str, IntArray]
+
+    @classmethod
+    def of(
+        cls,
+        edge_src: Array,
+        edge_dst: Array,
+        schema: Schema,
+        columns: Mapping[str, Array],
+        offsets: Mapping[str, IntArray],
+        name: str,
+    ) -> SortedEdges:
+        """Sorts the edges of all graphs.
+
+        Args:
+            edge_src, edge_dst: ``[sum e]``, numbered within their graphs, in any order.
+            schema: of the columns; says whether edges are columns.
+            columns: one array per field, ``[rows of its level, *shape]``.
+            offsets: level -> ``[n + 1]``, where each graph's rows begin.
+            name: what errors call the data set.
+
+        Raises:
+            BadGraph: an edge outside its graph, or not as many edges as the graphs have.
+        """
+        graphs = len(offsets["node"]) - 1
+        src, dst = np.asarray(edge_src), np.asarray(edge_dst)
+        if schema.hetero or schema.two_sided:
+            src = dst = row_ptr = transpose = NONE
+            moved, orders = sort_types(schema, columns, offsets, graphs)
+        else:
+            nodes, edges = offsets["node"], offsets["edge"]
+            _check(src, dst, nodes, edges, name)
+            moved, orders = dict(columns), {}
+            order = sort_by_destination(src, dst, nodes, edges)
+            if order is not None:
+                src, dst, orders["edge"] = src[order], dst[order], order
+                moved = renumbered(schema, moved, offsets, graphs, "edge", order)
+            row_ptr, transpose = row_pointers(src, dst, nodes, edges)
+        origins = {level: local_positions(o, offsets[level]) for level, o in orders.items()}
+        return cls(src, dst, row_ptr, transpose, moved, origins)
+
+
+def _check(src: Array, dst: Array, nodes: IntArray, edges: IntArray, name: str) -> None:
+    """Refuses edges that are no whole numbers, too few or too many, or outside their graphs."""
+    if src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
+        raise BadGraph(f"{name}: edges are {src.dtype} and {dst.dtype}; use whole numbers")
+    if not len(src) == len(dst) == edges[-1]:
+        raise BadGraph(
+            f"{name}: {how_many(len(src), 'source')} and {how_many(len(dst), 'destination')} for "
+            f"{how_many(edges[-1], 'edge')}"
+        )
+    check_endpoints(src, dst, nodes, edges)

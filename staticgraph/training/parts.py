@@ -1,0 +1,166 @@
+"""What a run is made of: data, task, model, optimizer, plan and runner, from its settings.
+
+They are made once, in an order that decides what a run computes: the seed is set before the model
+is built, and on the other ranks once more behind it. The invariant: the same settings and the same
+data make the same parts, whether a run begins or goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from staticgraph import datasets
+from staticgraph.batches.loader import StaticLoader
+from staticgraph.distributed.ranks import Ranks
+from staticgraph.nn import convert
+from staticgraph.plans.choose import BucketPlan, plan_buckets
+from staticgraph.recording.recording import Recording
+from staticgraph.runner.runner import StaticGraphRunner
+from staticgraph.steps.subject import Subject
+from staticgraph.store.digest import digest_of
+from staticgraph.store.graph_store import GraphStore
+from staticgraph.store.on_device import DeviceStore
+from staticgraph.text.progress import say
+from staticgraph.training.compile_ahead import compile_ahead
+from staticgraph.training.config import TrainConfig, takes_kernels
+from staticgraph.training.data import check_judged, opened, source_of
+from staticgraph.training.device import device_of
+from staticgraph.training.job import first_alone
+from staticgraph.training.loops import training_loops
+from staticgraph.training.subject import attends, mode_of, model_of
+from staticgraph.training.tasks import BatchLoss, Task, task_of
+
+# Between the seeds of ranks, so that seeds of runs, which people count from 0, do not meet them.
+APART = 1_000_003
+
+
+class Parts:
+    """The parts of a run, in the order that they are made in.
+
+    Args:
+        config: the settings.
+        folder: of the run, for messages.
+        ranks: the processes that train together; None where this one is alone.
+        progress: whether to say what is done.
+        state: of the checkpoint that the run goes on from; None where it begins.
+
+    Attributes:
+        config, ranks: as given.
+        device: what it trains on.
+        kernels: whether fused kernels are used, and so whether batches have row pointers.
+        store: the data, on the host; data: its digest.
+        source: where batches are made of: the store, or the same on the device.
+        task: what is learned of a graph.
+        model, optimizer, plan, runner: what trains.
+
+    Raises:
+        ValueError: the data is not what the run was begun with, or cannot be judged as asked.
+        DatasetUnavailable: the data cannot be had.
+        BadGraph: the data has no target that a task can be made of.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        ranks: Ranks | None,
+        progress: bool,
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self.config: TrainConfig = config
+        self.ranks: Ranks | None = ranks
+        self.device: torch.device = device_of(config.device, ranks)
+        self.kernels: bool = takes_kernels(config.kernels, config.model, self.device.type)
+        datasets.check(config.data, target=config.target)  # before half a minute of compiling
+        if self.kernels and self.device.type == "cpu":
+            loops = training_loops(config.model)
+            first_alone(ranks, lambda: compile_ahead(loops, show=progress))
+        if progress:
+            say(f"opening {config.data} and planning its batches")
+        self.store: GraphStore = opened(config, ranks, progress)
+        self.data: str = digest_of(self.store)
+        if state is not None:
+            self._check_same_data(folder, state["data"])
+        self.task: Task = task_of(self.store)
+        self.model: torch.nn.Module = self._built_model()
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=config.lr, fused=True, capturable=self.device.type == "cuda"
+        )
+        self.source: GraphStore | DeviceStore = source_of(
+            config, self.store, self.device, self.kernels
+        )
+        self.plan: BucketPlan = (
+            self._chosen_plan() if state is None else BucketPlan.from_dict(state["plan"])
+        )
+        self.runner: StaticGraphRunner = StaticGraphRunner(
+            self._subject(),
+            self.plan,
+            mode_of(config),
+            recording=Recording(allow_cpu=config.allow_cpu),
+        )
+        check_judged(config, self.store)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether batches are made on the host, where workers may help."""
+        return self.source is self.store
+
+    def loader(self, split: str, workers: int) -> StaticLoader:
+        """The batches of a split: those of ``train`` shuffled and of an exact size."""
+        return StaticLoader(
+            self.source,
+            self.plan,
+            indices=self.store.splits[split],
+            exact=split == "train",
+            shuffle=split == "train",
+            seed=self.config.seed,
+            device=self.device,
+            num_workers=workers,
+            pointers=self.kernels,
+            rank=0 if self.ranks is None else self.ranks.rank,
+            world_size=1 if self.ranks is None else self.ranks.world_size,
+        )
+
+    def _check_same_data(self, folder: Path, begun_with: str) -> None:
+        if begun_with != self.data:
+            raise ValueError(
+                f"the run in {folder} was begun with other data: {self.config.data} has other "
+                f"features, labels, edges or splits now (digest {self.data}, was {begun_with}); "
+                "put the data back, or begin another run"
+            )
+
+    def _built_model(self) -> torch.nn.Module:
+        """The model of the settings' name, of the seed's weights on every rank, made static."""
+        config, ranks = self.config, self.ranks
+        torch.manual_seed(config.seed)
+        model = model_of(config, self.store, self.task.num_outputs).to(self.device)
+        if ranks is not None:
+            ranks.check_alike(**{"the data": self.data})
+            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            if not ranks.first:  # or every rank would drop the same places
+                torch.manual_seed(config.seed + APART * ranks.rank)
+        convert(model, kernels=self.kernels)
+        return model
+
+    def _chosen_plan(self) -> BucketPlan:
+        return plan_buckets(
+            self.store,
+            self.config.batch_size,
+            indices=self.store.splits["train"],
+            attention="auto" if attends(self.model) else None,
+        )
+
+    def _subject(self) -> Subject:
+        config = self.config
+        return Subject(
+            self.model,
+            loss=BatchLoss(self.task.row_loss),
+            optimizer=self.optimizer,
+            autocast=None if config.autocast is None else getattr(torch, config.autocast),
+            clip_norm=config.clip_norm,
+            accumulate=config.accumulate,
+        )
