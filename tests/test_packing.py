@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.packing_problems import SETS, alike, fewest_packs, load, problems
+from support.packing_problems import SETS, alike, assert_packed, fewest_packs, load, problems
 
 from bench.paper.heuristics import (
     HEURISTICS,
@@ -23,6 +23,7 @@ from staticgraph.packing import exact, pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.packing.listing import listings
+from staticgraph.packing.pack import Packing
 from staticgraph.packing.swap import pack_by_swaps, split_counts
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -33,9 +34,38 @@ def test_fill_packs_every_graph_once_within_limits(problem):
     histogram, limits, max_graphs = problem
     packing = pack_histogram(histogram, limits, max_graphs=max_graphs)
     packing.check()
+    assert_packed(packing, histogram, limits, max_graphs)
     assert volume_bound(histogram, limits, max_graphs) <= packing.num_packs
     assert packing.num_packs <= histogram.num_graphs
     assert packing.graphs @ packing.counts == histogram.num_graphs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"copies": [2, 1, 1]}, "missing or packed twice"),
+        ({"types": [0, 0, 1]}, "missing or packed twice"),
+        ({"limits": [8, 9]}, "exceeds a limit"),
+        ({"max_graphs": 1}, "too many graphs"),
+    ],
+)
+def test_a_wrong_packing_is_seen(wrong, said):
+    """Of sizes 3 and 6, three graphs: 3 and 6 in a pack, 6 alone. By its own check and by ours."""
+    histogram = SizeHistogram(np.array([[3, 1], [6, 1]]), np.array([1, 2]))
+    right = {"limits": [9, 9], "max_graphs": None, "starts": [0, 2, 3], "types": [0, 1, 1]}
+    right |= {"copies": [1, 1, 1], "counts": [1, 1]}
+
+    def packing(values):
+        arrays = {k: v if k == "max_graphs" else np.array(v) for k, v in values.items()}
+        return Packing(histogram, **arrays)
+
+    packing(right).check()
+    assert_packed(packing(right), histogram, (9, 9))
+    changed = right | wrong
+    with pytest.raises(AssertionError, match=said):
+        packing(changed).check()
+    with pytest.raises(AssertionError):
+        assert_packed(packing(changed), histogram, changed["limits"], changed["max_graphs"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +87,7 @@ def test_paper_packs_every_graph_once_within_limits(problem, heuristic, fit):
     if heuristic == "edge" and histogram.sizes.shape[1] < 2:
         heuristic = "node"
     packing = pack_paper(histogram, limits, heuristic=heuristic, fit=fit, max_graphs=max_graphs)
-    packing.check()
+    assert_packed(packing, histogram, limits, max_graphs)
 
 
 def test_the_named_heuristics_and_weights():
