@@ -64,7 +64,7 @@ parts_third() { # how far does it go?
     steps gine1024 35 "$gine" "$large" fp32 pyg cuda-graph+kernels
     part auto 45 bench.bench_runner --models "$gine" --batch-sizes "$small" --modes pyg auto \
         $timing --json {json} --deadline {deadline}
-    part more-tests 70 tests tests/test_gpu_attention.py tests/test_memory_readers.py \
+    part more-tests 70 tests tests/test_gpu_attention.py tests/test_out_of_memory.py \
         tests/test_outofcore_loader.py tests/test_outofcore_encoder.py
     part layers 35 bench.bench_layers $layers --json {json} --deadline {deadline}
     part loading 20 bench.bench_loader $loading --json {json}

@@ -1,24 +1,19 @@
-"""Data sets by name or path: layouts against loops, downloads against stand-ins, errors read."""
+"""Data sets by name or path: layouts against loops, splits, errors read."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
-import torch_geometric.datasets
 from support.command import status_of
 from torch_geometric.data import Data
 
 from staticgraph import GraphStore, datasets
-from staticgraph.datasets import pyg as from_pyg
 from staticgraph.datasets.npz import categories
 from staticgraph.datasets.shipped import FOLDER, shipped
-from staticgraph.errors import BadGraph, DatasetUnavailable, MissingPackage, UnknownDataset
+from staticgraph.errors import BadGraph, UnknownDataset
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 
@@ -259,170 +254,3 @@ def test_an_npz_of_another_layout_says_what_it_holds(tmp_path):
     (tmp_path / "b.npz").write_text("hello")
     with pytest.raises(UnknownDataset, match=r"is not an \.npz of plain arrays"):
         datasets.open(tmp_path / "b.npz")
-
-
-# ---------------------------------------------------------------------- downloads
-
-
-def graphs_with(**fields) -> list[Data]:
-    return [
-        Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2, **fields) for _ in range(20)
-    ]
-
-
-def test_tu_through_pyg(monkeypatch, tmp_path):
-    seen = {}
-
-    def stand_in(root, name):
-        seen.update(root=root, name=name)
-        return graphs_with(y=torch.tensor([1]))
-
-    monkeypatch.setattr(from_pyg, "TUDataset", stand_in)
-    store = datasets.open("tu:IMDB-BINARY", root=tmp_path)
-    assert seen == {"root": str(tmp_path / "tu"), "name": "IMDB-BINARY"}
-    assert store.name == "IMDB-BINARY"
-    assert store[3].x.tolist() == [[1.0], [1.0]], "no node labels: ones"
-    assert store[3].y.tolist() == [1]
-    assert len(store.splits["train"]) == 16
-
-
-def test_molnet_through_pyg(monkeypatch, tmp_path):
-    class StandIn(list):
-        names = torch_geometric.datasets.MoleculeNet.names
-
-        def __init__(self, root, name):
-            assert root == str(tmp_path / "molnet")
-            super().__init__(graphs_with(x=torch.ones(2, 9).long(), y=torch.ones(1, 1)))
-
-    monkeypatch.setattr(from_pyg, "MoleculeNet", StandIn)
-    assert datasets.open("molnet:ESOL", root=tmp_path).name == "ESOL"
-    with pytest.raises(UnknownDataset, match=r"molnet:nope: MoleculeNet has bace, bbbp, "):
-        datasets.open("molnet:nope", root=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("task", "y", "dtype", "values"),
-    [
-        ("binary classification", torch.tensor([[1]]), "float32", [[1.0]]),
-        ("multiclass classification", torch.tensor([[4]]), "int64", [4]),
-        ("regression", torch.tensor([[0.5]]), "float32", [[0.5]]),
-    ],
-)
-def test_ogb_keeps_its_split_and_the_dtype_tells_the_task(monkeypatch, task, y, dtype, values):
-    class StandIn(list):
-        task_type = task
-
-        def __init__(self, name, root):
-            if name == "ogbg-nope":
-                raise ValueError(f"Invalid dataset name {name}.")
-            super().__init__(graphs_with(x=torch.ones(2, 9).long(), y=y))
-
-        def get_idx_split(self):
-            ids = torch.arange(20)
-            return {"train": ids[:5], "valid": ids[5:7], "test": ids[7:]}
-
-    package = ModuleType("ogb")
-    module = ModuleType("ogb.graphproppred")
-    module.PygGraphPropPredDataset = StandIn
-    monkeypatch.setitem(sys.modules, "ogb", package)
-    monkeypatch.setitem(sys.modules, "ogb.graphproppred", module)
-    store = datasets.open("ogb:ogbg-molhiv")
-    assert {name: len(ids) for name, ids in store.splits.items()} == {
-        "train": 5, "val": 2, "test": 13,
-    }  # fmt: skip
-    assert (store.schema["y"].dtype, store[0].y.tolist()) == (dtype, values)
-    with pytest.raises(UnknownDataset, match="ogb:ogbg-nope: Invalid dataset name"):
-        datasets.open("ogb:ogbg-nope")
-
-
-def test_offline_says_what_to_do(monkeypatch, tmp_path):
-    def offline(*_, **__):
-        raise URLError("Name or service not known")
-
-    monkeypatch.setattr(from_pyg, "TUDataset", offline)
-    with pytest.raises(DatasetUnavailable, match=r"tu:PROTEINS is not under .* check the name and"):
-        datasets.open("tu:PROTEINS", root=tmp_path)
-
-
-def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "ogb", None)
-    monkeypatch.setitem(sys.modules, "ogb.graphproppred", None)
-    with pytest.raises(MissingPackage, match=r"pip install 'staticgraph\[ogb\]'"):
-        datasets.open("ogb:ogbg-molhiv")
-    monkeypatch.setitem(sys.modules, "rdkit", None)
-    (tmp_path / "m.csv").write_text("smiles,y\nC,1\n")
-    with pytest.raises(MissingPackage, match=r"pip install 'staticgraph\[smiles\]'"):
-        datasets.open(tmp_path / "m.csv")
-
-
-# ---------------------------------------------------------------------- SMILES
-
-
-@pytest.fixture
-def chem():
-    return pytest.importorskip("rdkit.Chem", reason="the extra 'smiles' is not installed")
-
-
-def test_features_are_ogbs(chem):
-    """The example in the comments of OGB's ``ogb/utils/features.py``."""
-    from staticgraph.datasets.smiles import atom_features, bond_features
-
-    molecule = chem.MolFromSmiles("Cl[C@H](/C=C/C)Br")
-    assert atom_features(molecule.GetAtomWithIdx(1)) == (5, 2, 4, 5, 1, 0, 2, 0, 0)
-    assert bond_features(molecule.GetBondWithIdx(2)) == (1, 2, 0)
-    # An atom without a number, and a metal with a charge beyond the list: the last places.
-    assert atom_features(chem.MolFromSmiles("*").GetAtomWithIdx(0))[0] == 118
-    assert atom_features(chem.MolFromSmiles("[W+6]").GetAtomWithIdx(0))[3] == 11
-
-
-def test_a_table_of_smiles(chem, tmp_path):
-    (tmp_path / "m.csv").write_text(
-        "mol_id,SMILES,logp,toxic,split\n"
-        "a,C,1.5,0,train\n"
-        "b,CO,,1,valid\n"
-        "c,c1ccccc1,2.5,,test\n"
-    )  # fmt: skip
-    store = datasets.open(tmp_path / "m.csv")
-    assert [data.num_nodes for data in store] == [1, 2, 6]
-    assert [data.num_edges for data in store] == [0, 2, 12]
-    np.testing.assert_array_equal(
-        store.columns["y"], np.array([[1.5, 0], [np.nan, 1], [2.5, np.nan]], np.float32)
-    )
-    assert store[1].edge_index.tolist() == [[0, 1], [1, 0]]
-    assert store[1].x[:, 0].tolist() == [5, 7], "carbon and oxygen"
-    assert store[2].edge_attr.unique(dim=0).tolist() == [[3, 0, 1]], "aromatic and conjugated"
-    assert {name: ids.tolist() for name, ids in store.splits.items()} == {
-        "train": [0], "val": [1], "test": [2],
-    }  # fmt: skip
-    assert datasets.open(tmp_path / "m.csv", target="toxic").schema["y"].shape == (1,)
-
-
-@pytest.mark.parametrize(
-    ("table", "target", "message"),
-    [
-        ("smiles,y\n", None, "has no rows below its header"),
-        ("mol,y\nC,1\n", None, "has the columns mol, y; one must be called smiles"),
-        ("smiles,name\nC,a\n", None, "has no numeric column to predict besides its SMILES"),
-        ("smiles,y\nC,1\nCXX,2\n", None, "line 3: RDKit cannot read the SMILES 'CXX'; mend it"),
-        ("smiles,y\nC,1\n", "z", "has no column 'z'; it has smiles, y"),
-        ("smiles,y\nC,1\nC,high\n", "y", "line 3: y is 'high', not a number"),
-        ("smiles,y,split\nC,1,dev\n", None, "split is 'dev'; use train, val or test"),
-    ],
-)
-def test_tables_that_cannot_be_read(chem, tmp_path, table, target, message):
-    (tmp_path / "m.csv").write_text(table)
-    with pytest.raises(BadGraph) as caught:
-        datasets.open(tmp_path / "m.csv", target=target)
-    assert message in str(caught.value)
-
-
-def test_progress_is_shown_for_long_work_only(chem, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("staticgraph.text.progress.EVERY_S", 0.0)
-    (tmp_path / "m.csv").write_text("smiles,y\n" + "C,1\n" * 30)
-    datasets.open(tmp_path / "m.csv")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("staticgraph.datasets.smiles.PROGRESS_FROM", 10)
-    datasets.open(tmp_path / "m.csv")
-    assert "reading m" in capsys.readouterr().err
-    datasets.open(tmp_path / "m.csv", progress=False)
-    assert capsys.readouterr().err == ""

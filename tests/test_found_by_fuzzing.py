@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import ChebConv, ClusterGCNConv, GATConv, GCNConv
 
 import staticgraph as sg
@@ -124,9 +124,12 @@ def test_rows_made_on_the_way_are_no_tensors_of_the_model(conv):
         each.edge_index = torch.zeros(2, each.num_nodes).long()
     store = sg.GraphStore.from_pyg(graphs, progress=False)
     model = OneConv(CONVS[conv]())
+    whole = Batch.from_data_list(graphs)
+    expected = model(whole.x, whole.edge_index)
     for nodes in range(20, 50):
         runner = sg.StaticGraphRunner(copy.deepcopy(model), [(nodes, 12, 9)], "eager")
-        runner.eval_step(sg.StaticBatch.of(store, range(5), (nodes, 12, 9)))
+        out = runner.eval_step(sg.StaticBatch.of(store, range(5), (nodes, 12, 9))).out
+        torch.testing.assert_close(out[: len(expected)], expected)
 
 
 def typed(a: int, b: int) -> HeteroData:

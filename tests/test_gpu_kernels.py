@@ -8,19 +8,8 @@ import copy
 import pytest
 import torch
 from support.fused_models import BATCH, LAYERS, call
-from support.kernel_cases import (
-    CASES,
-    DTYPES,
-    NAMES,
-    Sizes,
-    far,
-    kept_on,
-    on_cpu,
-    operands,
-    operators_called,
-    results,
-    where,
-)
+from support.kernel_cases import CASES, DTYPES, NAMES, Sizes, operands, where
+from support.kernel_results import far, kept_on, on_cpu, operators_called, results
 from support.parity import CAPACITY
 from support.places import DEVICES
 

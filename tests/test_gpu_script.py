@@ -134,6 +134,7 @@ def test_the_seconds_of_a_call_add_up_to_less_than_it_has(call):
 
 
 def test_one_model_a_process():
+    seen = 0
     for call in ALL_CALLS:
         for name, _, command in parts(call):
             for option in ("--models", "--model", "--batch-sizes", "--precision"):
@@ -141,6 +142,8 @@ def test_one_model_a_process():
                     values = command[command.index(option) + 1 :]
                     others = [i for i, v in enumerate(values) if v.startswith("--")]
                     assert (others or [len(values)])[0] == 1, f"{name}: {option}"
+                    seen += 1
+    assert seen > 20, "options are called otherwise now"
 
 
 def test_every_file_with_tests_of_a_gpu_is_run():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.gine_net import bce
-from support.kernel_cases import operators_called
+from support.kernel_results import operators_called
 from support.runners import made_runner
 
 import staticgraph as sg

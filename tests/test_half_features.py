@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from support.kernel_cases import NAMES, NO_FLOAT64, kept_on, results
+from support.kernel_cases import NAMES, NO_FLOAT64
+from support.kernel_results import kept_on, results
 from support.places import mode_of
 from torch import nn
 from torch_geometric.data import Batch, Data

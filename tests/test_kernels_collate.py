@@ -1,6 +1,6 @@
 """The Triton kernels of collation without a GPU: compiled for sm_90, and their launches counted.
 
-What they compute is tested in interpreted_kernels.py.
+What they compute is tested in interpreted_collate.py.
 """
 
 from __future__ import annotations

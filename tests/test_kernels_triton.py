@@ -36,6 +36,8 @@ def test_interpreted_in_a_process_of_its_own():
     side of every operator in the place of the CPU's."""
     run_interpreted(
         "interpreted_kernels.py",
+        "interpreted_linear.py",
+        "interpreted_collate.py",
         "interpreted_segments.py",
         "interpreted_attention.py",
         "interpreted_cases.py",

@@ -1,9 +1,6 @@
-"""Links below an encoder: equal to PyG on the same sample, values follow their nodes, kills."""
+"""Links below an encoder: equal to PyG on the same sample, values follow their nodes."""
 
 from __future__ import annotations
-
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.arena import ArenaRecorder
 from support.counted_graphs import counting
+from support.encoder_trainers import RELATIONS, SMALL, N, everything, generated, made
 from support.hop_samples import edge_list, reference
 from torch_geometric.nn import SAGEConv
 
@@ -36,37 +34,10 @@ from staticgraph.outofcore.training.encoded_link import EncodedLinkLoss
 from staticgraph.outofcore.training.hop_runner import HopRunner
 from staticgraph.outofcore.training.link_step import LinkStep
 
-N, RELATIONS = 37, 3
-SMALL = LinkConfig(dimension=4, batch_size=20, chunks=2, negatives=6, seed=3, spread=0.5)
-
-
-def generated(e: int = 240, seed: int = 0) -> np.ndarray:
-    """Distinct edges without self-loops."""
-    rng = np.random.default_rng(seed)
-    ends = rng.integers(0, N, (2, e))
-    ends = np.unique(ends[:, ends[0] != ends[1]], axis=1)
-    return np.concatenate([ends, rng.integers(0, RELATIONS, (1, ends.shape[1]))])
-
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
     return partition(generated(), N, 6, tmp_path_factory.mktemp("graph") / "g")
-
-
-def made(graph, policy, folder, kind="sage", fanouts=(3,), config=SMALL, **options):
-    torch.manual_seed(0)
-    encoder = SampledGNN(kind, config.dimension, 8, 6, len(fanouts), heads=2)
-    return EncodedLinkTrainer(graph, policy, config, encoder, fanouts, folder, **options)
-
-
-def everything(trainer) -> list[np.ndarray]:
-    shape = (trainer.file.num_partitions, 2, trainer.file.partition_size, SMALL.dimension)
-    rows = np.empty(shape, np.float32)
-    for k, (values, sums) in enumerate(rows):
-        trainer.file.read(k, values, sums)
-    # The history has seconds in it, which no two runs share.
-    extras = {name: a for name, a in trainer.file.extras.items() if name != "history"}
-    return [rows, *(extras[name] for name in sorted(extras))]
 
 
 # ---------------------------------------------------------------------- one batch
@@ -251,61 +222,6 @@ def test_a_buffer_for_everything_is_in_memory_training_bit_for_bit(graph, tmp_pa
         trainer.close()
     for other in runs[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(runs[0], other, strict=True))
-
-
-# ---------------------------------------------------------------------- killed and restarted
-
-
-@pytest.mark.parametrize(("call", "number"), [("pwrite", 3), ("pwrite", 20), ("replace", 2)])
-def test_a_killed_run_goes_on_from_its_last_epoch(graph, tmp_path, call, number):
-    whole = made(graph, Comet(4, 3), tmp_path / "whole")
-    for _ in range(3):
-        whole.train_epoch()
-    child = os.fork()
-    if not child:
-        try:
-            real, seen = getattr(os, call), [0]
-
-            def fatal(*arguments):
-                seen[0] += 1
-                if seen[0] == number:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*arguments)
-
-            setattr(os, call, fatal)
-            trainer = made(graph, Comet(4, 3), tmp_path / "killed")
-            for _ in range(3):
-                trainer.train_epoch()
-        finally:
-            os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    trainer = made(graph, Comet(4, 3), tmp_path / "killed")
-    assert trainer.epoch < 3
-    while trainer.epoch < 3:
-        trainer.train_epoch()
-    for now, then in zip(everything(trainer), everything(whole), strict=True):
-        np.testing.assert_array_equal(now, then)
-    trainer.close()
-    whole.close()
-
-
-def test_an_interrupted_epoch_begins_anew(graph, tmp_path):
-    whole = made(graph, Comet(4, 3), tmp_path / "whole")
-    trainer = made(graph, Comet(4, 3), tmp_path / "interrupted")
-
-    def interrupt(number, of):
-        if number == 1:
-            raise KeyboardInterrupt
-
-    for _ in range(2):
-        whole.train_epoch()
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train_epoch(interrupt)
-        trainer.train_epoch()
-    for now, then in zip(everything(trainer), everything(whole), strict=True):
-        np.testing.assert_array_equal(now, then)
-    trainer.close()
-    whole.close()
 
 
 # ---------------------------------------------------------------------- shapes, learning, refusals

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.packing_problems import SETS, alike, fewest_packs, load, problems
+from support.packing_problems import SETS, alike, assert_packed, fewest_packs, load, problems
 
-from bench.paper.heuristics import (
-    HEURISTICS,
-    no_packing,
-    pack_one_component,
-    pack_paper,
-    weighted,
-)
+from bench.paper.heuristics import HEURISTICS, no_packing, pack_one_component, pack_paper, weighted
 from staticgraph.errors import GraphTooLarge
 from staticgraph.packing import exact, pack_histogram, pack_stream, volume_bound
 from staticgraph.packing.draw import draw_packs, types_of
 from staticgraph.packing.fill import QUICK, fill_histogram
 from staticgraph.packing.listing import listings
+from staticgraph.packing.pack import Packing
 from staticgraph.packing.swap import pack_by_swaps, split_counts
 from staticgraph.sizes.histogram import SizeHistogram
 
@@ -33,9 +28,38 @@ def test_fill_packs_every_graph_once_within_limits(problem):
     histogram, limits, max_graphs = problem
     packing = pack_histogram(histogram, limits, max_graphs=max_graphs)
     packing.check()
+    assert_packed(packing, histogram, limits, max_graphs)
     assert volume_bound(histogram, limits, max_graphs) <= packing.num_packs
     assert packing.num_packs <= histogram.num_graphs
     assert packing.graphs @ packing.counts == histogram.num_graphs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"copies": [2, 1, 1]}, "missing or packed twice"),
+        ({"types": [0, 0, 1]}, "missing or packed twice"),
+        ({"limits": [8, 9]}, "exceeds a limit"),
+        ({"max_graphs": 1}, "too many graphs"),
+    ],
+)
+def test_a_wrong_packing_is_seen(wrong, said):
+    """Of sizes 3 and 6, three graphs: 3 and 6 in a pack, 6 alone. By its own check and by ours."""
+    histogram = SizeHistogram(np.array([[3, 1], [6, 1]]), np.array([1, 2]))
+    right = {"limits": [9, 9], "max_graphs": None, "starts": [0, 2, 3], "types": [0, 1, 1]}
+    right |= {"copies": [1, 1, 1], "counts": [1, 1]}
+
+    def packing(values):
+        arrays = {k: v if k == "max_graphs" else np.array(v) for k, v in values.items()}
+        return Packing(histogram, **arrays)
+
+    packing(right).check()
+    assert_packed(packing(right), histogram, (9, 9))
+    changed = right | wrong
+    with pytest.raises(AssertionError, match=said):
+        packing(changed).check()
+    with pytest.raises(AssertionError):
+        assert_packed(packing(changed), histogram, changed["limits"], changed["max_graphs"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +81,7 @@ def test_paper_packs_every_graph_once_within_limits(problem, heuristic, fit):
     if heuristic == "edge" and histogram.sizes.shape[1] < 2:
         heuristic = "node"
     packing = pack_paper(histogram, limits, heuristic=heuristic, fit=fit, max_graphs=max_graphs)
-    packing.check()
+    assert_packed(packing, histogram, limits, max_graphs)
 
 
 def test_the_named_heuristics_and_weights():
@@ -229,78 +253,7 @@ class TestHostile:
         assert packing.num_packs == 21  # 5000 at 256 a pack, and one alone
 
 
-def slow_stream(sizes, limits, window, max_graphs):
-    """Best fit with bounded space, in the plainest way."""
-    opened, packs, number = [], [], 0
-    for size in sizes:
-        fitting = []
-        for pack in opened:
-            rest = [r - s for r, s in zip(pack["room"], size, strict=True)]
-            if min(rest) >= 0 and pack["graphs"] < max_graphs:
-                left = sum(r * (1.0 / max(1, b)) for r, b in zip(rest, limits, strict=True))
-                fitting.append((left, len(fitting), pack))
-        if fitting:
-            pack = min(fitting)[2]
-        else:
-            pack = {"room": list(limits), "graphs": 0, "number": number}
-            number += 1
-            if len(opened) < window:
-                opened.append(pack)
-            else:
-                full = [p for p in opened if p["graphs"] >= max_graphs]
-                closed = (
-                    full[0]
-                    if full
-                    else min(
-                        opened,
-                        key=lambda p: min(
-                            r * (1.0 / max(1, b)) for r, b in zip(p["room"], limits, strict=True)
-                        ),
-                    )
-                )
-                opened[opened.index(closed)] = pack
-        pack["room"] = [r - s for r, s in zip(pack["room"], size, strict=True)]
-        pack["graphs"] += 1
-        packs.append(pack["number"])
-    return packs
-
-
 streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
-
-
-@settings(max_examples=150, deadline=None)
-@given(streams, st.integers(1, 70), st.integers(1, 8), st.integers(9, 30), st.integers(9, 30))
-def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, nodes, edges):
-    got = pack_stream(
-        np.array(sizes, dtype=np.int64).reshape(-1, 2),
-        [nodes, edges],
-        window=window,
-        max_graphs=max_graphs,
-    )
-    assert got.tolist() == slow_stream(sizes, (nodes, edges), window, max_graphs)
-
-
-@settings(max_examples=60, deadline=None)
-@given(streams.filter(len))
-def test_a_window_over_everything_is_offline_best_fit(sizes):
-    """Offline best fit keeps all packs open: a larger window changes nothing more."""
-    rows = np.array(sizes, dtype=np.int64)
-    whole = pack_stream(rows, [12, 12], window=len(rows))
-    assert whole.tolist() == pack_stream(rows, [12, 12], window=10 * len(rows)).tolist()
-    histogram = SizeHistogram.from_sizes(rows)
-    assert whole.max() + 1 >= volume_bound(histogram, [12, 12])
-
-
-def grouped(packs):
-    return [np.flatnonzero(packs == p).tolist() for p in range(int(packs.max()) + 1)]
-
-
-def test_next_fit_by_hand():
-    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit beside 3."""
-    sizes = np.array([[1], [0], [2], [3], [2]])
-    packs = grouped(pack_stream(sizes, [4], window=1))
-    assert [[int(sizes[i, 0]) for i in pack] for pack in packs] == [[1, 0, 2], [3], [2]]
-    assert pack_stream(np.array([[1], [2], [1]]), [2], window=8).max() + 1 == 2
 
 
 @settings(max_examples=50, deadline=None)

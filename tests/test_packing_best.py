@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.packing_problems import alike, fewest_packs, load, problems
+from support.packing_problems import alike, assert_packed, fewest_packs, load, problems
 
 from staticgraph.packing import mend, pack_histogram
 from staticgraph.packing.bound import packing_bound
@@ -40,6 +40,7 @@ def test_best_is_valid_and_never_more_than_fast(problem):
         histogram, limits, max_graphs=max_graphs, effort="best", time_limit=ENOUGH
     )
     best.check()
+    assert_packed(best, histogram, limits, max_graphs)
     assert fast.volume_bound <= best.proven <= best.num_packs <= fast.num_packs
 
 
@@ -253,7 +254,8 @@ def test_a_limit_on_graphs_and_a_third_component_are_kept():
     sizes[:, 2] *= 2
     histogram = SizeHistogram.from_sizes(sizes, ("nodes", "edges", "triplets"))
     best = pack_histogram(histogram, (25, 24, 47), max_graphs=4, effort="best", time_limit=2.0)
-    best.check()
+    assert_packed(best, histogram, (25, 24, 47), 4)
+    assert best.volume_bound <= best.proven <= best.num_packs
 
 
 def test_a_time_limit_that_is_over_at_once_leaves_a_valid_packing():

@@ -3,6 +3,9 @@ refusal that says what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from support.layer_cases import CASES
@@ -12,10 +15,22 @@ from support.parity import STORE, loss
 import staticgraph as sg
 from staticgraph.probing.fake_tensors import FakeTensorReader
 from staticgraph.probing.probe import probe_capacities
-from staticgraph.probing.reading import Probed
+from staticgraph.probing.reading import Probed, Read
 from staticgraph.sizes.capacity import Capacity
 
 WITHIN = 0.03
+
+
+class KeptOpen(FakeTensorReader):
+    """A reader whose steps can be asked for further capacities once the probe is done."""
+
+    @contextmanager
+    def open(self, probed: Probed) -> Iterator[Read]:
+        with super().open(probed) as read:
+            self.read = read
+            yield read
+
+
 # Layers that lay nodes out in blocks, attend, select nodes or add edges, where a probe has failed
 # before; of all others every eighth. The rest is of the same kinds.
 APART = (
@@ -58,13 +73,12 @@ def test_a_layer_is_probed_and_predicted_or_refused_by_name(case):
         with pytest.raises(sg.NotStatic, match="pass max_num_elements="):
             sg.probe(model, STORE, loss=loss, optimizer=optimizer)
         return
-    memory = sg.probe(model, STORE, loss=loss, optimizer=optimizer)
+    reader = KeptOpen()
+    memory = sg.probe(model, STORE, loss=loss, optimizer=optimizer, reader=reader)
     assert memory.checked is not None
     assert memory.fit.worst <= WITHIN
     (smallest, *_, largest), _ = probe_capacities(STORE.sizes)
     asked = [times(smallest, 0.5), times(largest, 4, 2)]
-    probed = Probed(sg.Subject(model, loss, optimizer), STORE.schema)
-    with FakeTensorReader().open(probed) as read:
-        for capacity in asked:
-            off = memory.fit.predict(capacity) / read(capacity).step - 1
-            assert abs(off) <= WITHIN, (str(capacity), off)
+    for capacity in asked:
+        off = memory.fit.predict(capacity) / reader.read(capacity).step - 1
+        assert abs(off) <= WITHIN, (str(capacity), off)

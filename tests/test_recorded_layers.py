@@ -22,15 +22,15 @@ def test_every_layer_replays_like_eager():
         if case.eager_only:
             continue
         model = model_of(case)
-        runner = sg.StaticGraphRunner(
+        subject = sg.Subject(
             model,
-            [CAPACITY],
-            "cuda-graph",
-            loss=loss,
+            loss,
+            torch.optim.SGD(model.parameters(), lr=0.0),
             forward=call,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-            recording=sg.Recording(scope="forward_backward", recorder=TapeRecorder),
+            check_padding=False,  # which test_padding_check.py has of each
         )
+        recording = sg.Recording(scope="forward_backward", recorder=TapeRecorder)
+        runner = sg.StaticGraphRunner(subject, [CAPACITY], "cuda-graph", recording=recording)
         try:
             found = runner.warmup(STORE, progress=False).verify(BATCH)
         except sg.NotStatic as error:

@@ -2,7 +2,7 @@
 
 A release of torch may move or change any of them. So no other room says such a name (a test reads
 every file), each stands here once under a name of ours, and each has a test of its own in
-``tests/test_internals.py``: on a new torch those tests say what moved, before anything else does.
+``tests/test_internals*.py``: on a new torch those tests say what moved, before anything else does.
 The dry run's patches (``dryrun/stubs``) are the other such room; each of them says why it is there,
 and the self-test of the dry run tries them all.
 

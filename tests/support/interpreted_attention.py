@@ -17,7 +17,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 from staticgraph.kernels.graph_attention import gpu, graph_attention_reference  # noqa: E402
 from staticgraph.sizes.attention import kernel_tile  # noqa: E402
-from support.interpreted_kernels import DTYPES, close, exact  # noqa: E402
+from support.interpreted_oracle import DTYPES, close, exact  # noqa: E402
 
 PADDING = 9
 # Graphs of a tile and of several, of a whole tile, of one node, none, and empty graphs at the end;

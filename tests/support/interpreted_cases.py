@@ -18,18 +18,8 @@ quick_interpreter.begin()
 uncompiled.begin()
 
 from staticgraph.kernels.register import CUDA, LIBRARY  # noqa: E402
-from support.kernel_cases import (  # noqa: E402
-    CASES,
-    DROPPED,
-    DTYPES,
-    NAMES,
-    Sizes,
-    far,
-    kept_on,
-    on_cpu,
-    operators_called,
-    results,
-)
+from support.kernel_cases import CASES, DROPPED, DTYPES, NAMES, Sizes  # noqa: E402
+from support.kernel_results import far, kept_on, on_cpu, operators_called, results  # noqa: E402
 
 # More than a block of edges, where they are taken in blocks.
 LEAST = Sizes(20, 40, 3)

@@ -10,27 +10,19 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 import torch
 
 from support import quick_interpreter
-from support.collated import assert_same_bits, collated, filled, layout_for
-from support.examples import EXAMPLES
+from support.interpreted_oracle import DTYPES, close, exact, graph
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 quick_interpreter.begin()
 
-import staticgraph as sg  # noqa: E402
 from staticgraph.kernels.batch_norm import batch_norm_reference, partials  # noqa: E402
 from staticgraph.kernels.batch_norm import gpu as norm  # noqa: E402
 from staticgraph.kernels.batch_norm import small as small_norm  # noqa: E402
-from staticgraph.kernels.collate import gpu as collate  # noqa: E402
-from staticgraph.kernels.dropout_sum import dropout_sum_reference  # noqa: E402
-from staticgraph.kernels.dropout_sum import gpu as dropout  # noqa: E402
 from staticgraph.kernels.head_blocks import gpu as head_blocks  # noqa: E402
-from staticgraph.kernels.linear import gpu as dense  # noqa: E402
-from staticgraph.kernels.linear import limits, linear_reference  # noqa: E402
 from staticgraph.kernels.linear import small as small_dense  # noqa: E402
 from staticgraph.kernels.linear_statistics import gpu as measured  # noqa: E402
 from staticgraph.kernels.neighbour_sum import gpu as neighbour  # noqa: E402
@@ -40,36 +32,8 @@ from staticgraph.kernels.segments import segment_sum_reference  # noqa: E402
 from staticgraph.kernels.table_sum import gpu as table  # noqa: E402
 from staticgraph.kernels.table_sum import table_sum_reference  # noqa: E402
 
-DTYPES = [torch.float32, torch.bfloat16]
 # More edges than a block of the rows that share a table; nodes without an edge, both ways.
 NODES, EDGES = 14, 34
-
-
-def exact(reference, tensors, grad, *rest):
-    """Result and gradients of the reference in float64, from the same (rounded) inputs."""
-    wide = [None if t is None else t.double().requires_grad_() for t in tensors]
-    out = reference(*wide, *rest)
-    out = out[0] if isinstance(out, tuple) else out
-    wanted = [t for t in wide if t is not None]
-    return out, torch.autograd.grad(out, wanted, grad.double())
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, terms: int) -> bool:
-    """Within the rounding of ``terms`` float32 additions, and of the result's own dtype."""
-    scale = expected.abs().max().item() + 1e-30
-    bound = terms * torch.finfo(torch.float32).eps + torch.finfo(found.dtype).eps
-    return bool((found.double() - expected).abs().max() <= bound * scale)
-
-
-def graph(nodes: int, edges: int):
-    generator = torch.Generator().manual_seed(nodes)
-    src = torch.randint(nodes, (edges,), generator=generator)
-    dst = torch.randint(nodes, (edges,), generator=generator).sort().values
-    everything = torch.arange(nodes + 1)
-    row_ptr = torch.searchsorted(dst, everything).int()
-    transpose = torch.argsort(src, stable=True)
-    col_ptr = torch.searchsorted(src[transpose].contiguous(), everything).int()
-    return src, dst, row_ptr, col_ptr, transpose.int()
 
 
 @pytest.mark.parametrize(("mean", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
@@ -301,126 +265,6 @@ def test_statistics_from_the_products_epilogue(tile, real, relu, monkeypatch):
         assert torch.isfinite(ours).all()
         assert torch.equal(ours, theirs) if tile == 32 else torch.allclose(ours, theirs, atol=1e-5)
     assert int(kept[2]) == 4 + (real > 1)
-
-
-def two_stores():
-    """Node, edge and graph fields, bits and rows wider than a block; nodes with positions."""
-    rng = np.random.default_rng(0)
-    for name, shape in (("pos", (3,)), ("x", (70,))):
-        nodes, edges = np.array([3, 0, 1, 90, 2]), np.array([4, 0, 0, 130, 1])
-        ends = [rng.integers(0, np.repeat(nodes, edges)) for _ in range(2)]
-        fields = {
-            name: ("node", rng.normal(size=(nodes.sum(), *shape)).astype(np.float32)),
-            "one_hot": ("node", rng.integers(0, 2, (nodes.sum(), 11)).astype(np.float32)),
-            "mask": ("node", rng.random(nodes.sum()) < 0.5),
-            "edge_attr": ("edge", rng.integers(0, 9, (edges.sum(), 3))),
-            "y": ("graph", rng.normal(size=(5, 2))),
-            "labels": ("graph", np.where(rng.random((5, 3)) < 0.5, np.nan, 1).astype("f4")),
-        }
-        yield sg.GraphStore.from_arrays(nodes, edges, *ends, fields)
-
-
-@pytest.mark.parametrize("store", list(two_stores()), ids=["positions", "wide"])
-@pytest.mark.parametrize("pointers", [True, False])
-@pytest.mark.parametrize("ids", [[], [1], [2, 3, 1, 0, 3, 4]], ids=len)
-def test_collate(store, pointers, ids, monkeypatch):
-    """Bit for bit what the host fills in, with the graphs added up in several turns."""
-    monkeypatch.setattr(collate, "GRAPHS", 4)
-    layout = layout_for(store, ids, pointers)
-    found = collated(collate.collate, store.to("cpu"), ids, layout)
-    assert_same_bits(found, filled(store, ids, layout))
-
-
-def test_collate_molecules():
-    store = sg.datasets.open(EXAMPLES / "esol.npz")
-    ids = np.random.default_rng(0).permutation(len(store))[:40]
-    layout = layout_for(store, ids)
-    found = collated(collate.collate, store.to("cpu"), ids, layout)
-    assert_same_bits(found, filled(store, ids, layout))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("relu", [False, True])
-def test_dropout_sum(dtype, relu):
-    """Forward by the reference over what it kept; backward keeps the same; the share is right."""
-    torch.manual_seed(0)
-    x, residual = torch.randn(2, 90, 20).to(dtype)
-    seed, p, gate = torch.tensor([3]), 0.25, None
-    kept = dropout.fill(torch.ones(90, 20), None, None, seed, 4, p) > 0
-    gate = x if relu else None
-    expected = dropout_sum_reference(x.double(), residual.double(), kept, p, relu)
-    assert close(dropout.fill(x, gate, residual, seed, 4, p), expected, 2)
-    grad = torch.ones_like(x)
-    alive = kept & (x > 0) if relu else kept
-    assert torch.equal(dropout.fill(grad, gate, None, seed, 4, p) > 0, alive)
-    assert abs(kept.double().mean() - (1 - p)) < 5 * (p * (1 - p) / kept.numel()) ** 0.5
-    assert not torch.equal(kept, dropout.fill(torch.ones(90, 20), None, None, seed, 5, p) > 0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_sums(dtype, monkeypatch):
-    """ReLU's mask and the bias's gradient, over several chunks of two blocks, the last of a part of
-    one."""
-    monkeypatch.setattr(dense, "MAX_CHUNKS", 4)
-    torch.manual_seed(0)
-    grad, out = torch.randn(110, 70).to(dtype), torch.randn(110, 70).relu().to(dtype)
-    masked, sums = dense.masked_sums(grad, out)
-    expected = torch.where(out > 0, grad, 0)
-    assert torch.equal(masked, expected)
-    assert close(sums, expected.double().sum(0), 110)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "held", "relu"),
-    [
-        (torch.float32, torch.float32, True),
-        (torch.float32, torch.bfloat16, False),
-        (torch.bfloat16, torch.float32, True),
-        (torch.bfloat16, torch.bfloat16, False),
-    ],
-)
-@pytest.mark.parametrize(
-    ("rows", "width", "columns"), [(40, 70, 40), (163, 33, 17), (1, 5, 1), (32, 64, 66)]
-)
-def test_linear_of_few_rows(dtype, held, relu, rows, width, columns, monkeypatch):
-    """All tiles of a launch, one chunk and two of several steps; operands kept in float32 for
-    results of a half precision, gradients in their own dtypes. Operands have few digits, since the
-    interpreter truncates where the device rounds."""
-    if rows == 163:
-        monkeypatch.setattr(limits, "ROWS_A_CHUNK", 128)
-        assert limits.chunks_of(rows) == (2, 128)
-    torch.manual_seed(0)
-    if held == torch.bfloat16 and dtype == torch.float32:
-        pytest.skip("autocast casts to the narrower dtype alone")
-    x, into = (torch.randn(2, rows, width) + 0.1).to(dtype).to(held)
-    weight, bias = (torch.randn(size).to(dtype).to(held) for size in ((columns, width), columns))
-    grad = torch.randn(rows, columns).to(dtype)
-    out = small_dense.forward(x, weight, bias, relu, dtype)
-    into = into if relu else None
-    found = small_dense.backward(grad, x, weight, out if relu else None, into)
-    wide = [t.double().requires_grad_() for t in (x, weight, bias)]
-    plain = linear_reference(*wide, False)
-    assert out.dtype == dtype
-    assert close(out, plain.relu() if relu else plain, width)
-    kept = grad.double() * (out > 0) if relu else grad.double()
-    gradients = list(torch.autograd.grad(plain, wide, kept))
-    gradients[0] = gradients[0] if into is None else gradients[0] + into
-    for ours, exactly, terms in zip(found, gradients, (columns, rows, rows), strict=True):
-        assert ours.dtype == held
-        assert close(ours, exactly, terms)
-    again = small_dense.backward(grad, x, weight, out if relu else None, into)
-    assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
-
-
-def test_linear_keeps_a_nan_and_reads_no_row_beyond():
-    """What is not finite shows in the rows and columns that it belongs to, and in no other."""
-    x, weight, grad = torch.ones(40, 5), torch.ones(3, 5), torch.ones(40, 3)
-    grad[7, 1] = torch.nan
-    dx, dweight, dbias = small_dense.backward(grad, x, weight, None, None)
-    assert torch.isnan(dx).any(1).nonzero().tolist() == [[7]]
-    assert (
-        torch.isnan(dweight).all(1).tolist() == torch.isnan(dbias).tolist() == [False, True, False]
-    )
 
 
 def test_neighbour_sum_of_mixed_precision():

@@ -32,7 +32,7 @@ from staticgraph.kernels.segments import (  # noqa: E402
     segment_max_reference,
     segment_softmax_reference,
 )
-from support.interpreted_kernels import DTYPES, close, exact, graph  # noqa: E402
+from support.interpreted_oracle import DTYPES, close, exact, graph  # noqa: E402
 
 PTR = torch.tensor([0, 3, 3, 40, 41])
 # The interpreter's time is that of rows and edges; some nodes have no edge, some have many.

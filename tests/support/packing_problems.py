@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
+from staticgraph.packing.pack import Packing
 from staticgraph.sizes.histogram import SizeHistogram
 
 DATA = Path(__file__).parents[1] / "data" / "histograms"
@@ -54,6 +56,29 @@ def problems(draw, max_types: int = 12, max_count: int = 6):
     limits = histogram.maxima + np.array(extra)
     max_graphs = draw(st.none() | st.integers(1, 9))
     return histogram, limits, max_graphs
+
+
+def assert_packed(
+    packing: Packing, histogram: SizeHistogram, limits: ArrayLike, max_graphs: int | None = None
+) -> None:
+    """Every graph once, no pack over what was asked for: by a loop over the packs' patterns, from
+    what the packer was given, which a packing might have noted otherwise."""
+    placed = [0] * len(histogram.counts)
+    most = np.asarray(limits).tolist()
+    for pattern, times in enumerate(packing.counts.tolist()):
+        first, end = packing.starts[pattern : pattern + 2].tolist()
+        graphs, load = 0, [0] * len(most)
+        for row, copies in zip(
+            packing.types[first:end].tolist(), packing.copies[first:end].tolist(), strict=True
+        ):
+            assert copies > 0
+            placed[row] += copies * times
+            graphs += copies
+            size = histogram.sizes[row].tolist()
+            load = [a + copies * b for a, b in zip(load, size, strict=True)]
+        assert all(a <= b for a, b in zip(load, most, strict=True)), (load, most)
+        assert max_graphs is None or graphs <= max_graphs, (graphs, max_graphs)
+    assert placed == histogram.counts.tolist(), "missing, or packed twice"
 
 
 def fewest_packs(histogram: SizeHistogram, limits: np.ndarray, max_graphs: int | None) -> int:

@@ -1,0 +1,71 @@
+"""Modules of Lightning that users write: a whole step in one method, and in parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch_geometric.nn import GCNConv, GINEConv, global_add_pool
+
+pytest.importorskip("lightning", reason="the extra 'lightning' is not installed")
+import lightning.pytorch as pl
+
+
+class Whole(pl.LightningModule):
+    """As people write it: the batch goes in whole, and the step takes a mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.atoms = nn.Linear(9, 8)
+        self.bonds = nn.Linear(3, 8)
+        self.conv = GINEConv(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU()))
+        self.head = nn.Linear(8, 1)
+        self.losses = []
+
+    def forward(self, data):
+        h = self.conv(
+            self.atoms(data.x.float()), data.edge_index, self.bonds(data.edge_attr.float())
+        )
+        return self.head(global_add_pool(h, data.batch, data.num_graphs) / 30)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self(batch), batch.y)
+        self.log("loss", loss, on_epoch=True, on_step=False)
+        self.losses.append(loss.detach())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.l1_loss(self(batch), batch.y), batch_size=batch.num_graphs)
+
+    def predict_step(self, batch, batch_idx):
+        return batch.graph_ids, self(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+class InParts(Whole):
+    """Parts called one by one, with work in between: an array of the batch, a result, a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(9, 8), GCNConv(8, 8)])
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, data):
+        raise AssertionError("the step calls the parts")
+
+    def training_step(self, batch, batch_idx):
+        batch.x = batch.x.float()
+        h = self.convs[0](batch.x, batch.edge_index)
+        h = self.convs[1](self.norm(h), batch.edge_index)
+        pooled = global_add_pool(h.relu(), batch.batch, batch.num_graphs) / 30
+        loss = F.mse_loss(self.head(pooled), batch.y)
+        self.losses.append(loss.detach())
+        return loss
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()

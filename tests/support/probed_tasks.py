@@ -1,0 +1,54 @@
+"""What tests of a probe ask it for: a model with an optimizer, over capacities small enough for a
+real step on a busy core."""
+
+from __future__ import annotations
+
+import torch
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.probing.probe import probe
+from staticgraph.probing.reading import Probed
+from staticgraph.sizes.capacity import Capacity
+
+# Small enough for a real step on a busy core, large enough that activations outweigh constants.
+POINTS = [
+    Capacity(150, 310, 8, 60),
+    Capacity(300, 620, 16, 60),
+    Capacity(300, 800, 16, 60),
+    Capacity(400, 620, 16, 60),
+    Capacity(300, 620, 24, 60),
+    Capacity(300, 620, 16, 30),
+    Capacity(300, 620, 16, 15),
+    Capacity(440, 900, 24, 45),
+]
+HELD_OUT = Capacity(900, 1_850, 50, 55)
+
+OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+def squared(out, batch):
+    return (out - batch.y).square()
+
+
+def task_of(store, name="gine", optimizer="adam", **options):
+    torch.manual_seed(0)
+    model = models.build(name, store, hidden=32, layers=2)
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    step = {name: options.pop(name) for name in ("accumulate", "counted") if name in options}
+    return Probed(sg.Subject(model, squared, optimizer, **options), store.schema, **step)
+
+
+def probed(task, store, **options):
+    return probe(
+        task.subject,
+        store,
+        accumulate=task.accumulate,
+        path="counted" if task.counted else "recorded",
+        **{"capacities": POINTS, "held_out": HELD_OUT, **options},
+    )

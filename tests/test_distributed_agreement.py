@@ -1,0 +1,143 @@
+"""What ranks must have alike: a plan, a model, buckets, a finite loss, a group that lives. What is
+not is said on every rank."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranked_net import BATCH, model_of, squared, state_of, store_of
+from support.ranks import on_ranks
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.distributed.ranks import Ranks
+
+
+def _refused(case: str) -> str:
+    """The error of this rank, which must be one on every rank."""
+    rank, store = dist.get_rank(), store_of()
+    model, batch_size = model_of(sync=False), BATCH
+    if case == "plan" and rank == 1:
+        batch_size += 1
+    if case == "model" and rank == 1:
+        model.head = nn.Linear(6, 3).double()
+    if case == "wrapped":
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    if case == "inside":
+        model.conv.nn = nn.parallel.DistributedDataParallel(model.conv.nn)
+    with pytest.raises(ValueError) as caught:
+        sg.StaticGraphRunner(
+            model, sg.plan_buckets(store, batch_size), "eager", loss=squared,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        )  # fmt: skip
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("plan", "the plan of rank 1 differs from rank 0's"),
+        ("model", "the model of rank 1 differs from rank 0's"),
+        ("wrapped", "the model is wrapped in DistributedDataParallel"),
+        ("inside", "'conv.nn' of the model is wrapped in DistributedDataParallel"),
+    ],
+)
+def test_every_rank_says_what_is_not_alike(case, said):
+    for message in on_ranks(2, _refused, case):
+        assert said in message
+
+
+def _one_bad_graph() -> str:
+    """The loss is infinite on rank 1 alone."""
+    store, model = store_of(), model_of(sync=True)
+    runner = sg.StaticGraphRunner(
+        sg.Subject(
+            model,
+            loss=lambda out, batch: squared(out, batch) / (dist.get_rank() == 0),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            check_padding=False,
+        ),
+        sg.plan_buckets(store, BATCH),
+        "eager",
+    )
+    before = state_of(model)
+    with pytest.raises(sg.NonFiniteLoss) as caught:
+        runner.step(next(iter(runner.loader(store))))
+    after = state_of(model)
+    assert all(torch.equal(after[n], v) for n, v in before.items() if n.endswith("weight"))
+    return str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_ends_the_step_on_every_rank():
+    first, second = on_ranks(2, _one_bad_graph)
+    assert "the message of rank 1 names the graphs" in first
+    assert "the loss of the batch of graphs" in second
+
+
+def _same_graphs(rank_given: bool) -> list[str]:
+    store, model = store_of(), model_of(sync=True)
+    plan = sg.plan_buckets(store, BATCH)
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
+    )
+    own = {"rank": dist.get_rank(), "world_size": 2} if rank_given else {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in sg.StaticLoader(store, plan, **own):
+            runner.step(batch)
+    return [str(w.message) for w in caught if "trains on the same graphs" in str(w.message)]
+
+
+def test_ranks_with_the_same_graphs_are_warned_of():
+    for found in on_ranks(2, _same_graphs, False):
+        assert len(found) == 1
+        assert "all 2 ranks took a batch that begins with graph 0" in found[0]
+    assert on_ranks(2, _same_graphs, True) == [[], []]
+
+
+def _buckets_apart() -> str:
+    store, model = store_of(), model_of(sync=True)
+    plan = [sg.Capacity(200, 300, 20), sg.Capacity(300, 400, 20)]
+    runner = sg.StaticGraphRunner(
+        model, plan, "eager", loss=squared, optimizer=torch.optim.SGD(model.parameters(), lr=0.05)
+    )
+    rank = dist.get_rank()
+    with pytest.raises(RuntimeError) as caught:
+        runner.step(sg.StaticBatch.of(store, range(5), runner.plan.capacities[rank], rank))
+    return str(caught.value)
+
+
+def test_ranks_in_different_buckets_are_an_error():
+    for message in on_ranks(2, _buckets_apart):
+        assert "different buckets (rank 0: 0, rank 1: 1)" in message
+
+
+def _destroyed() -> tuple[bool, str]:
+    store, model = store_of(), model_of(sync=True)
+    plan = [sg.Capacity(200, 300, 20)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    runner = sg.StaticGraphRunner(model, plan, "eager", loss=squared, optimizer=optimizer)
+    ranks = Ranks.of()
+    batch = sg.StaticBatch.of(store, range(5), plan[0])
+    runner.step(batch)
+    group = weakref.ref(ranks.group)
+    gc.disable()  # whatever stands in a circle stands there until the interpreter ends
+    dist.destroy_process_group()
+    gone = group() is None
+    with pytest.raises(RuntimeError, match="process group of this job was destroyed") as caught:
+        ranks.wait()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return gone, str(caught.value)
+
+
+def test_a_group_that_is_destroyed_is_held_by_nothing():
+    """A runner that held it would keep gloo's threads alive until the interpreter ends, where they
+    now and then abort it."""
+    for gone, said in on_ranks(2, _destroyed):
+        assert gone
+        assert "before dist.destroy_process_group()" in said

@@ -1,0 +1,139 @@
+"""What ranks send each other: sums of gradients, whatever their buffers, and what they tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranked_net import BATCH, model_of, squared, store_of
+from support.ranks import RankFailed, on_ranks
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.distributed.ranks import Ranks, ranks_for
+from staticgraph.distributed.reduction import Reduction
+from staticgraph.distributed.share import Share
+
+
+def _reduced(buffer_bytes: int) -> list:
+    """Three parameters of three dtypes; one has a gradient on rank 1 alone, one on no rank."""
+    ranks = Ranks.of()
+    generator = torch.Generator().manual_seed(5 + ranks.rank)
+    made = [
+        nn.Parameter(torch.zeros(shape, dtype=dtype))
+        for shape, dtype in (
+            ((3, 4), torch.float64), ((5,), torch.float32), ((2, 2), torch.bfloat16),
+            ((7,), torch.float32), ((2,), torch.float64),
+        )
+    ]  # fmt: skip
+    for number, parameter in enumerate(made):
+        if number != 4 and (number != 3 or ranks.rank == 1):
+            parameter.grad = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            ).to(parameter.dtype)
+    own = [None if p.grad is None else p.grad.double().clone() for p in made]
+    addresses = [p.grad.data_ptr() for p in made[:3]]
+    share = Share(torch.tensor(6.0 + ranks.rank).double(), torch.tensor(0.25 * (1 + ranks.rank)))
+    reduction = Reduction(made, ranks, buffer_bytes=buffer_bytes)
+    for _ in range(2):  # a second step finds nothing of the first
+        for parameter, grad in zip(made, own, strict=True):
+            if grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.copy_(grad)
+        loss = reduction(share, bucket=0)
+    assert [p.grad.data_ptr() for p in made[:3]] == addresses
+    found = [None if p.grad is None else p.grad.double() for p in made]
+    return [own, found, float(loss), reduction.nbytes]
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 40, 1 << 20])
+def test_a_sum_is_over_all_ranks_whatever_their_buffers(buffer_bytes):
+    (own0, found0, loss0, nbytes), (own1, found1, loss1, _) = on_ranks(2, _reduced, buffer_bytes)
+    assert loss0 == loss1 == pytest.approx((6.0 + 7.0) / 0.75)
+    for mine, other, left, right, eps in zip(
+        own0, own1, found0, found1, [1e-15, 1e-6, 2e-2, 1e-6, 0], strict=True
+    ):
+        if mine is None and other is None:
+            assert left is None
+            assert right is None
+            continue
+        expected = ((0 if mine is None else mine) + other) / 0.75
+        assert torch.equal(left, right)
+        assert torch.allclose(left, expected, rtol=eps, atol=eps)
+    values = 8 * (12 + 2) + 4 * (5 + 4 + 7)
+    assert nbytes == values + 8 * (2 * 4 + 5)  # and a row a rank, and a flag a parameter
+
+
+def _sparse() -> str:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="sparse=False") as caught:
+        Reduction(table.parameters(), Ranks.of())(Share(torch.ones(()), torch.ones(())), 0)
+    return str(caught.value)
+
+
+def test_a_sparse_gradient_is_refused():
+    assert all("is sparse" in message for message in on_ranks(2, _sparse))
+
+
+def _exchanged() -> tuple:
+    ranks = Ranks.of()
+    rank = ranks.rank
+    parts = ranks.gathered(torch.full((rank, 2), float(rank)))
+    return (
+        [part.tolist() for part in parts],
+        ranks.told({"rank": rank}),
+        ranks.largest(rank / 2),
+        ranks.any(rank == 2),
+        ranks.all(rank < 2),
+    )
+
+
+def test_what_ranks_tell_each_other():
+    for found in on_ranks(3, _exchanged):
+        assert found == (
+            [[], [[1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]],
+            [{"rank": 0}, {"rank": 1}, {"rank": 2}],
+            1.0,
+            True,
+            False,
+        )
+
+
+def test_alone_there_are_no_ranks():
+    assert ranks_for("auto") is None
+    with pytest.raises(ValueError, match="'auto', 'off' or a process group"):
+        ranks_for("on")
+
+
+def _budgets() -> tuple[str, int]:
+    store, model = store_of(), model_of(sync=True)
+    plan = sg.plan_buckets(store, BATCH)
+    alone = sg.MemoryBudget("1GiB", device="a small card")
+    memory = sg.probe(model, store, loss=squared, reader="fake")
+    needs = alone.with_memory(memory).check(memory, plan.capacities).total_bytes
+    enough = needs if dist.get_rank() != 1 else needs - 1
+    with pytest.raises(sg.BudgetExceeded) as caught:
+        sg.StaticGraphRunner(
+            model, plan, "eager", loss=squared,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+            budget=sg.MemoryBudget(enough, device=f"card {dist.get_rank()}").with_memory(memory),
+        )  # fmt: skip
+    return str(caught.value), caught.value.floor_bytes - needs
+
+
+def test_the_smallest_device_decides_on_every_rank():
+    for message, off in on_ranks(2, _budgets):
+        assert "rank 1: card 1" in message
+        assert off == 0
+
+
+def test_a_rank_that_fails_is_seen():
+    with pytest.raises(RankFailed, match="rank 1 of these"):
+        on_ranks(2, _fails)
+
+
+def _fails() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 of these")

@@ -1,0 +1,75 @@
+"""What is used of Inductor and its graph trees that torch does not promise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+import torch.utils.checkpoint
+
+from staticgraph.internals import inductor, memory_pool
+
+
+def test_inductor_compiles_a_graph_for_a_mode(monkeypatch):
+    """The graph and its inputs reach Inductor's own entry, with the options of the mode."""
+    given = []
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx",
+        lambda graph, inputs, config_patches=None, **_: given.append((graph, config_patches)),
+    )
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    inductor.inductor("reduce-overhead")(graph, [torch.zeros(1)])
+    inductor.inductor(None)(graph, [torch.zeros(1)])
+    assert given[0][0] is graph
+    assert given[0][1]["triton.cudagraphs"] is True
+    assert not (given[1][1] or {}).get("triton.cudagraphs")
+
+
+def test_there_are_no_trees_without_recordings():
+    assert inductor.roots_of_trees(0) == []
+    inductor.drop_trees()
+    assert inductor.roots_of_trees(0) == []
+
+
+def test_pieces_are_counted_where_torch_makes_them(monkeypatch):
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "cudagraphify", lambda *args, **kwargs: "made")
+    before = compile_fx.cudagraphify
+    assert inductor.Pieces().count == 0
+    with inductor.counting_pieces() as pieces:
+        assert compile_fx.cudagraphify(1, a=2) == "made"
+        assert compile_fx.cudagraphify() == "made"
+    assert pieces.count == 2
+    assert compile_fx.cudagraphify is before
+
+
+def test_torch_still_records_where_pieces_are_counted():
+    """``compile_fx`` calls ``cudagraphify`` by its global name."""
+    import torch._inductor.compile_fx as compile_fx
+    import torch._inductor.output_code as output_code
+
+    sources = [Path(module.__file__).read_text() for module in (compile_fx, output_code)]
+    assert any(re.search(r"import cudagraphify|def cudagraphify", each) for each in sources)
+
+
+def test_a_source_that_inductor_wrote_is_loaded():
+    assert inductor.generated_module("number = 41 + 1\n").number == 42
+
+
+def test_a_pool_is_given_up_by_the_allocators_own_names(monkeypatch):
+    """Which a build with CUDA has."""
+    called = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        if torch.backends.cuda.is_built():
+            assert hasattr(torch._C, name)
+        monkeypatch.setattr(
+            torch._C, name, lambda *args, name=name: called.append((name, args)), raising=False
+        )
+    memory_pool.end_allocations(0, (1, 2))
+    memory_pool.release(0, (1, 2))
+    assert called == [
+        ("_cuda_endAllocateToPool", (0, (1, 2))),
+        ("_cuda_releasePool", (0, (1, 2))),
+    ]

@@ -1,0 +1,135 @@
+"""A user's subclass of a layer takes the static form of its parent, and keeps what is its own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from support.parity import BATCH, differences, plain_step, poisoned, static_step, unknown_counts
+from torch import nn
+
+import staticgraph as sg
+from staticgraph.nn.forms import REFUSED_FORMS, STATIC_FORMS
+from staticgraph.nn.subclasses import form_of
+
+
+class Fancy(nn.BatchNorm1d):
+    """A user's BatchNorm, at module level, so that it can be pickled."""
+
+    def __init__(self, channels, shift=0.5):
+        super().__init__(channels)
+        self.shift = shift
+
+    def forward(self, input):
+        return super().forward(input) + self.shift
+
+
+class FancyPool(pyg.TopKPooling):
+    pass
+
+
+class FancyGPS(pyg.GPSConv):
+    pass
+
+
+class Slotted(nn.BatchNorm1d):
+    __slots__ = ("mark",)
+
+
+class Meta(type):
+    pass
+
+
+class WithMeta(nn.BatchNorm1d, metaclass=Meta):
+    pass
+
+
+class Registered(nn.BatchNorm1d):
+    def __init_subclass__(cls, **kwargs):
+        raise TypeError("no further subclasses")
+
+
+def subclass_of(stock):
+    return type(f"My{stock.__name__}", (stock,), {})
+
+
+@pytest.mark.parametrize("stock", [*STATIC_FORMS, *REFUSED_FORMS], ids=lambda k: k.__name__)
+def test_every_exchanged_class_takes_its_subclasses_along(stock):
+    table = STATIC_FORMS | REFUSED_FORMS
+    kind = subclass_of(stock)
+    made = form_of(kind, table)
+    assert made.__mro__[:3] == (made, kind, table[stock])
+    assert form_of(kind, table) is made  # once
+    assert form_of(made, table) is None  # converted already
+    assert form_of(subclass_of(kind), table).__mro__[3] is table[stock]
+    assert made.__name__ == f"StaticMy{stock.__name__}"
+
+
+def test_a_subclass_keeps_what_is_its_own_and_converts_once():
+    model = nn.Sequential(Fancy(8, shift=2.0), Slotted(8), WithMeta(8)).double()
+    model[1].mark = 7
+    keys, stock = list(model.state_dict()), copy.deepcopy(model)
+    kinds = [type(m) for m in sg.convert(sg.convert(model))]
+    assert [k.__name__ for k in kinds] == ["StaticFancy", "StaticSlotted", "StaticWithMeta"]
+    assert list(model.state_dict()) == keys
+    assert (model[0].shift, model[1].mark) == (2.0, 7)
+    assert isinstance(model[0], Fancy)
+    x = BATCH.x[:7]
+    assert torch.equal(model(x), stock(x))  # outside the runner as before
+
+
+def test_where_python_allows_no_class_of_both_the_layer_stays():
+    model = sg.convert(nn.Sequential(Registered(8)))
+    assert type(model[0]) is Registered
+
+
+@pytest.mark.parametrize("build", [lambda: Fancy(8), lambda: FancyPool(8)])
+def test_a_converted_subclass_can_be_copied_pickled_and_saved(build, tmp_path):
+    torch.manual_seed(0)
+    model = sg.convert(nn.Sequential(build(), nn.Identity()))
+    torch.save(model, tmp_path / "model.pt")
+    for again in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+    ):
+        assert type(again[0]) is type(model[0])
+        assert again[0]._staticgraph is not model[0]._staticgraph
+        for name, value in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value), name
+    plain = nn.Sequential(build(), nn.Identity())
+    plain.load_state_dict(model.state_dict())
+
+
+def test_a_converted_lstm_of_the_users_own_is_copied_with_its_weights():
+    kind = subclass_of(nn.LSTM)
+    model = sg.convert(nn.Sequential(kind(8, 4)))
+    again = copy.deepcopy(model)
+    again[0].weight_ih_l0.data.zero_()
+    assert type(again[0]) is type(model[0])
+    assert again[0]._flat_weights[0] is again[0].weight_ih_l0
+    assert model[0].weight_ih_l0.abs().sum() > 0
+
+
+def test_subclasses_of_pools_and_gps_layers_equal_plain_pyg():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gps = FancyGPS(8, pyg.GCNConv(8, 8), heads=2)
+            self.pool = FancyPool(8, ratio=0.5)
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, d):
+            h = self.gps(d.x, d.edge_index, d.batch)
+            h, _, _, batch, _, _ = self.pool(h, d.edge_index, batch=d.batch)
+            return self.head(pyg.global_add_pool(h, batch, d.num_graphs))
+
+    torch.manual_seed(0)
+    model = Model().double()
+    expected = plain_step(model, lambda m, d: m(d), BATCH)
+    for given in (BATCH, unknown_counts(BATCH)):
+        found, _ = static_step(model, lambda m, d: m(d), poisoned(given, 100.0))
+        assert not differences(expected, found)

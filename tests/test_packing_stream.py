@@ -1,0 +1,84 @@
+"""Packing a stream: best fit in the order of the draw, with so many packs open."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staticgraph.packing import pack_stream, volume_bound
+from staticgraph.sizes.histogram import SizeHistogram
+
+
+def slow_stream(sizes, limits, window, max_graphs):
+    """Best fit with bounded space, in the plainest way."""
+    opened, packs, number = [], [], 0
+    for size in sizes:
+        fitting = []
+        for pack in opened:
+            rest = [r - s for r, s in zip(pack["room"], size, strict=True)]
+            if min(rest) >= 0 and pack["graphs"] < max_graphs:
+                left = sum(r * (1.0 / max(1, b)) for r, b in zip(rest, limits, strict=True))
+                fitting.append((left, len(fitting), pack))
+        if fitting:
+            pack = min(fitting)[2]
+        else:
+            pack = {"room": list(limits), "graphs": 0, "number": number}
+            number += 1
+            if len(opened) < window:
+                opened.append(pack)
+            else:
+                full = [p for p in opened if p["graphs"] >= max_graphs]
+                closed = (
+                    full[0]
+                    if full
+                    else min(
+                        opened,
+                        key=lambda p: min(
+                            r * (1.0 / max(1, b)) for r, b in zip(p["room"], limits, strict=True)
+                        ),
+                    )
+                )
+                opened[opened.index(closed)] = pack
+        pack["room"] = [r - s for r, s in zip(pack["room"], size, strict=True)]
+        pack["graphs"] += 1
+        packs.append(pack["number"])
+    return packs
+
+
+streams = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=0, max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(streams, st.integers(1, 70), st.integers(1, 8), st.integers(9, 30), st.integers(9, 30))
+def test_stream_is_best_fit_with_so_many_open_packs(sizes, window, max_graphs, nodes, edges):
+    got = pack_stream(
+        np.array(sizes, dtype=np.int64).reshape(-1, 2),
+        [nodes, edges],
+        window=window,
+        max_graphs=max_graphs,
+    )
+    assert got.tolist() == slow_stream(sizes, (nodes, edges), window, max_graphs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams.filter(len))
+def test_a_window_over_everything_is_offline_best_fit(sizes):
+    """Offline best fit keeps all packs open: a larger window changes nothing more."""
+    rows = np.array(sizes, dtype=np.int64)
+    whole = pack_stream(rows, [12, 12], window=len(rows))
+    assert whole.tolist() == pack_stream(rows, [12, 12], window=10 * len(rows)).tolist()
+    histogram = SizeHistogram.from_sizes(rows)
+    assert whole.max() + 1 >= volume_bound(histogram, [12, 12])
+
+
+def grouped(packs):
+    return [np.flatnonzero(packs == p).tolist() for p in range(int(packs.max()) + 1)]
+
+
+def test_next_fit_by_hand():
+    """Sizes 1, 0, 2 fill 3 of 4; 3 does not fit and opens a pack; 2 does not fit beside 3."""
+    sizes = np.array([[1], [0], [2], [3], [2]])
+    packs = grouped(pack_stream(sizes, [4], window=1))
+    assert [[int(sizes[i, 0]) for i in pack] for pack in packs] == [[1, 0, 2], [3], [2]]
+    assert pack_stream(np.array([[1], [2], [1]]), [2], window=8).max() + 1 == 2

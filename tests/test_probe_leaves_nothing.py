@@ -1,0 +1,113 @@
+"""A probe reads a step, and one where that tells the same as several; it leaves the model, its
+optimizer and the random state as they were."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.probed_tasks import POINTS, probed, task_of
+
+from staticgraph.probing.allocator import AllocatorReader
+from staticgraph.probing.fake_tensors import FakeTensorReader
+from staticgraph.probing.profiler import ProfilerAllocator
+
+# ---------------------------------------------------------------------- read once, or warm
+
+
+def leaving(kept):
+    """A forward that counts its calls and may keep its result: in place of the last, or of none."""
+    calls = []
+
+    def forward(model, batch):
+        out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
+        calls.append(out.shape)
+        if kept == "the last":
+            calls[:] = [*(c for c in calls if not torch.is_tensor(c)), out.detach()]
+        elif kept == "all":
+            calls.append(out.detach())
+        return out
+
+    return forward, lambda: sum(not torch.is_tensor(call) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("kept", "steps"), [("none", (2, 3, 4)), ("the last", (2, 4, 6)), ("all", (2, 5, 8))]
+)
+def test_a_step_is_read_once_where_that_tells_the_same(esol, kept, steps):
+    """The first capacity warm, others by one step, unless it leaves behind what a later step would
+    find: byte for byte what a reader tells that reads every capacity warm."""
+    forward, count = leaving(kept)
+    task = task_of(esol, forward=forward)
+    once, counts, warm = [], [], []
+    with FakeTensorReader().open(task) as read:
+        for capacity in POINTS[:3]:
+            once.append(read(capacity))
+            counts.append(count())
+    assert tuple(counts) == steps
+    for capacity in POINTS[:3]:
+        with FakeTensorReader().open(task) as read:
+            warm.append(read(capacity))
+    for one, other in zip(once, warm, strict=True):
+        assert one[:4] == other[:4]
+        assert one.moments.tolist() == other.moments.tolist()
+        assert one.operations.tolist() == other.operations.tolist()
+
+
+# ---------------------------------------------------------------------- what is left behind
+
+
+def snapshot(task):
+    model, optimizer = task.subject.model, task.subject.optimizer
+    return {
+        "state": copy.deepcopy(model.state_dict()),
+        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "identity": [id(p) for p in model.parameters()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "flags": [m.training for m in model.modules()],
+        "classes": [type(m) for m in model.modules()],
+        "random": torch.get_rng_state(),
+    }
+
+
+def assert_same(found, expected):
+    for key in ("identity", "flags", "classes"):
+        assert found[key] == expected[key], key
+    assert torch.equal(found["random"], expected["random"])
+    assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    for key, value in expected["state"].items():
+        assert torch.equal(found["state"][key], value), key
+    assert found["optimizer"]["state"].keys() == expected["optimizer"]["state"].keys()
+    for index, values in expected["optimizer"]["state"].items():
+        for key, value in values.items():
+            assert torch.equal(found["optimizer"]["state"][index][key], value), (index, key)
+    for one, other in zip(found["gradients"], expected["gradients"], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("reader", ["fake", AllocatorReader(ProfilerAllocator())])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_probe_changes_nothing(esol, reader, trained):
+    task = task_of(esol)
+    if trained:  # state, gradients and running statistics to lose
+        graphs = [esol[i] for i in range(6)]
+        from torch_geometric.data import Batch
+
+        batch = Batch.from_data_list(graphs)
+        out = task.subject.model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 6)
+        out.square().sum().backward()
+        task.subject.optimizer.step()
+        task.subject.model.eval()
+    before = snapshot(task)
+    probed(task, esol, reader=reader, capacities=POINTS[:6], held_out=None)
+    assert_same(snapshot(task), before)
+
+
+def test_a_scheduler_is_not_stepped(esol):
+    """Schedulers take hold of ``step``; the twin must not reach the real optimizer through it."""
+    task = task_of(esol)
+    torch.optim.lr_scheduler.StepLR(task.subject.optimizer, 10)
+    before = snapshot(task)
+    probed(task, esol)
+    assert_same(snapshot(task), before)

@@ -1,0 +1,128 @@
+"""What goes together in a batch, and when: graphs that wait for a server, by an injected clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.served_graphs import BUCKETS, graph
+
+import staticgraph as sg
+from staticgraph.serving.joined import Run, joined
+from staticgraph.serving.request import Request
+from staticgraph.serving.waiting import Waiting
+
+
+def waiting_of(max_wait_s: float = 1.0, buckets=BUCKETS) -> Waiting:
+    return Waiting(sorted(buckets), 2, max_wait_s)
+
+
+def request(*nodes: int, at: float = 0.0) -> Request:
+    return Request(sg.GraphStore.from_pyg([graph(n) for n in nodes]), at)
+
+
+def test_nothing_runs_before_the_deadline_and_all_at_it():
+    waiting = waiting_of(1.0)
+    assert waiting.take(0.0) is None
+    assert waiting.due() is None
+    waiting.add(request(3, at=5.0))
+    waiting.add(request(4, at=5.5))
+    assert waiting.take(5.9) is None
+    assert waiting.due() == 6.0
+    taken = waiting.take(6.0)
+    assert len(taken.pieces) == 2, "who came later goes along"
+    assert taken.bucket == 0, "in the smallest bucket that holds them"
+    assert len(waiting) == 0
+
+
+def test_a_full_bucket_does_not_wait():
+    waiting = waiting_of(1.0)
+    waiting.add(request(*[4] * 9))  # as many graphs as the large bucket takes
+    taken = waiting.take(0.0)
+    assert (len(taken.pieces), taken.bucket) == (9, 1)
+
+
+def test_a_pack_is_ripe_once_a_graph_did_not_fit():
+    waiting = waiting_of(1.0)
+    waiting.add(request(*[8] * 5))  # 40 nodes: all that the large bucket takes
+    assert waiting.take(0.0) is None
+    waiting.add(request(2))
+    taken = waiting.take(0.0)
+    assert [len(p.request.store) for p in taken.pieces] == [5] * 5
+    assert waiting.take(0.0) is None
+
+
+def test_one_that_waited_its_time_goes_before_ripe_ones():
+    waiting = waiting_of(1.0)
+    old = request(20, at=0.0)
+    waiting.add(old)
+    waiting.add(request(*[4] * 9, at=0.9))
+    assert len(waiting.take(0.9).pieces) == 9, "which are ripe"
+    waiting.add(request(*[4] * 9, at=1.0))
+    assert waiting.take(1.0).pieces[0].request is old
+
+
+def test_graphs_of_a_request_that_is_over_do_not_run():
+    waiting = waiting_of(1.0)
+    first, second = request(3, 3), request(4)
+    waiting.add(first)
+    waiting.add(second)
+    assert first.future.cancel()
+    assert [p.request for p in waiting.take(2.0).pieces] == [second]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.lists(st.integers(0, 29), min_size=1, max_size=6), st.floats(0, 2)),
+        max_size=12,
+    ),
+    data=st.data(),
+)
+def test_every_graph_is_taken_once_and_no_bucket_is_exceeded(arrivals, data):
+    waiting, now, left, seen = waiting_of(0.5), 0.0, [], []
+    buckets = sorted(BUCKETS)
+    for sizes, pause in arrivals:
+        now += pause
+        left.append(asked := request(*sizes, at=now))
+        assert not len(waiting.unfit(asked.store.sizes))
+        waiting.add(asked)
+        while data.draw(st.booleans()) and (taken := waiting.take(now)):
+            seen.append(taken)
+    while (taken := waiting.take(now, everything=True)) is not None:
+        seen.append(taken)
+    assert len(waiting) == 0
+    expected = {(id(r), g) for r in left for g in range(len(r.store))}
+    found = [(id(p.request), p.graph) for taken in seen for p in taken.pieces]
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+    for taken in seen:
+        sizes = np.stack([p.request.store.sizes[p.graph] for p in taken.pieces])
+        capacity = buckets[taken.bucket]
+        assert (sizes.sum(axis=0) <= capacity.size_limits).all()
+        assert len(sizes) <= capacity.graph_limit
+        assert sizes[:, 0].max() <= capacity.max_graph_nodes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lists=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_joined_stores_have_the_graphs_of_each(lists, data):
+    stores = [sg.GraphStore.from_pyg([graph(n, k) for n in ns]) for k, ns in enumerate(lists)]
+    runs, expected = [], []
+    for store in stores:
+        first = data.draw(st.integers(0, len(store) - 1))
+        last = data.draw(st.integers(first + 1, len(store)))
+        runs.append(Run(store, first, last))
+        expected += [store[g] for g in range(first, last)]
+    found = joined(runs)
+    whole = sg.GraphStore.from_pyg(expected, schema=stores[0].schema)
+    for name, array in whole.arrays().items():
+        if name != "edge_origin":
+            assert np.array_equal(found.arrays()[name], array), name
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.edge_index, other.edge_index)
+        assert torch.equal(one.edge_attr, other.edge_attr)

@@ -1,0 +1,85 @@
+"""What a training run learns and measures: other tasks, missing labels, and evaluation as PyG's
+loader gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Batch
+from torch_geometric.loader import DataLoader
+
+import staticgraph as sg
+from staticgraph import models
+from staticgraph.training import train
+from staticgraph.training.config import TrainConfig
+from staticgraph.training.evaluate import evaluate
+from staticgraph.training.history import read_steps
+from staticgraph.training.tasks import task_of
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "data"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "task", "metric"),
+    [("hiv", "gine", "binary", "ROC-AUC"), ("MUTAG", "gin", "classes", "accuracy")],
+)
+def test_other_tasks(data, model, task, metric, tmp_path, hiv):
+    spec = str(EXAMPLES / f"{data}.npz")
+    if data == "hiv":  # 40 active molecules and 80 others
+        y = hiv.columns["y"].ravel()
+        ids = np.concatenate([np.flatnonzero(y == 1)[:40], np.flatnonzero(y == 0)[:80]])
+        few = sg.GraphStore.from_pyg([hiv[i] for i in ids], name="few")
+        spec = str(tmp_path / "few")
+        few.with_splits(**sg.datasets.random_split(120, 0)).save(spec)
+    settings = TrainConfig(spec, model=model, hidden=8, layers=1, batch_size=32, epochs=3, lr=3e-3)
+    report = train.train(settings, tmp_path / "run", progress=False)
+    assert (report.task, report.metric) == (task, metric)
+    assert report.epochs[-1].train_loss < report.epochs[0].train_loss
+    assert 0 <= report.epochs[-1].val_metric <= 1
+
+
+def test_missing_labels_take_no_part(tmp_path, esol):
+    """The first step's loss is that of plain PyG over the labelled targets."""
+    graphs = [esol[i] for i in range(80)]
+    for number, graph in enumerate(graphs):
+        label = graph.y.item()
+        graph.y = torch.tensor([[label if number % 3 else torch.nan, label + 1]])
+    torch.save(graphs, tmp_path / "few.pt")
+    settings = TrainConfig(
+        str(tmp_path / "few.pt"), model="gin", hidden=8, layers=1, batch_size=64, epochs=1
+    )
+    train.train(settings, tmp_path / "run", progress=False)
+    store = sg.datasets.open(tmp_path / "few.pt")
+    torch.manual_seed(0)
+    model = models.build("gin", store, hidden=8, layers=1, num_outputs=2).double()
+    batch = Batch.from_data_list([store[i] for i in store.splits["train"]])
+    out = model(batch.x, batch.edge_index, batch.edge_attr, batch.batch, 64)
+    known = ~torch.isnan(batch.y)
+    expected = (out[known] - batch.y[known]).square().mean()
+    (step,) = read_steps(tmp_path / "run" / "steps.csv")
+    assert step.loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_evaluation_is_what_pygs_loader_gives(hiv):
+    """Packed freely, ten times as many graphs a batch as in training: the same loss and metric."""
+    torch.manual_seed(0)
+    model = models.build("gine", hiv, hidden=8, layers=2)
+    ids = hiv.splits["val"][:700]
+    task = task_of(hiv)
+    outs, ys = [], []
+    model.eval()
+    with torch.no_grad():
+        for data in DataLoader([hiv[i] for i in ids], batch_size=100):
+            outs.append(model(data.x, data.edge_index, data.edge_attr, data.batch, data.num_graphs))
+            ys.append(data.y)
+    out, y = torch.cat(outs), torch.cat(ys)
+    expected_loss = torch.nn.functional.binary_cross_entropy_with_logits(out.double(), y.double())
+    plan = sg.plan_buckets(hiv, 64)
+    runner = sg.StaticGraphRunner(model, plan, loss=lambda o, b: task.row_loss(o, b.y))
+    loader = sg.StaticLoader(hiv, plan, indices=ids, exact=False)
+    loss, metric = evaluate(runner, loader, task)
+    assert loss == pytest.approx(float(expected_loss), rel=1e-5)
+    assert metric == pytest.approx(task.metric(out, y), abs=1e-4)
