@@ -7,6 +7,7 @@ import ast
 import importlib
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import staticgraph
 from staticgraph.internals import (
     checkpoints,
+    copies,
     dispatch,
     fakes,
     foreach,
@@ -507,6 +509,38 @@ def test_options_that_are_not_there_are_left_out():
     with tracing.switched(allow_rnn=True, no_such_option=True):
         assert torch._dynamo.config.allow_rnn
         assert not hasattr(torch._dynamo.config, "no_such_option")
+
+
+@dataclass
+class Plain:
+    x: torch.Tensor
+
+    def __post_init__(self):
+        self.beside = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    x: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Plain, Slotted])
+def test_a_copy_of_an_instance_is_traced(kind):
+    def changed(x):
+        instance = kind(x)
+        made = copies.copied(instance)
+        object.__setattr__(made, "x", x + 1)
+        return made, instance
+
+    for call in (changed, torch.compile(changed, backend="eager", fullgraph=True, dynamic=False)):
+        made, instance = call(torch.zeros(2))
+        assert type(made) is kind
+        assert made is not instance
+        assert made.x.tolist() == [1.0, 1.0]
+        assert instance.x.tolist() == [0.0, 0.0]
+        if kind is Plain and (call is changed or copies._LOOKS_INTO_OBJECTS):
+            assert made.beside == 5
+    tracing.forget_compiled()
 
 
 def test_an_allocation_is_told_by_its_kind():
